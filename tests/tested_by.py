@@ -51,8 +51,8 @@ client/test_producer.py: client/cluster/instance client/cluster/requests client/
     client/producer/outgoing
 client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/group
-    client/consumer/options client/consumer/push_session client/consumer/queue_locks
-    client/consumer/queue_puller client/consumer/retry_topic client/consumer/subscription
+    client/consumer/options client/consumer/push_session client/consumer/queue_puller
+    client/consumer/retry_topic client/consumer/subscription
 client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker

@@ -87,12 +87,20 @@ def test_from_the_list_to_a_second_run(run: Run, die: Die) -> None:
     assert sorted(each["body"] for each in rows(taken.stdout)) == ["a", "b"]
 
 
-def test_they_are_chosen_by_id_and_time(run: Run, die: Die) -> None:
-    die("chosen", "a")
+def test_they_are_chosen_by_sql_id_and_time(run: Run, die: Die) -> None:
+    die("chosen", "a", "b", "c")
     between = str(time.time_ns() // 1_000_000 + 1)
     time.sleep(0.005)  # between two milliseconds
-    run("cometmq", "dlq", "resend", "chosen", "--all", "--to", "topic")
-    (letter,) = rows(run("cometmq", "dlq", "list", "chosen", "--json", "--end", between).stdout)
+    some = ("--sql", "TAGS = 'T' AND KEYS <> 'key-a'")
+    first = ("--sql", "KEYS = 'key-a'")
+    began = time.monotonic()
+    paced = run("cometmq", "dlq", "resend", "chosen", *some, "--rate", "1", "--to", "topic", "--json")
+    assert [(each["state"], each["keys"]) for each in rows(paced.stdout)] == [
+        ("RESENT", ["key-b"]),
+        ("RESENT", ["key-c"]),
+    ]
+    assert time.monotonic() - began >= 1  # from the first to the second
+    (letter,) = rows(run("cometmq", "dlq", "list", "chosen", "--json", *first, "--end", between).stdout)
     none = run("cometmq", "dlq", "list", "chosen", "--begin", between)
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "group chosen has no such dead letters\n")
     more = ("--again", "--to", "topic", "--json")

@@ -107,6 +107,7 @@ class ApacheBroker(ApacheServer, Broker):
             "transactionTimeOut": "3000",
             "transactionOpMsgMaxSize": "1",
             "transactionOpBatchInterval": "3600000",
+            "recallMessageEnable": "true",
             **(settings or {}),
         }
         flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]

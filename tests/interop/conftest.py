@@ -20,6 +20,7 @@ from tests.interop.jars import (
     client_jars,
     server_jars,
 )
+from tests.interop.mqadmin import AdminShell
 from tests.interop.space import Cluster, Space
 
 
@@ -84,6 +85,21 @@ def java_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         return running[version]
 
     yield client
+    for each in running.values():
+        each.stop()
+
+
+@pytest.fixture(scope="session")
+def admin_shells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], AdminShell]]:
+    """``admin_shells("4.9.7")``: Apache's mqadmin of that version in one JVM, started at first use."""
+    running: dict[str, AdminShell] = {}
+
+    def shell(version: str) -> AdminShell:
+        if version not in running:
+            running[version] = AdminShell(version, tmp_path_factory.mktemp(f"mqadmin-{version}"))
+        return running[version]
+
+    yield shell
     for each in running.values():
         each.stop()
 

@@ -62,14 +62,42 @@ def body_of(received: Json) -> bytes:
     return base64.b64decode(received["body"])
 
 
-class Driver:
-    """A JVM with Apache's client of one version. Every call blocks until the JVM has answered.
+class Deliveries:
+    """What push consumers report, kept per consumer in order of arrival."""
 
-    What push consumers report is kept per consumer, in order of arrival, for :meth:`delivered` and
-    :meth:`wait_delivered`.
-    """
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._delivered: dict[str, list[Json]] = defaultdict(list)
+
+    def report(self, consumer: str, messages: list[Json], **call: Any) -> None:
+        """Note a call of a listener: ``failed``, and when it ``began`` and ``ended`` in monotonic ns."""
+        with self._changed:
+            self._delivered[consumer] += [{**each, **call} for each in messages]
+            self._changed.notify_all()
+
+    def delivered(self, consumer: str) -> list[Json]:
+        """Every delivery to a push consumer so far, redeliveries and failed ones (``failed``) included."""
+        with self._changed:
+            return list(self._delivered[consumer])
+
+    def wait_delivered(
+        self, consumer: str, enough: int | Callable[[list[Json]], object], timeout_s: float = 60.0
+    ) -> list[Json]:
+        """Wait for a number of deliveries or a condition over them; AssertionError when they stay out."""
+        check = enough if callable(enough) else lambda got: len(got) >= enough
+        with self._changed:
+            if not self._changed.wait_for(lambda: check(self._delivered[consumer]), timeout_s):
+                got = self._delivered[consumer]
+                count = len(got)
+                raise AssertionError(f"{consumer}: {count} deliveries in {timeout_s:g} s, wanted {enough}")
+            return list(self._delivered[consumer])
+
+
+class Driver(Deliveries):
+    """A JVM with Apache's client of one version. Every call blocks until the JVM has answered."""
 
     def __init__(self, version: str, directory: Path, *, jvm: list[str] | None = None) -> None:
+        super().__init__()
         self.version = version
         directory.mkdir(parents=True, exist_ok=True)
         jars = client_jars(version)
@@ -95,8 +123,6 @@ class Driver:
         )
         self._ids = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
-        self._changed = threading.Condition()
-        self._delivered: dict[str, list[Json]] = defaultdict(list)
         self._reader = threading.Thread(target=self._read, name=f"java-{version}", daemon=True)
         self._reader.start()
         self.call("ping")
@@ -127,10 +153,8 @@ class Driver:
         for raw in stdout:
             line = json.loads(raw)
             if "event" in line:
-                with self._changed:
-                    for each in line["messages"]:
-                        self._delivered[line["consumer"]].append({**each, "failed": line["failed"]})
-                    self._changed.notify_all()
+                call = {name: line[name] for name in ("failed", "began", "ended")}
+                self.report(line["consumer"], line["messages"], **call)
                 continue
             with self._changed:
                 future = self._waiting.pop(line["id"])
@@ -145,22 +169,9 @@ class Driver:
         for future in left.values():
             future.set_exception(ProcessError(f"{self.process.name} ended in the middle of a command"))
 
-    def delivered(self, consumer: str) -> list[Json]:
-        """Every delivery to a push consumer so far, redeliveries and failed ones (``failed``) included."""
-        with self._changed:
-            return list(self._delivered[consumer])
-
-    def wait_delivered(
-        self, consumer: str, enough: int | Callable[[list[Json]], object], timeout_s: float = 60.0
-    ) -> list[Json]:
-        """Wait for a number of deliveries or a condition over them; AssertionError when they stay out."""
-        check = enough if callable(enough) else lambda got: len(got) >= enough
-        with self._changed:
-            if not self._changed.wait_for(lambda: check(self._delivered[consumer]), timeout_s):
-                got = self._delivered[consumer]
-                count = len(got)
-                raise AssertionError(f"{consumer}: {count} deliveries in {timeout_s:g} s, wanted {enough}")
-            return list(self._delivered[consumer])
+    @property
+    def running(self) -> bool:
+        return self.process.running
 
     def send(self, producer: str, messages: list[Json], mode: str = "sync", **arguments: Any) -> list[Json]:
         result: list[Json] = self.call("send", name=producer, mode=mode, messages=messages, **arguments)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -99,6 +100,20 @@ def launcher_classes() -> Path:
 
 def driver_classes(jars: Sequence[Path]) -> Path:
     return compiled("driver", sorted((HERE / "java" / "driver").glob("*.java")), jars)
+
+
+def side_by_side(work: Callable[..., object], cases: Sequence[tuple[Any, ...]]) -> None:
+    """Run cases that mostly wait for other processes at once. Raises all their failures together."""
+    with ThreadPoolExecutor(len(cases)) as threads:
+        running = [(case, threads.submit(work, *case)) for case in cases]
+    failures = []
+    for case, future in running:
+        failure = future.exception()
+        if failure is not None:
+            failure.add_note(f"the case {case}")
+            failures.append(failure)
+    if failures:
+        raise BaseExceptionGroup(f"{len(failures)} of {len(cases)} cases failed", failures)
 
 
 class Process:

@@ -73,7 +73,7 @@ class Space:
     def close(self) -> None:
         """End all clients without waiting: 5.x takes three seconds for each, and no other test knows them."""
         for java, kind, name in reversed(self._open):
-            if java.process.running:
+            if java.running:
                 java.start(f"{kind}_stop", name=name)
 
     def queue(self, queue_id: int, topic: str | None = None) -> Json:

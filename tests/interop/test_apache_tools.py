@@ -13,11 +13,9 @@ from tests.interop.processes import wait_until
 from tests.interop.space import Cluster, Space
 
 
-@pytest.fixture(scope="module", params=SERVER_VERSIONS)
-def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
-    running = AdminShell(request.param, tmp_path_factory.mktemp(f"mqadmin-{request.param}"))
-    yield running
-    running.stop()
+@pytest.fixture(params=SERVER_VERSIONS)
+def shell(request: pytest.FixtureRequest, admin_shells: Callable[[str], AdminShell]) -> AdminShell:
+    return admin_shells(request.param)
 
 
 @pytest.fixture

@@ -142,12 +142,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
         yield broker
 
 
-@pytest.fixture(scope="module")
-def apaches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
+@pytest.fixture
+def apaches(admin_shells: Callable[[str], AdminShell]) -> AdminShell:
     """Apache's mqadmin in one JVM."""
-    shell = AdminShell(APACHES_VERSION, tmp_path_factory.mktemp("apaches-tools"))
-    yield shell
-    shell.stop()
+    return admin_shells(APACHES_VERSION)
 
 
 Both = Callable[..., "tuple[list[list[str]], list[list[str]]]"]

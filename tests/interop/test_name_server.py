@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.interop import wire
-from tests.interop.apache import ApacheBroker, ApacheNamesrv, mqadmin
+from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometNamesrv
+from tests.interop.mqadmin import AdminShell
 from tests.interop.processes import wait_until
 
 SERVER_VERSIONS = ["4.9.7", "5.5.0"]
@@ -21,8 +22,9 @@ SETTINGS = {"4.9.7": {"compressedRegister": "true"}, "5.5.0": {}}
 class Mixed:
     """Our name server with one broker of each of Apache's lines."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, shells: Callable[[str], AdminShell]) -> None:
         self.directory = directory
+        self._shells = shells
         self.name_server = CometNamesrv(directory / "namesrv")
         self.brokers: dict[str, ApacheBroker] = {}
         try:
@@ -41,7 +43,7 @@ class Mixed:
         return f"127.0.0.1:{self.name_server.port}"
 
     def admin(self, version: str, *arguments: str) -> str:
-        return mqadmin(version, self.directory / "tools", *arguments, "-n", self.namesrv)
+        return self._shells(version).run(*arguments, "-n", self.namesrv)
 
     def brokers_of(self, topic: str) -> dict[str, int]:
         """Broker name -> permission of a topic's queues, as a client of today is told."""
@@ -58,8 +60,10 @@ class Mixed:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
-    cluster = Mixed(tmp_path_factory.mktemp("mixed"))
+def mixed(
+    tmp_path_factory: pytest.TempPathFactory, admin_shells: Callable[[str], AdminShell]
+) -> Iterator[Mixed]:
+    cluster = Mixed(tmp_path_factory.mktemp("mixed"), admin_shells)
     yield cluster
     cluster.kill()
 
@@ -82,7 +86,7 @@ def test_the_tools_wipe_and_restore_write_permission(mixed: Mixed) -> None:
 
 
 def test_the_tools_see_what_they_know_from_their_own(mixed: Mixed) -> None:
-    """Each tool is a JVM of its own: every command is asked once, of one line or the other."""
+    """Every command is asked once, of one line or the other."""
     made = mixed.admin("4.9.7", "updateTopic", "-c", "DefaultCluster", "-t", "Made", "-r", "5", "-w", "3")
     assert "success" in made, made
     wait_until("routes", lambda: mixed.brokers_of("Made") == {"broker-a": 6, "broker-b": 6})

@@ -61,6 +61,15 @@ def test_javas_orderly_members_hand_queues_over(
     wait_until("all 600 messages", lambda: len({body_of(each) for each in seen()}) == 600, 60)
     space.close()
     assert_in_order(space.java.delivered(first), space.java.delivered(second))
+    assert_one_at_a_time(seen())
+
+
+def assert_one_at_a_time(delivered: list[Json]) -> None:
+    """No two calls of a queue overlap, whichever member they were of."""
+    ends: dict[int, int] = {}
+    for call in sorted(delivered, key=lambda each: int(each["began"])):
+        assert call["began"] >= ends.get(call["queueId"], 0), call
+        ends[call["queueId"]] = call["ended"]
 
 
 def assert_in_order(*members: list[Json]) -> None:

@@ -13,7 +13,7 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
-from tests.interop.processes import wait_until
+from tests.interop.processes import side_by_side, wait_until
 from tests.interop.stores import Record, Store, differences, read_store
 
 ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
@@ -90,15 +90,22 @@ def test_the_configuration_tables_say_the_same(written: Callable[[str, str], Pat
     assert ours["consumerOffset.json"]["offsetTable"] == apache["consumerOffset.json"]["offsetTable"]
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
-@pytest.mark.parametrize(("writer", "reader"), [("ours", "apache"), ("apache", "ours")])
 def test_each_broker_opens_what_the_other_wrote(
-    writer: str, reader: str, end: str, start: Start, written: Callable[[str, str], Path], tmp_path: Path
+    start: Start, written: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(written(writer, end) / "store", tmp_path / "store")
-    before = read_tiny(tmp_path)
-    assert (tmp_path / "store" / "abort").exists() == (end == "killed")
-    broker = start(reader, tmp_path)
+    cases = []
+    for writer, reader in (("ours", "apache"), ("apache", "ours")):
+        for end in ("stopped", "killed"):
+            place = tmp_path / f"{writer}-{end}"
+            shutil.copytree(written(writer, end) / "store", place / "store")
+            cases.append((reader, end, place, start))
+    side_by_side(opens, cases)
+
+
+def opens(reader: str, end: str, place: Path, start: Start) -> None:
+    before = read_tiny(place)
+    assert (place / "store" / "abort").exists() == (end == "killed")
+    broker = start(reader, place)
     wanted = {(topic, queue): _records_of(before, topic, queue) for topic, queue in QUEUES}
     assert {name: len(records) for name, records in wanted.items()} == dict(
         zip(QUEUES, [125, 126, 125, 125, 8, 300], strict=True)
@@ -114,24 +121,26 @@ def test_each_broker_opens_what_the_other_wrote(
     rebuilt_by_apache = (reader, end) == ("apache", "killed")
     _delivers_what_was_due(broker.port, before, early=rebuilt_by_apache)
     broker.stop()
-    after = read_tiny(tmp_path)
+    after = read_tiny(place)
     assert after.records[: len(before.records)] == before.records
 
 
-@pytest.mark.parametrize(("writer", "reader"), [("ours", "apache"), ("apache", "ours")])
-def test_a_log_over_two_directories_goes_from_one_broker_to_the_other(
-    writer: str, reader: str, start: Start, tmp_path: Path
-) -> None:
-    paths = {"storePathCommitLog": f"{tmp_path / 'a'},{tmp_path / 'b'}"}
-    broker = start(writer, tmp_path, **paths)
+def test_a_log_over_two_directories_goes_from_one_broker_to_the_other(start: Start, tmp_path: Path) -> None:
+    both = [("ours", "apache"), ("apache", "ours")]
+    side_by_side(lambda *case: hand_over(*case, start, tmp_path / case[0]), both)
+
+
+def hand_over(writer: str, reader: str, start: Start, place: Path) -> None:
+    paths = {"storePathCommitLog": f"{place / 'a'},{place / 'b'}"}
+    broker = start(writer, place, **paths)
     store_input.feed(broker.port)
     wanted = {name: store_input.served(broker.port, *name) for name in QUEUES}
     assert all(wanted.values())
     broker.stop()
-    names = {name: sorted(int(path.name) >> 20 for path in (tmp_path / name).iterdir()) for name in "ab"}
+    names = {name: sorted(int(path.name) >> 20 for path in (place / name).iterdir()) for name in "ab"}
     assert names["a"][:2] == [0, 2]
     assert names["b"][:1] == [1]
-    again = start(reader, tmp_path, **paths)
+    again = start(reader, place, **paths)
     for (topic, queue), records in wanted.items():
         assert store_input.served(again.port, topic, queue)[: len(records)] == records
     again.stop()

@@ -14,7 +14,7 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.driver import Driver, JavaError, body_of, message
-from tests.interop.processes import wait_until
+from tests.interop.processes import side_by_side, wait_until
 from tests.interop.space import Cluster, Space
 
 CHECK_POINT = 60
@@ -119,11 +119,15 @@ def served(port: int) -> list[tuple[bytes, dict[str, str]]]:
     ]
 
 
-@pytest.mark.parametrize(("writer", "reader"), [("ours", "apache"), ("apache", "ours")])
 def test_either_broker_delivers_what_the_other_was_given(
-    writer: str, reader: str, start: Callable[[str, Path], Broker], tmp_path: Path
+    start: Callable[[str, Path], Broker], tmp_path: Path
 ) -> None:
-    broker = start(writer, tmp_path)
+    both = [("ours", "apache"), ("apache", "ours")]
+    side_by_side(lambda *case: hand_over(*case, start, tmp_path / case[0]), both)
+
+
+def hand_over(writer: str, reader: str, start: Callable[[str, Path], Broker], place: Path) -> None:
+    broker = start(writer, place)
     at = now_ms()
     with wire.Connection(broker.port) as connection:
         feed = Feed(connection)
@@ -133,7 +137,7 @@ def test_either_broker_delivers_what_the_other_was_given(
             feed.timed(b"late %d" % number, f"L{number}", at + 40_000)
     wait_until("the first message", lambda: len(served(broker.port)) == 1, 20)
     assert broker.stop() in (0, 143)
-    other = start(reader, tmp_path)
+    other = start(reader, place)
     bodies = lambda: Counter(body for body, _ in served(other.port))  # noqa: E731
     wait_until("the others", lambda: len(bodies()) == 6, 90)
     assert now_ms() >= at + 40_000

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ from cometmq import (
     ClientOptions,
     ConsumeFromWhere,
     Message,
+    MessageExt,
     Producer,
     PullConsumer,
     PullOptions,
     SendResult,
     TraceOptions,
+    TransactionProducer,
+    TransactionState,
 )
 
 Json = dict[str, Any]
@@ -91,16 +95,26 @@ def test_the_trace_of_a_java_batch_is_found_by_its_ids_together(space: Space) ->
     assert len(sent["msgId"].split(",")) == 2
 
 
-async def traced_life(namesrv: str, topic: str, group: str) -> SendResult:
-    """A message that our clients send and poll with traces."""
+class Commits:
+    def execute_local_transaction(self, message: MessageExt, argument: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+async def traced_life(namesrv: str, topic: str, group: str) -> list[SendResult]:
+    """A message and a transaction that our clients send and poll with traces."""
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     async with ClientInstance(namesrv, ClientOptions(trace=TraceOptions())) as client:
         async with Producer("our-producers", client=client) as producer:
-            sent = await producer.send(Message(topic, b"hello", tags="TagA", keys=["k1"]))
+            sent = [await producer.send(Message(topic, b"hello", tags="TagA", keys=["k1"]))]
+        async with TransactionProducer("our-ends", Commits(), client=client) as producer:
+            sent.append(await producer.send_in_transaction(Message(topic, b"half", keys=["k2"]), None))
         async with PullConsumer(group, options=options, client=client) as consumer:
-            await consumer.assign([sent.queue])
+            await consumer.assign_topic(topic)
             polled: list[str] = []
-            while sent.msg_id not in polled:
+            while len(polled) < len(sent):
                 polled += [each.msg_id for each in await consumer.poll()]
     return sent
 
@@ -113,17 +127,18 @@ async def test_our_traces_on_apaches_servers(
     sent = await traced_life(cluster.namesrv, "OurTraces", "our-readers")
 
     async with Admin(cluster.namesrv) as admin:
-        found = await admin.traces(sent.msg_id)
+        plain, half = [await admin.traces(each.msg_id) for each in sent]
 
-    assert [type(view.trace).__name__ for view in found] == ["Pub", "SubBefore", "SubAfter"]
-    assert {view.client_host for view in found} == {"127.0.0.1"}
+    assert [type(view.trace).__name__ for view in plain] == ["Pub", "SubBefore", "SubAfter"]
+    assert Counter(type(view.trace).__name__ for view in half) == Counter(
+        ["Pub", "EndTransaction", "SubBefore", "SubAfter"]
+    )
+    assert {view.client_host for view in plain + half} == {"127.0.0.1"}
 
 
-@pytest.fixture(scope="module", params=SERVER_VERSIONS)
-def apaches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminShell]:
-    running = AdminShell(request.param, tmp_path_factory.mktemp(f"mqadmin-{request.param}"))
-    yield running
-    running.stop()
+@pytest.fixture(params=SERVER_VERSIONS)
+def apaches(request: pytest.FixtureRequest, admin_shells: Callable[[str], AdminShell]) -> AdminShell:
+    return admin_shells(request.param)
 
 
 async def test_apaches_tool_prints_our_traces_as_ours_does(
@@ -133,12 +148,12 @@ async def test_apaches_tool_prints_our_traces_as_ours_does(
     sent = await traced_life(cluster.namesrv, space.topic, space.group)
     assert OURS.exists()
 
-    theirs = apaches.run("queryMsgTraceById", "-i", sent.msg_id, "-n", cluster.namesrv)
-    ours = our_mqadmin(cluster.namesrv, "queryMsgTraceById", "-i", sent.msg_id)
-
-    lines = as_columns(ours)
-    assert [line[0] for line in lines] == ["#Type", "Pub", "#Type", "Sub"]
-    assert [line for line in as_columns(theirs) if line[0] in ("#Type", "Pub", "Sub")] == lines
-    assert [line.rstrip() for line in theirs.splitlines() if line.startswith(("#", "Pub", "Sub"))] == [
-        line.rstrip() for line in ours.splitlines() if line
-    ]
+    for msg_id in [each.msg_id for each in sent]:
+        theirs = apaches.run("queryMsgTraceById", "-i", msg_id, "-n", cluster.namesrv)
+        ours = our_mqadmin(cluster.namesrv, "queryMsgTraceById", "-i", msg_id)
+        lines = as_columns(ours)
+        assert [line[0] for line in lines] == ["#Type", "Pub", "#Type", "Sub"]
+        assert [line for line in as_columns(theirs) if line[0] in ("#Type", "Pub", "Sub")] == lines
+        assert [line.rstrip() for line in theirs.splitlines() if line.startswith(("#", "Pub", "Sub"))] == [
+            line.rstrip() for line in ours.splitlines() if line
+        ]

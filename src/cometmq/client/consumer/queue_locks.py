@@ -36,8 +36,8 @@ class QueueLocks:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self.table = LockTable()
-        self._connections: dict[str, Connection | None] = {}
-        """By broker name: those on which the locks were last confirmed."""
+        self._connections: dict[MessageQueue, Connection | None] = {}
+        """Those on which the locks were last confirmed."""
         # A renewal that a broker handles after an unlock would lock the queue again, for nobody.
         self._asking = asyncio.Lock()
         self._failing = self._soon = False
@@ -60,8 +60,8 @@ class QueueLocks:
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether nobody else can have the queue. A broker whose connection was lost may have been restarted,
-        and then it has forgotten its locks: they hold again when it has confirmed them."""
-        connection = self._connections.get(queue.broker_name)
+        and then it has forgotten its locks: each holds again when it has been confirmed."""
+        connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())
 
     async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
@@ -81,8 +81,9 @@ class QueueLocks:
     async def _lock(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         """Ask one broker for locks; those that it grants."""
         got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, queues)
-        self._connections[queues[0].broker_name] = self._client.remoting.connection(addr)
-        return got.intersection(queues)
+        ours = got.intersection(queues)
+        self._connections.update(dict.fromkeys(ours, self._client.remoting.connection(addr)))
+        return ours
 
     async def give_back(self, queues: Collection[MessageQueue]) -> None:
         """Unlock queues. A broker that does not hear of it forgets the locks after 60 s."""
@@ -92,6 +93,8 @@ class QueueLocks:
 
         async with self._asking:
             self.table.forget(queues)
+            for queue in queues:
+                self._connections.pop(queue, None)
             await self._at_brokers(queues, "unlock", unlock)
 
     def let_go(self) -> None:

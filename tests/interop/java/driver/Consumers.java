@@ -82,15 +82,20 @@ final class Consumers {
         }
     }
 
-    /** Fails each message until it has been delivered {@code failTimes} + 1 times. */
+    /** How often a message fails: its property {@code fails}, else the consumer's {@code failTimes}. */
+    private static int failures(MessageExt message, Args args) {
+        String own = message.getUserProperty("fails");
+        return own == null ? args.number("failTimes", 0) : Integer.parseInt(own);
+    }
+
     private static MessageListenerConcurrently concurrent(String name, Args args) {
-        int failTimes = args.number("failTimes", 0);
         int delayLevel = args.number("failDelayLevel", 0);
         long sleepMillis = args.big("sleepMillis", 0);
         return (List<MessageExt> messages, ConsumeConcurrentlyContext context) -> {
-            boolean fails = messages.stream().anyMatch(each -> each.getReconsumeTimes() < failTimes);
+            long began = System.nanoTime();
+            boolean fails = messages.stream().anyMatch(each -> each.getReconsumeTimes() < failures(each, args));
             sleep(sleepMillis);
-            report(name, messages, fails);
+            report(name, messages, fails, began);
             if (fails) {
                 context.setDelayLevelWhenNextConsume(delayLevel);
                 return ConsumeConcurrentlyStatus.RECONSUME_LATER;
@@ -99,15 +104,23 @@ final class Consumers {
         };
     }
 
+    /** Says {@code answers}, if given, one after the other and without automatic commit; SUCCESS after the last. */
     private static MessageListenerOrderly orderly(String name, Args args) {
-        int failTimes = args.number("failTimes", 0);
         long sleepMillis = args.big("sleepMillis", 0);
         Map<String, AtomicInteger> tries = new ConcurrentHashMap<>();
+        AtomicInteger calls = new AtomicInteger();
+        List<Object> answers = args.list("answers");
         return (messages, context) -> {
-            boolean fails = messages.stream().anyMatch(
-                each -> tries.computeIfAbsent(each.getMsgId(), id -> new AtomicInteger()).getAndIncrement() < failTimes);
+            long began = System.nanoTime();
+            boolean fails = messages.stream().anyMatch(each -> tries.computeIfAbsent(
+                each.getMsgId(), id -> new AtomicInteger()).getAndIncrement() < failures(each, args));
             sleep(sleepMillis);
-            report(name, messages, fails);
+            report(name, messages, fails, began);
+            if (!answers.isEmpty()) {
+                context.setAutoCommit(false);
+                int call = calls.getAndIncrement();
+                return ConsumeOrderlyStatus.valueOf(call < answers.size() ? answers.get(call).toString() : "SUCCESS");
+            }
             return fails ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
         };
     }
@@ -122,11 +135,14 @@ final class Consumers {
         }
     }
 
-    private static void report(String name, List<MessageExt> messages, boolean failed) {
+    /** Begin and end of the call are in nanoseconds of the clock that all processes of the machine share. */
+    private static void report(String name, List<MessageExt> messages, boolean failed, long began) {
         Map<String, Object> event = new LinkedHashMap<>();
         event.put("event", "messages");
         event.put("consumer", name);
         event.put("failed", failed);
+        event.put("began", began);
+        event.put("ended", System.nanoTime());
         event.put("messages", Messages.writeAll(messages));
         Driver.emit(event);
     }
@@ -195,6 +211,7 @@ final class Consumers {
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
+        consumer.setHeartbeatBrokerInterval(1000);  // as in pushStart
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
         consumer.setAutoCommit(args.flag("autoCommit", true));
         consumer.setEnableMsgTrace(args.flag("trace", false));
