@@ -1,0 +1,61 @@
+"""How far the delay levels were delivered when the last run ended, whatever ended it.
+
+A level delivers in the order of its queue. The offset in delayOffset.json is seconds old after a kill, but
+each copy in the log names the record that it came from (links.py): the level goes on behind the last of
+these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.codes import SCHEDULE_TOPIC
+from cometmq.store import UNIT_DTYPE, ConsumeQueue, MessageStore, Reads, links
+
+_UNITS_AT_ONCE = 4096
+
+
+def behind(offset: int, units: NDArray[Any], linked: NDArray[np.int64]) -> int:
+    """The offset behind the last of some units, from `offset` on, whose positions are linked; `offset` if
+    none is."""
+    found = np.flatnonzero(np.isin(units["position"].astype(np.int64), linked))
+    return offset + int(found[-1]) + 1 if len(found) else offset
+
+
+async def delivered(store: MessageStore, begun: Mapping[int, int], log_position: int) -> dict[int, int]:
+    """Level -> the next offset to deliver. begun: the same as the file knows it, within the queues;
+    log_position: before it the log names nothing that the file does not know. Raises OSError."""
+    off_loop = store.off_loop
+    found, waiting, first = dict(begun), {}, store.log.end
+    for level, offset in begun.items():
+        queue = store.queues.find(SCHEDULE_TOPIC, level - 1)
+        if queue is not None and offset < queue.max_offset:
+            waiting[level] = queue
+            unit = await off_loop.ask(partial(queue.unit, offset))
+            first = min(first, unit[0] if unit is not None else 0)
+    start = max(log_position, first)
+    pieces = [piece async for piece in links(store.log, store.disk, off_loop, start)]
+    if not pieces:
+        return found
+    linked = np.unique(np.concatenate(pieces))
+    for level, queue in waiting.items():
+        offset, last = begun[level], int(linked[-1])
+        end = await off_loop.ask(partial(queue.search, offset, queue.max_offset, last + 1))
+        while offset < end:
+            data = await off_loop.ask(partial(_units, queue, offset, min(end - offset, _UNITS_AT_ONCE)))
+            if not data:
+                offset = queue.next_file_offset(offset)
+                continue
+            units = np.frombuffer(data, UNIT_DTYPE)
+            found[level] = max(found[level], behind(offset, units, linked))
+            offset += len(units)
+    return found
+
+
+def _units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
+    return bytes(queue.read(first, count, reads) or b"")
