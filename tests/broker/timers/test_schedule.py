@@ -154,19 +154,19 @@ def units(*positions):
 
 
 @pytest.mark.parametrize(
-    ("positions", "linked", "offset"),
+    ("positions", "linked", "cursor"),
     [
-        ((10, 20, 30), (), 7),
-        ((10, 20, 30), (5, 15, 40), 7),
+        ((10, 20, 30), (), 4),
+        ((10, 20, 30), (5, 15, 40), 4),
         ((10, 20, 30), (10,), 8),
         ((10, 20, 30), (10, 20), 9),
         ((10, 20, 30), (5, 20, 25), 9),  # the first could not be delivered
         ((10, 20, 30), (10, 20, 30, 40), 10),
-        ((), (10,), 7),
+        ((), (10,), 4),
     ],
 )
-def test_a_level_goes_on_behind_its_last_copy(positions, linked, offset):
-    assert behind(7, units(*positions), np.array(linked, np.int64)) == offset
+def test_a_level_goes_on_behind_its_last_copy(positions, linked, cursor):
+    assert behind(4, 7, units(*positions), np.array(linked, np.int64)) == cursor
 
 
 @pytest.fixture

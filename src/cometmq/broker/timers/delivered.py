@@ -20,11 +20,11 @@ from cometmq.store import UNIT_DTYPE, ConsumeQueue, MessageStore, Reads, links
 _UNITS_AT_ONCE = 4096
 
 
-def behind(offset: int, units: NDArray[Any], linked: NDArray[np.int64]) -> int:
-    """The offset behind the last of some units, from `offset` on, whose positions are linked; `offset` if
-    none is."""
+def behind(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> int:
+    """Where a level goes on that stands at `cursor`: behind the last of its units, from queue offset `first`
+    on, whose positions are linked; where it stands if none is."""
     found = np.flatnonzero(np.isin(units["position"].astype(np.int64), linked))
-    return offset + int(found[-1]) + 1 if len(found) else offset
+    return first + int(found[-1]) + 1 if len(found) else cursor
 
 
 async def delivered(store: MessageStore, begun: Mapping[int, int], log_position: int) -> dict[int, int]:
@@ -52,7 +52,7 @@ async def delivered(store: MessageStore, begun: Mapping[int, int], log_position:
                 offset = queue.next_file_offset(offset)
                 continue
             units = np.frombuffer(data, UNIT_DTYPE)
-            found[level] = max(found[level], behind(offset, units, linked))
+            found[level] = behind(found[level], offset, units, linked)
             offset += len(units)
     return found
 
