@@ -110,6 +110,22 @@ class TestAfterAKill:
         await peer.send(body=b"end", properties={"DELAY": "1"})
         assert (await take(peer, "Orders", 9))[-1].body == b"end"
 
+    async def test_what_waits_beside_a_level_that_was_delivered_is_not_passed_over(
+        self, fast, peer, monkeypatch
+    ):
+        monkeypatch.setattr("cometmq.broker.timers.delivered._UNITS_AT_ONCE", 2)
+        for number in range(6):
+            await peer.send(body=b"%d" % number, properties={"DELAY": "4"})
+        await peer.send(body=b"first", properties={"DELAY": "1"})
+        await take(peer, "Orders", 1)
+        await fast.close_peers()
+        path = Path(fast.broker.config.store.root, "config", "delayOffset.json")
+        await fast.standalone.stop()
+        path.unlink()
+        await fast.standalone.start()
+        found = await take(fast.peer(), "Orders", 7)
+        assert [m.body for m in found] == [b"first", *(b"%d" % n for n in range(6))]
+
     async def test_the_file_says_from_where_on_the_log_is_read(self, fast, peer):
         for _ in range(2):
             await peer.send(properties={"DELAY": "1"})

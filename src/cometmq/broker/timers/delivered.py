@@ -1,4 +1,5 @@
-"""How far the delay levels were delivered when the last run ended, whatever ended it.
+"""What the queues of the delay levels tell: how far the last run has delivered, whatever ended it, and what
+waits.
 
 A level delivers in the order of its queue. The offset in delayOffset.json is seconds old after a kill, but
 each copy in the log names the record that it came from (links.py): the level goes on behind the last of
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC
-from cometmq.store import UNIT_DTYPE, ConsumeQueue, MessageStore, Reads, links
+from cometmq.store import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue, MessageStore, Reads, links
 
 _UNITS_AT_ONCE = 4096
 
@@ -55,6 +57,24 @@ async def delivered(store: MessageStore, begun: Mapping[int, int], log_position:
             found[level] = behind(found[level], offset, units, linked)
             offset += len(units)
     return found
+
+
+def units_behind(
+    queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
+) -> list[tuple[int, int]]:
+    """(when it will come in ms, log position) of the first `most` units behind such a place, from queue
+    offset `low` on; a level's units are in this order. Raises NotInMemory, OSError."""
+    high = end = queue.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        units = chain(queue.units(middle, middle + 1, reads), queue.units(middle + 1, high, reads))
+        found = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
+        if found is None or (found[3], found[1]) > after:
+            high = middle
+        else:
+            low = found[0] + 1
+    listed = queue.units(low, min(end, low + most), reads)
+    return [(due_ms, position) for _, position, size, due_ms in listed if size != FILLER_SIZE]
 
 
 def _units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:

@@ -21,9 +21,10 @@ from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.tables.delay_offsets import DelayOffsets
-from cometmq.broker.timers.delivered import delivered
+from cometmq.broker.timers.delivered import delivered, units_behind
 from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.errors import CommandError, RecordError, StoreError
+from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -108,6 +109,29 @@ class ScheduleService:
             if maximum:
                 found[level] = (self.offsets.get(level), maximum)
         return found
+
+    def waiting(self) -> int:
+        """How many messages wait."""
+        return sum(maximum - delivered for delivered, maximum in self.positions().values())
+
+    async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
+        """(when it will come, log position) of what waits behind such a place, of each level the first
+        `most`: by the wall clock, as the queue's units say, in ms. Where the clock stepped back while
+        messages were stored, some may be left out."""
+        found: list[tuple[int, int]] = []
+        for level, cursor in self.cursors.items():
+            queue = self.store.queues.find(SCHEDULE_TOPIC, level - 1)
+            if queue is not None and cursor.offset < queue.max_offset:
+                question = partial(units_behind, queue, cursor.offset, after, most)
+                found += await self.store.off_loop.ask(question)
+        return found
+
+    def deliver_at_ms(self, message: MessageExt) -> int | None:
+        """When a message of a level's queue will come; None if it does not wait any more."""
+        cursor = self.cursors.get(message.queue_id + 1)
+        if cursor is None or message.queue_offset < cursor.offset:
+            return None
+        return message.store_timestamp_ms + self.levels.delay_ms(cursor.level)
 
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """The delivery offsets, for a slave."""
