@@ -48,15 +48,12 @@ def test_what_waits_at_a_delay_level_is_listed_and_cannot_be_taken_back(run: Run
     shown = run("cometmq", "timers", "show", "key-level")
     assert " level=16 " in shown.stdout
     assert "recall=" not in shown.stdout
-    assert (
-        "delay level have no handle and cannot be taken back"
-        in run("cometmq", "timers", "cancel", "-h").stdout
-    )
+    assert "have no handle and cannot" in run("cometmq", "timers", "cancel", "-h").stdout
 
 
 def test_more_messages_with_a_key_than_are_looked_at(run: Run) -> None:
     many = "\n".join(f"body {number}" for number in range(70))
-    sent = run("cometmq", "send", "many", "--lines", "--delay", "2h", "-k", "same", input=many)
+    sent = run("cometmq", "send", "many", "--delay", "2h", "-k", "same", text=many)
     assert sent.returncode == 0, sent.stderr
     shown = run("cometmq", "timers", "show", "same")
     assert shown.stdout.count("\n") == 64

@@ -271,6 +271,38 @@ class TestLists:
         assert (flushed, queue_offset, of_master) == (0, 3, 3)
         assert 0 <= now_ms() - read_ms < 10_000
 
+    async def test_a_recall_is_counted_when_it_finds_its_message_and_once(self, tmp_path):
+        """Also through a kill: of the copied store, in which the last recall is not in the table."""
+
+        def counts(broker):
+            return broker.parts.tables.timers.counts
+
+        async with running(tmp_path / "a", recallMessageEnable="true") as (broker, peer):
+            handles = []
+            for number in range(4):
+                properties = {"TIMER_DELAY_SEC": "60" if number else "4", "UNIQ_KEY": f"U{number}"}
+                handles.append((await peer.send(properties=properties)).ext["recallHandle"])
+            assert counts(broker) == {"Orders": 4}
+            await recall(peer, handles[0])
+            await until(lambda: counts(broker) == {"Orders": 3})
+            answers = await asyncio.gather(*(recall(peer, handles[1]) for _ in range(3)))
+            assert [answer.code for answer in answers] == [0, 0, 0]
+            unknown = RecallHandle("Orders", "broker-a", now_ms() + 50_000, "nobody").encode()
+            assert (await recall(peer, unknown)).code == 0
+            await until(lambda: broker.parts.timers.pending.recalls == 5)
+            assert counts(broker) == {"Orders": 2}
+            tables = broker.parts.tables
+            tables.save_timers()
+            await tables.timers_file.saved()
+            await recall(peer, handles[2])
+            await until(lambda: counts(broker) == {"Orders": 1})
+            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1, 10)  # the first one's time
+            assert counts(broker) == {"Orders": 1}
+        async with running(tmp_path / "b", recallMessageEnable="true") as (broker, peer):
+            await until(lambda: len(broker.parts.timers.pending) == 9, 10)
+            assert counts(broker) == {"Orders": 1}
+
     async def test_counts_after_a_kill(self, tmp_path):
         """Also of what was moved on or came before the last mark, for which the log is read again."""
         async with running(tmp_path / "a", **short_retention()) as (broker, peer):

@@ -9,6 +9,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.timers.following import RECALL_FOUND, counted_as
 from cometmq.broker.timers.pending import Listed
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
@@ -23,7 +24,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.properties.values import encode_properties, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
-from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode
+from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode, out_ms_of
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
 from cometmq.store import Clock, MessageStore, StoreRefused, link_to
@@ -61,6 +62,7 @@ class TimerProcessor:
     service: TimerService
     schedule: ScheduleService
     writer: Writer
+    _recalling: set[tuple[str, int, str]] = field(default_factory=set)
 
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
         """56 bytes: how far reading and delivery are."""
@@ -73,11 +75,12 @@ class TimerProcessor:
         version = DataVersion(timestamp=now_ms, counter=state.changes, state_version=0)
         return frame.response(body=TimerMetrics(timing_count=counts, data_version=version).encode())
 
-    def recall_message(self, connection: Connection, frame: Frame) -> None:
+    async def recall_message(self, connection: Connection, frame: Frame) -> None:
         """Take a message back that waits: a mark in the timer topic says so (docs/reference/remoting.md,
         Recall)."""
         header = frame.header(RecallMessageRequestHeader)
         handle = self._checked(header)
+        found = await self._waits(handle)
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,
@@ -85,6 +88,7 @@ class TimerProcessor:
                 "UNIQ_KEY": handle.unique_key,
                 "TIMER_DELIVER_MS": str(handle.deliver_ms),
                 "BORN_TIMESTAMP": str(self.clock.time_ms()),
+                **({RECALL_FOUND.decode(): "true"} if found and self._is_first(handle) else {}),
                 **({"PGROUP": header.producer_group} if header.producer_group else {}),
             }
         )
@@ -106,6 +110,30 @@ class TimerProcessor:
                 connection.respond(frame, ResponseCode.SUCCESS, ext=ext)
 
         self.writer.appended(answer, wait=True)
+
+    async def _waits(self, handle: RecallHandle) -> bool:
+        """Whether the message that a handle names waits, as far as the index tells."""
+        key, out_ms = handle.unique_key.encode(), out_ms_of(handle.deliver_ms)
+        for record in await self.store.lookups.by_key(
+            TIMER_TOPIC, handle.unique_key, PAGE, 0, LONG_MAX, PAGE_BYTES
+        ):
+            properties = properties_of(record)
+            code = TimerCode.of(properties)
+            same = value_of(properties, b"UNIQ_KEY") == key and code is not None and code.out_ms == out_ms
+            if same and counted_as(properties) > 0 and self._is_wanted(record, out_ms, handle.topic):
+                return True
+        return False
+
+    def _is_first(self, handle: RecallHandle) -> bool:
+        """Whether no other recall of the same message is stored, taken in or not."""
+        out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
+        if not self.service.follower.behind():
+            self._recalling.clear()
+        if self.service.pending.is_recalled(out_ms, handle.topic.encode(), key.encode()):
+            return False
+        known = len(self._recalling)
+        self._recalling.add((handle.topic, out_ms, key))
+        return len(self._recalling) > known
 
     def _checked(self, header: RecallMessageRequestHeader) -> RecallHandle:
         config = self.config
