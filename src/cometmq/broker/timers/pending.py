@@ -114,7 +114,8 @@ class Pending:
             hashes, _, were_counted = bucket.columns()
             known = set(hashes.tolist())
             self._recalled = minute, known, set(hashes[were_counted > 0].tolist())
-        among = self._recalled[2 if counted else 1]
+        _, all_known, counted_ones = self._recalled
+        among = counted_ones if counted else all_known
         return any(hash((key, out_ms)) in among for key in delete_keys(topic, unique_key))
 
     # -- what goes
