@@ -14,13 +14,13 @@ from tests.broker.conftest import records, store_raw, take, until
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
 from cometmq.broker.tables.delay_offsets import DelayOffsets
-from cometmq.broker.timers.delivered import behind
+from cometmq.broker.timers.delivered import goes_on
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.record.one import iter_records, properties_of
-from cometmq.store import UNIT_DTYPE
+from cometmq.store import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.base.clock import ManualClock, SystemClock
 
 
@@ -166,23 +166,30 @@ class TestAfterAKill:
 
 
 def units(*positions):
-    return np.array([(position, 100, 0) for position in positions], UNIT_DTYPE)
+    rows = [(each or 0, 100 if each else FILLER_SIZE, 0) for each in positions]
+    return np.array(rows, UNIT_DTYPE)
 
 
 @pytest.mark.parametrize(
-    ("positions", "linked", "cursor"),
+    ("positions", "linked", "cursor", "others"),
     [
-        ((10, 20, 30), (), 4),
-        ((10, 20, 30), (5, 15, 40), 4),
-        ((10, 20, 30), (10,), 8),
-        ((10, 20, 30), (10, 20), 9),
-        ((10, 20, 30), (5, 20, 25), 9),  # the first could not be delivered
-        ((10, 20, 30), (10, 20, 30, 40), 10),
-        ((), (10,), 4),
+        ((10, 20, 30), (), 7, []),
+        ((10, 20, 30), (5, 15, 40), 7, []),
+        ((10, 20, 30), (10,), 8, []),
+        ((10, 20, 30), (10, 20), 9, []),
+        ((10, 20, 30), (5, 20, 25), 7, [20]),  # the copy of the first is lost, or it could not be delivered
+        ((10, 20, 30, 40), (10, 30, 40), 8, [30, 40]),
+        ((10, 20, 30), (10, 20, 30, 40), 10, []),
+        ((10, None, 30), (10,), 9, []),  # a filler
+        ((), (10,), 7, []),
     ],
 )
-def test_a_level_goes_on_behind_its_last_copy(positions, linked, cursor):
-    assert behind(4, 7, units(*positions), np.array(linked, np.int64)) == cursor
+def test_a_level_goes_on_with_the_first_that_has_no_copy(positions, linked, cursor, others):
+    assert goes_on(7, 7, units(*positions), np.array(linked, np.int64)) == (cursor, others)
+
+
+def test_a_level_that_has_an_open_message_before_stays_there():
+    assert goes_on(4, 7, units(10, 20), np.array([10])) == (4, [10])
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 waits.
 
 A level delivers in the order of its queue. The offset in delayOffset.json is seconds old after a kill, but
-each copy in the log names the record that it came from (links.py): the level goes on behind the last of
-these.
+each copy in the log names the record that it came from (links.py): the level goes on with the first that has
+none. Others behind that may have theirs, where a power failure took a copy and not the next one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,26 @@ from cometmq.store import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue, MessageStore, R
 _UNITS_AT_ONCE = 4096
 
 
-def behind(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> int:
-    """Where a level goes on that stands at `cursor`: behind the last of its units, from queue offset `first`
-    on, whose positions are linked; where it stands if none is."""
-    found = np.flatnonzero(np.isin(units["position"].astype(np.int64), linked))
-    return first + int(found[-1]) + 1 if len(found) else cursor
+def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
+    """Where a level goes on that stands at `cursor`, by its units from queue offset `first` on: in front of
+    the first that is not linked; and the positions of linked ones behind that."""
+    positions = units["position"].astype(np.int64)
+    done = np.isin(positions, linked) & (units["size"] != FILLER_SIZE)
+    open_ = np.flatnonzero(~done & (units["size"] != FILLER_SIZE))
+    passed = 0
+    if cursor == first:
+        passed = int(open_[0]) if len(open_) else len(units)
+    return cursor + passed, positions[passed:][done[passed:]].tolist()
 
 
-async def delivered(store: MessageStore, begun: Mapping[int, int], log_position: int) -> dict[int, int]:
-    """Level -> the next offset to deliver. begun: the same as the file knows it, within the queues;
-    log_position: before it the log names nothing that the file does not know. Raises OSError."""
+async def delivered(
+    store: MessageStore, begun: Mapping[int, int], log_position: int
+) -> tuple[dict[int, int], set[int]]:
+    """Level -> the next offset to deliver, and log positions of delivered ones behind these. begun: the
+    offsets as the file knows them, within the queues; log_position: before it the log names nothing that the
+    file does not know. Raises OSError."""
     off_loop = store.off_loop
-    found, waiting, first = dict(begun), {}, store.log.end
+    found, others, waiting, first = dict(begun), set[int](), {}, store.log.end
     for level, offset in begun.items():
         queue = store.queues.find(SCHEDULE_TOPIC, level - 1)
         if queue is not None and offset < queue.max_offset:
@@ -43,7 +51,7 @@ async def delivered(store: MessageStore, begun: Mapping[int, int], log_position:
     start = max(log_position, first)
     pieces = [piece async for piece in links(store.log, store.disk, off_loop, start)]
     if not pieces:
-        return found
+        return found, others
     linked = np.unique(np.concatenate(pieces))
     for level, queue in waiting.items():
         offset, last = begun[level], int(linked[-1])
@@ -54,9 +62,10 @@ async def delivered(store: MessageStore, begun: Mapping[int, int], log_position:
                 offset = queue.next_file_offset(offset)
                 continue
             units = np.frombuffer(data, UNIT_DTYPE)
-            found[level] = behind(found[level], offset, units, linked)
+            found[level], more = goes_on(found[level], offset, units, linked)
+            others.update(more)
             offset += len(units)
-    return found
+    return found, others
 
 
 def units_behind(

@@ -94,6 +94,7 @@ class ScheduleService:
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks: set[asyncio.Task[None]] = set()
+        self._delivered: set[int] = set()  # log positions of what was delivered out of order
         self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -150,7 +151,7 @@ class ScheduleService:
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
         try:
-            begun = await delivered(self.store, begun, self.offsets.log_position)
+            begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
         except Exception as error:
             log.exception("what the delay levels delivered last may come again: %s", error)
         self.offsets.reached = self._reached
@@ -162,7 +163,7 @@ class ScheduleService:
 
     def _reached(self) -> int:
         used = self.store.queues.of_topic(SCHEDULE_TOPIC)
-        return self.store.log.end if used else self.offsets.log_position
+        return self.store.log.end if used and not self._delivered else self.offsets.log_position
 
     def _move(self, cursor: LevelCursor, offset: int) -> None:
         cursor.offset = offset
@@ -283,15 +284,19 @@ class ScheduleService:
                 due_ms = cursor.due.due_ms(message.queue_offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
+                at, begins = at + message.store_size, at
+                if message.physical_offset in self._delivered:
+                    self._delivered.discard(message.physical_offset)
+                    reached = message.queue_offset + 1
+                    continue
                 try:
                     # Apache's broker may have committed a transaction to here: what its half was stays.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
-                    self.redelivery.append(message, properties_of(data, at), link=link)
+                    self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True
                 except CommandError as error:
                     self._step_over(cursor, message.queue_offset, message.physical_offset, error.remark)
                 reached = message.queue_offset + 1
-                at += message.store_size
             return got.next_begin_offset, appended, 0.0
         except Exception as error:
             if reached != cursor.offset:
