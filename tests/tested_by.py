@@ -32,7 +32,7 @@ broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
 broker/test_register.py: broker/base/address
 broker/test_roles.py: broker/pull/offset_moved
-broker/test_schedule.py: broker/tables/delay_offsets
+broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/replies broker/base/writer broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/process standalone

@@ -329,16 +329,17 @@ class SendResult(msgspec.Struct, frozen=True):
 
 
 class WaitingMessage(msgspec.Struct, frozen=True):
-    """A message that waits for its time, as its broker keeps it: `message.topic` is the broker's timer topic.
+    """A message that waits, as its broker keeps it: `message.topic` is the broker's topic for that.
 
     deliver_at_ms: when it will come, in ms since 1970. recall_handle: for Producer.recall; None for a message
-    without a unique key.
+    without a unique key, and at a delay level. delay_level: 0 for one with a time of its own.
     """
 
     message: MessageExt
     topic: str
     deliver_at_ms: int
     recall_handle: str | None
+    delay_level: int = 0
 
 
 class TransactionState(Enum):

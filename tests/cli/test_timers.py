@@ -38,6 +38,29 @@ def test_what_waits_is_listed_shown_and_taken_back(run: Run) -> None:
     assert "no message that waits has the key or id key-soon" in gone.stderr
 
 
+def test_what_waits_at_a_delay_level_is_listed_and_cannot_be_taken_back(run: Run) -> None:
+    begun = time.time() * 1000
+    assert run("cometmq", "send", "levels", "x", "-d", "16", "-k", "key-level").returncode == 0
+    (listed,) = run("cometmq", "timers", "list", "-t", "levels", "--json").stdout.splitlines()
+    found = json.loads(listed)
+    assert (found["destination"], found["delayLevel"], found.get("recallHandle")) == ("levels", 16, None)
+    assert 1_800_000 <= found["deliverAt"] - begun < 1_820_000
+    shown = run("cometmq", "timers", "show", "key-level")
+    assert " level=16 " in shown.stdout
+    assert "recall=" not in shown.stdout
+    assert "have no handle and cannot" in run("cometmq", "timers", "cancel", "-h").stdout
+
+
+def test_more_messages_with_a_key_than_are_looked_at(run: Run) -> None:
+    many = "\n".join(f"body {number}" for number in range(70))
+    sent = run("cometmq", "send", "many", "--delay", "2h", "-k", "same", text=many)
+    assert sent.returncode == 0, sent.stderr
+    shown = run("cometmq", "timers", "show", "same")
+    assert shown.stdout.count("\n") == 64
+    assert "there may be more: a broker looks at the newest 64" in shown.stderr
+    assert "there may be more" not in run("cometmq", "timers", "show", "none").stderr
+
+
 def test_a_time_of_day(run: Run) -> None:
     at = time.localtime(time.time() + 3_600)
     sent = run("cometmq", "send", "dated", "x", "--at", time.strftime("%Y-%m-%d#%H:%M:%S:000", at))

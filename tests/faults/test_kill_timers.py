@@ -1,5 +1,5 @@
-"""kill -9 among messages with delivery times: each acknowledged one comes once and not early, recalled ones
-never come.
+"""kill -9 among messages with delivery times and delay levels: each acknowledged one comes once and not
+early, recalled ones never come.
 
 COMETMQ_KILL_CYCLES sets how many times (8 here at most), COMETMQ_KILL_SEED repeats a run.
 """
@@ -47,7 +47,9 @@ async def sender(name: str, addr: str, client: RemotingClient, ledger: Ledger, d
             body, now_ms = key.encode(), time.time_ns() // 1_000_000
             delay_ms = dice.choice((1, 300, 1_500, 4_000, dice.randrange(8_000)))
             ledger.sent[body] = now_ms + delay_ms
-            when = dice.choice((f"TIMER_DELAY_MS\x01{delay_ms}", f"TIMER_DELIVER_MS\x01{now_ms + delay_ms}"))
+            when = dice.choice(
+                (f"TIMER_DELAY_MS\x01{delay_ms}", f"TIMER_DELIVER_MS\x01{now_ms + delay_ms}", "DELAY\x011")
+            )
             request = header(dice.randrange(QUEUES), f"UNIQ_KEY\x01{key}\x02{when}")
             answer = await client.call(addr, Frame.request(RequestCode.SEND_MESSAGE_V2, request, body), 20)
             assert answer.code == 0, answer.remark

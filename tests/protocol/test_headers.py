@@ -47,7 +47,7 @@ WIRE_NAMES = {
     "RecallMessageRequestHeader": "topic! recallHandle producerGroup bname",
     "RecallMessageResponseHeader": "msgId!",
     "ListTimersRequestHeader": "maxMsgNums afterMs afterPosition topic key",
-    "ListTimersResponseHeader": "afterMs! afterPosition! more! waiting!",
+    "ListTimersResponseHeader": "afterMs! afterPosition! more! waiting! deliverAt!",
     "ConsumerSendMsgBackRequestHeader": (
         "offset! group! delayLevel! originMsgId originTopic unitMode maxReconsumeTimes bname"
     ),

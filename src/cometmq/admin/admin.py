@@ -441,23 +441,17 @@ class Admin(Client):
         topic: str | None = None,
         *,
         broker_addr: str | None = None,
-        key: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[WaitingMessage]:
-        """Messages that wait for their time, of all topics or one, with any key or one (a key or the id):
-        broker after broker, by delivery time, at most `limit` of each. CometMQ brokers only."""
-        brokers = {
-            data.broker_addrs[MASTER_ID]: name
-            for name, data in sorted((await self.cluster_info()).broker_addr_table.items())
-            if MASTER_ID in data.broker_addrs
-        }
-        for addr in [broker_addr] if broker_addr else brokers:
-            wanted = ListTimersRequestHeader(topic=topic, key=key)
+        """Messages that wait for their time or at a delay level, of all topics or one: broker after broker,
+        by delivery time, at most `limit` of each. CometMQ brokers only."""
+        for addr, name in (await self._waiting_at(broker_addr)).items():
+            wanted = ListTimersRequestHeader(topic=topic)
             more, left = True, limit
             while more and left != 0:
                 if left is not None:
                     wanted = msgspec.structs.replace(wanted, max_msg_nums=min(left, 64))
-                found, page = await self.client.brokers.timers(addr, brokers.get(addr, ""), wanted)
+                found, page = await self.client.brokers.timers(addr, name, wanted)
                 for waiting in found:
                     yield waiting
                 more, left = page.more, None if left is None else left - len(found)
@@ -465,8 +459,30 @@ class Admin(Client):
                     wanted, after_ms=page.after_ms, after_position=page.after_position
                 )
 
+    async def timers_with_key(
+        self, key: str, topic: str | None = None, *, broker_addr: str | None = None
+    ) -> tuple[list[WaitingMessage], bool]:
+        """The same with one key, or the id. A broker looks at the newest 64 messages that have had it, or
+        1 MiB of them; the second value says whether there are more that it has not looked at."""
+        found, more = [], False
+        for addr, name in (await self._waiting_at(broker_addr)).items():
+            wanted = ListTimersRequestHeader(topic=topic, key=key)
+            some, page = await self.client.brokers.timers(addr, name, wanted)
+            found += some
+            more |= page.more
+        return found, more
+
+    async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
+        """Address -> name of the masters to ask."""
+        brokers = {
+            data.broker_addrs[MASTER_ID]: name
+            for name, data in sorted((await self.cluster_info()).broker_addr_table.items())
+            if MASTER_ID in data.broker_addrs
+        }
+        return {broker_addr: brokers.get(broker_addr, "")} if broker_addr else brokers
+
     async def recall(self, recall_handle: str) -> str:
-        """Take back a message that waits; see Producer.recall."""
+        """Take back a message that waits for a time of its own; see Producer.recall."""
         return await (await self._started_producer()).recall(recall_handle)
 
     async def _started_producer(self) -> Producer:

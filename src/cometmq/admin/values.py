@@ -277,11 +277,12 @@ class TraceView(Value, frozen=True, kw_only=True):
 
 
 class WaitingView(Value, frozen=True, kw_only=True):
-    """A message that waits for its time; deliver_at in ms."""
+    """A message that waits; deliver_at in ms, delay_level 0 for one with a time of its own."""
 
     deliver_at: int
     destination: str
     recall_handle: str | None
+    delay_level: int
     message: MessageView
 
     @classmethod
@@ -291,6 +292,7 @@ class WaitingView(Value, frozen=True, kw_only=True):
             deliver_at=waiting.deliver_at_ms,
             destination=waiting.topic,
             recall_handle=waiting.recall_handle,
+            delay_level=waiting.delay_level,
             message=MessageView.of(waiting.message),
         )
 

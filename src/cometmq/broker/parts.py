@@ -190,6 +190,7 @@ class BrokerParts:
                 tables=tables,
                 timed=self.timed,
                 service=self.timers,
+                schedule=self.schedule,
                 writer=self.writer,
             ),
             self.transactions.ends,

@@ -1,4 +1,4 @@
-"""`cometmq timers`: messages that wait for their time, and taking them back."""
+"""`cometmq timers`: messages that wait, and taking those back that have a time of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BODY_SHOWN = 200  # characters of a body in a list
 
 @click.group(context_settings=HELP)
 def timers() -> None:
-    """Messages that wait for their time: show them, and take them back (CometMQ brokers)."""
+    """Messages that wait for their time or at a delay level: show them, and take those back that have a time
+    of their own (CometMQ brokers)."""
 
 
 def _listing(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,25 +41,54 @@ def _listing(command: Callable[..., None]) -> Callable[..., None]:
 @_listing
 def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
     """Messages that wait, those first that will come first."""
-    asyncio.run(_show(namesrv, topic, broker, None, count, as_json))
+
+    async def run() -> None:
+        from cometmq.admin import Admin
+
+        shown = 0
+        async with Admin(namesrv) as admin:
+            async for waiting in admin.timers(topic, broker_addr=broker, limit=count):
+                shown += 1
+                _print(waiting, as_json)
+        if not as_json:
+            click.echo(counted(shown, "message"), err=True)
+
+    asyncio.run(run())
 
 
 @timers.command("show")
 @click.argument("key")
 @_listing
 def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as_json: bool) -> None:
-    """Messages that wait, with a KEY of theirs or their id."""
+    """Messages that wait, with a KEY of theirs or their id, among the newest 64 with that KEY."""
     check_utf8(key)
-    found = asyncio.run(_show(namesrv, topic, broker, key, 64, as_json))
+
+    async def run() -> tuple[list[WaitingMessage], bool]:
+        from cometmq.admin import Admin
+
+        async with Admin(namesrv) as admin:
+            return await admin.timers_with_key(key, topic, broker_addr=broker)
+
+    found, more = asyncio.run(run())
+    for waiting in found:
+        _print(waiting, as_json)
+    if more:
+        why = "a broker looks at the newest 64 messages that have had this key, and at 1 MiB"
+        click.echo(f"there may be more: {why}; `timers list` shows all", err=True)
     if not found:
         raise click.ClickException(f"no message that waits has the key or id {printable(key)}")
+    if not as_json:
+        click.echo(counted(len(found), "message"), err=True)
 
 
 @timers.command("cancel")
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
 def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
-    """Take messages back, by the handles that `send` and `list` print: they will not be delivered."""
+    """Take messages back, by the handles that `send` and `list` print: they will not be delivered.
+
+    Messages at a delay level have no handle and cannot be taken back.
+    """
     from cometmq.admin import Admin
 
     async def run() -> None:
@@ -69,20 +99,8 @@ def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
     asyncio.run(run())
 
 
-async def _show(
-    namesrv: str, topic: str | None, broker: str | None, key: str | None, count: int, as_json: bool
-) -> int:
-    from cometmq.admin import Admin
-
-    shown: dict[str, int] = {}
-    async with Admin(namesrv) as admin:
-        async for waiting in admin.timers(topic, broker_addr=broker, key=key, limit=count):
-            name = waiting.message.broker_name
-            shown[name] = shown.get(name, 0) + 1
-            click.echo(_as_json(waiting) if as_json else _line(waiting))
-    if not as_json:
-        click.echo(counted(sum(shown.values()), "message"), err=True)
-    return sum(shown.values())
+def _print(waiting: WaitingMessage, as_json: bool) -> None:
+    click.echo(_as_json(waiting) if as_json else _line(waiting))
 
 
 def _line(waiting: WaitingMessage) -> str:
@@ -91,6 +109,8 @@ def _line(waiting: WaitingMessage) -> str:
 
     view = MessageView.of(waiting.message)
     facts = [local_time(waiting.deliver_at_ms), waiting.topic, view.msg_id]
+    if waiting.delay_level:
+        facts.append(f"level={waiting.delay_level}")
     if view.tags:
         facts.append(f"tag={view.tags}")
     if view.keys:

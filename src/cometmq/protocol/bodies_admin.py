@@ -184,10 +184,12 @@ class ConsumerOffsetTable(IntegerKeyed):
 
 
 class DelayOffsetTable(IntegerKeyed):
-    """Next offset by delay level (code 45, delayOffset.json)."""
+    """Next offset by delay level (code 45, delayOffset.json). log_position: in the file, see
+    docs/store.md, Delay levels."""
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
+    log_position: int | None = None
 
 
 # -- timers

@@ -32,8 +32,9 @@ class PurgeTopicRequestHeader(Header, gc=False):
 
 
 class ListTimersRequestHeader(Header, gc=False):
-    """Code 21002, ours: messages that wait for their time, behind a place in the order of delivery times (ms)
-    and log positions; of all topics or one. With a key those that have it, unique or not, in one page."""
+    """Code 21002, ours: messages that wait for their time or at a delay level, behind a place in the order of
+    delivery times (ms) and log positions; of all topics or one. With a key those that have it, unique or not,
+    in one page."""
 
     max_msg_nums: I32 | None = None
     after_ms: I64 | None = None
@@ -43,13 +44,15 @@ class ListTimersRequestHeader(Header, gc=False):
 
 
 class ListTimersResponseHeader(Header, gc=False):
-    """Answer to 21002; the body holds the records. The next page begins behind `after`. waiting: how many
-    wait in all, recalls among them."""
+    """Answer to 21002; the body holds the records. The next page begins behind `after`; with a key there is
+    none, and `more` says that older messages were not looked at. deliver_at: when each will come (ms), with
+    commas. waiting: how many wait in all, recalls among them."""
 
     after_ms: I64
     after_position: I64
     more: bool
     waiting: I64
+    deliver_at: str
 
 
 class DeleteTopicRequestHeader(Header, gc=False):

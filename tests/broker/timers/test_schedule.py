@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.broker.conftest import records, store_raw, take, until
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.tables.delay_offsets import DelayOffsets
+from cometmq.broker.timers.delivered import goes_on
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.record.one import iter_records, properties_of
+from cometmq.store import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.base.clock import ManualClock, SystemClock
 
 
@@ -74,6 +79,118 @@ class TestDelays:
         assert DelayOffsetTable.decode(answer.body).offset_table == {1: 1, 4: 1}
         await asyncio.sleep(0.3)
         assert (await peer.pull()).ext["maxOffset"] == "2"
+
+
+class TestAfterAKill:
+    """The file of the offsets is older than the log: what the log has copies of does not come again."""
+
+    @pytest.mark.parametrize(
+        "file", [None, {}, {1: 1}, {1: 2, 4: 1}], ids=["lost", "empty", "older", "other"]
+    )
+    async def test_what_was_delivered_comes_once(self, fast, peer, tmp_path, file):
+        await peer.send(body=b"0", properties={"DELAY": "1"})
+        store_delayed(fast, b"", b"undeliverable")
+        for level, count in (("4", 2), ("1", 3)):
+            for _ in range(count):
+                await peer.send(body=level.encode(), properties={"DELAY": level})
+        await take(peer, "Orders", 6)
+        for _ in range(2):
+            await peer.send(body=b"late", properties={"DELAY": "4"})
+        await fast.close_peers()
+        store = fast.broker.config.store.root
+        await fast.standalone.stop()
+        for path in Path(store, "config").glob("delayOffset.json*"):
+            path.unlink()
+        if file is not None:
+            Path(store, "config", "delayOffset.json").write_text(json.dumps({"offsetTable": file}))
+        await fast.standalone.start()
+        peer = fast.peer()
+        bodies = [message.body for message in await take(peer, "Orders", 8)]
+        assert bodies.count(b"late") == 2 == bodies.count(b"4")
+        assert bodies.count(b"1") == 3
+        await peer.send(body=b"end", properties={"DELAY": "1"})
+        assert (await take(peer, "Orders", 9))[-1].body == b"end"
+
+    async def test_what_waits_beside_a_level_that_was_delivered_is_not_passed_over(
+        self, fast, peer, monkeypatch
+    ):
+        monkeypatch.setattr("cometmq.broker.timers.delivered._UNITS_AT_ONCE", 2)
+        for number in range(6):
+            await peer.send(body=b"%d" % number, properties={"DELAY": "4"})
+        await peer.send(body=b"first", properties={"DELAY": "1"})
+        await take(peer, "Orders", 1)
+        await fast.close_peers()
+        path = Path(fast.broker.config.store.root, "config", "delayOffset.json")
+        await fast.standalone.stop()
+        path.unlink()
+        await fast.standalone.start()
+        found = await take(fast.peer(), "Orders", 7)
+        assert [m.body for m in found] == [b"first", *(b"%d" % n for n in range(6))]
+
+    async def test_the_file_says_from_where_on_the_log_is_read(self, fast, peer):
+        for _ in range(2):
+            await peer.send(properties={"DELAY": "1"})
+        await take(peer, "Orders", 2)
+        await fast.close_peers()
+        delays = fast.broker.parts.tables.delays
+        end = fast.broker.parts.store.log.end
+        await fast.standalone.stop()
+        assert delays.to_file() == {"offsetTable": {1: 2}, "logPosition": end}
+        await fast.standalone.start()
+        assert fast.broker.parts.tables.delays.log_position == end
+
+    async def test_it_is_written_again_after_much_log(self, fast, peer, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.tables.delay_offsets.WRITE_EVERY", 10_000)
+        delays = fast.broker.parts.tables.delays
+        await peer.send(body=b"x" * 20_000)
+        assert not delays.take_changes()  # nothing was ever delayed
+        await peer.send(properties={"DELAY": "1"})
+        await take(peer, "Orders", 2)
+        await until(delays.take_changes)
+        delays.to_file()
+        assert not delays.take_changes()
+        await peer.send(body=b"x" * 10_000)
+        assert delays.take_changes()
+
+    async def test_a_log_that_cannot_be_read_does_not_stop_the_levels(self, fast, peer, monkeypatch, caplog):
+        await peer.send(body=b"again", properties={"DELAY": "4"})
+        await fast.close_peers()
+        await fast.standalone.stop()
+
+        async def broken(*_):
+            raise OSError(5, "no")
+
+        monkeypatch.setattr("cometmq.broker.timers.schedule.delivered", broken)
+        await fast.standalone.start()
+        assert [m.body for m in await take(fast.peer(), "Orders", 1)] == [b"again"]
+        assert "may come again" in caplog.text
+
+
+def units(*positions):
+    rows = [(each or 0, 100 if each else FILLER_SIZE, 0) for each in positions]
+    return np.array(rows, UNIT_DTYPE)
+
+
+@pytest.mark.parametrize(
+    ("positions", "linked", "cursor", "others"),
+    [
+        ((10, 20, 30), (), 7, []),
+        ((10, 20, 30), (5, 15, 40), 7, []),
+        ((10, 20, 30), (10,), 8, []),
+        ((10, 20, 30), (10, 20), 9, []),
+        ((10, 20, 30), (5, 20, 25), 7, [20]),  # the copy of the first is lost, or it could not be delivered
+        ((10, 20, 30, 40), (10, 30, 40), 8, [30, 40]),
+        ((10, 20, 30), (10, 20, 30, 40), 10, []),
+        ((10, None, 30), (10,), 9, []),  # a filler
+        ((), (10,), 7, []),
+    ],
+)
+def test_a_level_goes_on_with_the_first_that_has_no_copy(positions, linked, cursor, others):
+    assert goes_on(7, 7, units(*positions), np.array(linked, np.int64)) == (cursor, others)
+
+
+def test_a_level_that_has_an_open_message_before_stays_there():
+    assert goes_on(4, 7, units(10, 20), np.array([10])) == (4, [10])
 
 
 @pytest.fixture

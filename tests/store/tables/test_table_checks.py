@@ -58,7 +58,7 @@ def _offsets(count: int) -> Table:
 
 
 def _delays(count: int) -> Table:
-    return {"offsetTable": {3: 202, 4: 70 * count, 17: 1}}
+    return {"offsetTable": {3: 202, 4: 70 * count, 17: 1}, "logPosition": 900 * count}
 
 
 APACHES: dict[str, tuple[Callable[[int], Table], Callable[[Table], object]]] = {

@@ -61,7 +61,7 @@ class DurableTables:
             GROUPS, lambda: plain(SubscriptionGroupTable(groups.table, groups.version)), after_log=False
         )
         self.offsets_file = self._file(OFFSETS, self.offsets.to_table, after_log=True)
-        self.delays_file = self._file(DELAYS, self.delays.to_table, after_log=True)
+        self.delays_file = self._file(DELAYS, self.delays.to_file, after_log=True)
         self.timers_file = self._file(TIMERS, self.timers.to_table, after_log=True)
         self._timers = [
             self._every("writing consumer offsets", config.flush_consumer_offset_interval, self.save_offsets),
@@ -127,8 +127,7 @@ class DurableTables:
 
     def save_delays(self) -> None:
         """Write delay offsets soon, if they have changed."""
-        if self.delays.dirty:
-            self.delays.dirty = False
+        if self.delays.take_changes():
             self.delays_file.save()
 
     def save_timers(self) -> None:

@@ -43,6 +43,8 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
+RECALL_FOUND = b"TIMER_RECALL_FOUND"
+"""Our property of a recall whose message was there. Apache's broker does not look at it."""
 _UNITS_AT_ONCE = 256  # a few ms of the loop where each of their records is looked at
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
@@ -187,7 +189,7 @@ class Follower:
                     position, _, code = units[row].tolist()
                     pending.note_done(position, code >> 2 if code >= CODES_BEGIN else NEVER)
                     if known.counts_done(first + row, position):
-                        await self._count(position, -1)
+                        await self._uncount(position)
                 wanted &= to_do
             for row in np.flatnonzero(wanted).tolist():
                 position, _, code = units[row].tolist()
@@ -233,7 +235,11 @@ class Follower:
                 if code is None or (known is not None and self._is_known(known, offset, code, properties)):
                     return
             if code.recall:
-                self.pending.recall(position, code.out_ms, value_of(properties, b"TIMER_DEL_UNIQKEY"))
+                moved = bool(value_of(properties, b"TIMER_ROLL_TIMES"))
+                if counts or (known is None and not moved):
+                    self.state.count(real_topic(properties), counted_as(properties))
+                key, counted = value_of(properties, b"TIMER_DEL_UNIQKEY"), counted_as(properties) < 0
+                self.pending.recall(position, code.out_ms, key, counted=counted)
                 return
             if counts:
                 self.state.count(real_topic(properties), 1)
@@ -257,12 +263,11 @@ class Follower:
         known.seen.add(hashed)
         return False
 
-    async def _count(self, position: int, change: int) -> None:
+    async def _uncount(self, position: int) -> None:
         record = await self.record(position)
         if record is not None:
-            self.state.count(
-                value_of(properties_of(record), b"REAL_TOPIC").decode("utf-8", "replace"), change
-            )
+            properties = properties_of(record)
+            self.state.count(real_topic(properties), -counted_as(properties))
 
     async def record(self, position: int) -> bytes | None:
         """The record at a log position; None if there is none, or the device cannot read it. Raises
@@ -286,6 +291,13 @@ def _raise_unless_unreadable(failure: OSError) -> None:
 
 def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
     return bytes(queue.read(first, count, reads) or b"")
+
+
+def counted_as(properties: bytes) -> int:
+    """What a record of the timer topic adds to the number of messages that wait for its topic."""
+    if not value_of(properties, b"TIMER_DEL_UNIQKEY"):
+        return 1
+    return -1 if value_of(properties, RECALL_FOUND) else 0
 
 
 def real_topic(properties: bytes) -> str:

@@ -54,9 +54,10 @@ class Pending:
     def __init__(self) -> None:
         self.followed = 0
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        self._recalls = Buckets(_MINUTE)  # in place of the due time the hash of the key
+        # In place of the due time the hash of the key, in place of TIMER_OUT_MS whether it was counted.
+        self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
-        self._recalled: tuple[int, set[int]] = (-1, set())  # those of one minute
+        self._recalled: tuple[int, set[int], set[int]] = (-1, set(), set())  # one minute's, those counted
         self._log_position = 0  # of the last mark
         self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
         self._moving_before = 0  # nothing behind it was moved on
@@ -94,22 +95,28 @@ class Pending:
         """A message waits that is due at a time of the monotonic clock."""
         self._by_delay.add(due_ms, position, out_ms)
 
-    def recall(self, position: int, out_ms: int, key: bytes) -> None:
-        """The message with this one of its `delete_keys` and this TIMER_OUT_MS will not be delivered."""
+    def recall(self, position: int, out_ms: int, key: bytes, *, counted: bool = False) -> None:
+        """The message with this one of its `delete_keys` and this TIMER_OUT_MS will not be delivered.
+        counted: it is not counted any more among what waits for its topic."""
         hashed = hash((key, out_ms))
-        self._recalls.add(out_ms, hashed, position, out_ms)
+        self._recalls.add(out_ms, hashed, position, int(counted))
         if self._recalled[0] == out_ms // _MINUTE:
-            self._recalled[1].add(hashed)
+            for known in self._recalled[1:] if counted else self._recalled[1:2]:
+                known.add(hashed)
 
-    def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes) -> bool:
-        """Whether a message was taken back."""
+    def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
+        """Whether a message was taken back; with `counted` whether by a recall that was counted."""
         minute = out_ms // _MINUTE
         bucket = self._recalls.get(minute)
         if bucket is None or not unique_key:
             return False
         if self._recalled[0] != minute:
-            self._recalled = minute, set(bucket.columns()[0].tolist())
-        return any(hash((key, out_ms)) in self._recalled[1] for key in delete_keys(topic, unique_key))
+            hashes, _, were_counted = bucket.columns()
+            known = set(hashes.tolist())
+            self._recalled = minute, known, set(hashes[were_counted > 0].tolist())
+        _, all_known, counted_ones = self._recalled
+        among = counted_ones if counted else all_known
+        return any(hash((key, out_ms)) in among for key in delete_keys(topic, unique_key))
 
     # -- what goes
 

@@ -9,10 +9,13 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.timers.following import RECALL_FOUND, counted_as
+from cometmq.broker.timers.pending import Listed
+from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import DataVersion, TimerMetric, TimerMetrics
-from cometmq.protocol.codes import TIMER_TOPIC, Perm, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, Perm, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ListTimersRequestHeader,
@@ -21,7 +24,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.properties.values import encode_properties, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
-from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode
+from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode, out_ms_of
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
 from cometmq.store import Clock, MessageStore, StoreRefused, link_to
@@ -29,15 +32,22 @@ from cometmq.store import Clock, MessageStore, StoreRefused, link_to
 # Messages of one page, waiting ones that are looked at for it, and bytes of it.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
+NO_TIME = -1  # in place of the TIMER_OUT_MS of what waits at a delay level
 
 
 @dataclass(eq=False)
 class Page:
-    """Records of waiting messages, and behind what place there may be more."""
+    """Records of waiting messages, when each will come (ms), and behind what place there may be more."""
 
     after: tuple[int, int]
     records: list[bytes] = field(default_factory=list)
+    deliver_at: list[int] = field(default_factory=list)
     more: bool = False
+
+    def add(self, record: bytes, deliver_at_ms: int) -> None:
+        """One more."""
+        self.records.append(record)
+        self.deliver_at.append(deliver_at_ms)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -50,7 +60,9 @@ class TimerProcessor:
     tables: DurableTables
     timed: TimedSends
     service: TimerService
+    schedule: ScheduleService
     writer: Writer
+    _recalling: set[tuple[str, int, str]] = field(default_factory=set)
 
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
         """56 bytes: how far reading and delivery are."""
@@ -63,11 +75,12 @@ class TimerProcessor:
         version = DataVersion(timestamp=now_ms, counter=state.changes, state_version=0)
         return frame.response(body=TimerMetrics(timing_count=counts, data_version=version).encode())
 
-    def recall_message(self, connection: Connection, frame: Frame) -> None:
+    async def recall_message(self, connection: Connection, frame: Frame) -> None:
         """Take a message back that waits: a mark in the timer topic says so (docs/reference/remoting.md,
         Recall)."""
         header = frame.header(RecallMessageRequestHeader)
         handle = self._checked(header)
+        found = await self._waits(handle)
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,
@@ -75,6 +88,7 @@ class TimerProcessor:
                 "UNIQ_KEY": handle.unique_key,
                 "TIMER_DELIVER_MS": str(handle.deliver_ms),
                 "BORN_TIMESTAMP": str(self.clock.time_ms()),
+                **({RECALL_FOUND.decode(): "true"} if found and self._is_first(handle) else {}),
                 **({"PGROUP": header.producer_group} if header.producer_group else {}),
             }
         )
@@ -96,6 +110,30 @@ class TimerProcessor:
                 connection.respond(frame, ResponseCode.SUCCESS, ext=ext)
 
         self.writer.appended(answer, wait=True)
+
+    async def _waits(self, handle: RecallHandle) -> bool:
+        """Whether the message that a handle names waits, as far as the index tells."""
+        key, out_ms = handle.unique_key.encode(), out_ms_of(handle.deliver_ms)
+        for record in await self.store.lookups.by_key(
+            TIMER_TOPIC, handle.unique_key, PAGE, 0, LONG_MAX, PAGE_BYTES
+        ):
+            properties = properties_of(record)
+            code = TimerCode.of(properties)
+            same = value_of(properties, b"UNIQ_KEY") == key and code is not None and code.out_ms == out_ms
+            if same and counted_as(properties) > 0 and self._is_wanted(record, out_ms, handle.topic):
+                return True
+        return False
+
+    def _is_first(self, handle: RecallHandle) -> bool:
+        """Whether no other recall of the same message is stored, taken in or not."""
+        out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
+        if not self.service.follower.behind():
+            self._recalling.clear()
+        if self.service.pending.is_recalled(out_ms, handle.topic.encode(), key.encode()):
+            return False
+        known = len(self._recalling)
+        self._recalling.add((handle.topic, out_ms, key))
+        return len(self._recalling) > known
 
     def _checked(self, header: RecallMessageRequestHeader) -> RecallHandle:
         config = self.config
@@ -128,15 +166,16 @@ class TimerProcessor:
         return handle
 
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
-        """Messages that wait, by the time at which they will come: a page of records, and where the next one
-        begins. Our own request."""
+        """Messages that wait, also at delay levels, by the time at which they will come: a page of records,
+        and where the next one begins. Our own request."""
         header = frame.header(ListTimersRequestHeader)
-        page = await (self._with_key(header) if header.key else self._page(header))
+        page = await (self._with_key(header, header.key) if header.key else self._page(header))
         answer = ListTimersResponseHeader(
             after_ms=page.after[0],
             after_position=page.after[1],
             more=page.more,
-            waiting=len(self.service.pending),
+            waiting=len(self.service.pending) + self.schedule.waiting(),
+            deliver_at=",".join(map(str, page.deliver_at)),
         )
         return frame.response(header=answer, body=b"".join(page.records))
 
@@ -145,6 +184,11 @@ class TimerProcessor:
         asked = PAGE if header.max_msg_nums is None else header.max_msg_nums
         most, left = max(1, min(asked, PAGE)), PAGE_BYTES
         waiting = self.service.pending.page(found.after, LOOKED_AT, self.service.times())
+        waiting += [
+            Listed(due_ms, position, NO_TIME)
+            for due_ms, position in await self.schedule.page(found.after, LOOKED_AT)
+        ]
+        waiting = sorted(waiting)[:LOOKED_AT]
         for seen, listed in enumerate(waiting, 1):
             record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, listed.position))
             if record is not None and self._is_wanted(record, listed.out_ms, header.topic):
@@ -152,19 +196,18 @@ class TimerProcessor:
                 if found.records and left < 0:
                     found.more = True
                     break
-                found.records.append(record)
+                found.add(record, listed.due_ms)
             found.after = listed.due_ms, listed.position
             found.more = seen < len(waiting) or seen == LOOKED_AT
             if len(found.records) == most:
                 break
         return found
 
-    async def _with_key(self, header: ListTimersRequestHeader) -> Page:
-        """By the index, which knows all that ever waited: those whose time has not come."""
+    async def _with_key(self, header: ListTimersRequestHeader, key: str) -> Page:
+        """By the index, which knows all that ever waited: those whose time has not come. The newest come into
+        the page."""
         found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
-        records = await self.store.lookups.by_key(
-            TIMER_TOPIC, header.key or "", PAGE, 0, LONG_MAX, PAGE_BYTES
-        )
+        records = await self._indexed(TIMER_TOPIC, key, found)
         messages = [decode_record(record, 0) for record in records]
         moved = {message.prepared_transaction_offset for message in messages}
         for message, record in zip(messages, records, strict=True):
@@ -174,8 +217,20 @@ class TimerProcessor:
             if link_to(message.physical_offset) not in moved and self._is_wanted(
                 record, code.out_ms, header.topic
             ):
-                found.records.append(record)
+                found.add(record, code.due_ms)
+        for record in await self._indexed(SCHEDULE_TOPIC, key, found):
+            deliver_at_ms = self.schedule.deliver_at_ms(decode_record(record, 0))
+            if deliver_at_ms is not None and self._is_wanted(record, NO_TIME, header.topic):
+                found.add(record, deliver_at_ms)
         return found
+
+    async def _indexed(self, topic: str, key: str, page: Page) -> list[bytes]:
+        """The newest records of a topic with a key; notes whether there are more."""
+        lookups, log = self.store.lookups, self.store.log
+        records = await lookups.by_key(topic, key, PAGE, 0, LONG_MAX, PAGE_BYTES)
+        hits = await lookups.index.search(self.store.off_loop, topic, key, PAGE + 1, 0, LONG_MAX)
+        page.more |= sum(hit >= log.min_position for hit in hits) > len(records)
+        return records
 
     def _is_wanted(self, record: bytes, out_ms: int, wanted: str | None) -> bool:
         properties = properties_of(record)

@@ -2,8 +2,8 @@
 (docs/reference/storage.md, Delivery of delayed messages).
 
 The messages of a level become due in the order they were stored, so each level waits for its first one with
-one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves: a
-crash in between delivers it again, never loses it.
+one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves, and
+names the record that it came from: a killed process leaves no doubt about what was delivered (delivered.py).
 
 What cannot be delivered, whenever it is tried (no destination, one that no send may have, a damaged record),
 is stepped over with a line in the log: one message never stops its level. What may be delivered later (the
@@ -21,8 +21,10 @@ from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.tables.delay_offsets import DelayOffsets
+from cometmq.broker.timers.delivered import delivered, units_behind
 from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.errors import CommandError, RecordError, StoreError
+from cometmq.message import MessageExt
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -38,6 +40,7 @@ from cometmq.store import (
     MessageStore,
     NotInMemory,
     Reads,
+    link_to,
 )
 
 log = logs.logger(__name__)
@@ -91,6 +94,8 @@ class ScheduleService:
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks: set[asyncio.Task[None]] = set()
+        self._delivered: set[int] = set()  # log positions of what was delivered out of order
+        self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
 
     def queues(self) -> list[tuple[str, int]]:
@@ -106,18 +111,59 @@ class ScheduleService:
                 found[level] = (self.offsets.get(level), maximum)
         return found
 
+    def waiting(self) -> int:
+        """How many messages wait."""
+        return sum(maximum - delivered for delivered, maximum in self.positions().values())
+
+    async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
+        """(when it will come, log position) of what waits behind such a place, of each level the first
+        `most`: by the wall clock, as the queue's units say, in ms. Where the clock stepped back while
+        messages were stored, some may be left out."""
+        found: list[tuple[int, int]] = []
+        for level, cursor in self.cursors.items():
+            queue = self.store.queues.find(SCHEDULE_TOPIC, level - 1)
+            if queue is not None and cursor.offset < queue.max_offset:
+                question = partial(units_behind, queue, cursor.offset, after, most)
+                found += await self.store.off_loop.ask(question)
+        return found
+
+    def deliver_at_ms(self, message: MessageExt) -> int | None:
+        """When a message of a level's queue will come; None if it does not wait any more."""
+        cursor = self.cursors.get(message.queue_id + 1)
+        if cursor is None or message.queue_offset < cursor.offset:
+            return None
+        return message.store_timestamp_ms + self.levels.delay_ms(cursor.level)
+
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """The delivery offsets, for a slave."""
         return frame.response(body=DelayOffsetTable.from_plain(self.offsets.to_table()).encode())
 
     def start(self) -> None:
         """Begin where the last run stopped, within what the queues hold."""
-        for level, cursor in self.cursors.items():
+        for cursor in self.cursors.values():
+            cursor.busy = True
+        self._beginning = self._loop.create_task(self._begin())
+
+    async def _begin(self) -> None:
+        begun = {}
+        for level in self.cursors:
             minimum = self.store.min_offset(SCHEDULE_TOPIC, level - 1)
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
-            self._move(cursor, min(max(self.offsets.get(level), minimum), maximum))
-            if cursor.offset < maximum:
+            begun[level] = min(max(self.offsets.get(level), minimum), maximum)
+        try:
+            begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
+        except Exception as error:
+            log.exception("what the delay levels delivered last may come again: %s", error)
+        self.offsets.reached = self._reached
+        for level, cursor in self.cursors.items():
+            cursor.busy = False
+            self._move(cursor, begun[level])
+            if cursor.offset < self.store.max_offset(SCHEDULE_TOPIC, level - 1):
                 self._wake(cursor)
+
+    def _reached(self) -> int:
+        used = self.store.queues.of_topic(SCHEDULE_TOPIC)
+        return self.store.log.end if used and not self._delivered else self.offsets.log_position
 
     def _move(self, cursor: LevelCursor, offset: int) -> None:
         cursor.offset = offset
@@ -126,6 +172,9 @@ class ScheduleService:
     async def stop(self) -> None:
         """Deliver nothing more."""
         self._stopped = True
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.gather(self._beginning, return_exceptions=True)
         for cursor in self.cursors.values():
             if cursor.timer is not None:
                 cursor.timer.cancel()
@@ -235,15 +284,19 @@ class ScheduleService:
                 due_ms = cursor.due.due_ms(message.queue_offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
+                at, begins = at + message.store_size, at
+                if message.physical_offset in self._delivered:
+                    self._delivered.discard(message.physical_offset)
+                    reached = message.queue_offset + 1
+                    continue
                 try:
-                    self.redelivery.append(
-                        message, properties_of(data, at), link=message.prepared_transaction_offset
-                    )
+                    # Apache's broker may have committed a transaction to here: what its half was stays.
+                    link = message.prepared_transaction_offset or link_to(message.physical_offset)
+                    self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True
                 except CommandError as error:
                     self._step_over(cursor, message.queue_offset, message.physical_offset, error.remark)
                 reached = message.queue_offset + 1
-                at += message.store_size
             return got.next_begin_offset, appended, 0.0
         except Exception as error:
             if reached != cursor.offset:

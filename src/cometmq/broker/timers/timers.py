@@ -32,7 +32,7 @@ from cometmq.errors import CommandError, MessageIllegal, RecordError, StoreError
 from cometmq.protocol.codes import TIMER_TOPIC, ResponseCode
 from cometmq.protocol.properties.values import put, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
-from cometmq.protocol.timers import timer_tags_code
+from cometmq.protocol.timers import TimerCode, timer_tags_code
 from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, replace_file
 
@@ -283,8 +283,13 @@ class TimerService:
 
     def _gone(self, record: bytes | None) -> None:
         """A message does not wait any more."""
-        if record is not None:
-            self.state.count(real_topic(properties_of(record)), -1)
+        if record is None:
+            return
+        properties = properties_of(record)
+        topic, key = value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY")
+        code = TimerCode.of(properties)
+        if code is None or not self.pending.is_recalled(code.out_ms, topic, key, counted=True):
+            self.state.count(real_topic(properties), -1)
 
     def _step_over(self, position: int, why: object) -> None:
         """Say that a message is not delivered, of many only of some."""

@@ -30,7 +30,7 @@ from cometmq.protocol.bodies import (
     SubscriptionData,
 )
 from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
@@ -53,7 +53,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
 from cometmq.protocol.properties.values import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY
-from cometmq.protocol.timers import PRECISION_MS, RecallHandle
+from cometmq.protocol.timers import RecallHandle
 from cometmq.remoting import RemotingClient
 from cometmq.text import printable
 
@@ -354,7 +354,9 @@ class BrokerApi(Calls):
         """A page of the messages that wait on a CometMQ broker, and where the next one begins."""
         answer = await self.call(addr, RequestCode.LIST_TIMERS, wanted)
         header = answer.header(ListTimersResponseHeader)
-        return list(map(_waiting, decode_messages(answer.body, broker_name, []))), header
+        times = [int(text) for text in header.deliver_at.split(",") if text.isdecimal() and len(text) <= 18]
+        messages = decode_messages(answer.body, broker_name, [])
+        return [_waiting(message, at) for message, at in zip(messages, times, strict=False)], header
 
     async def delete_topic(self, addr: str, topic: str) -> None:
         """On this broker; name servers have to be told as well."""
@@ -368,10 +370,12 @@ class BrokerApi(Calls):
         return dict(KVTable.decode(answer.body).table)
 
 
-def _waiting(message: MessageExt) -> WaitingMessage:
+def _waiting(message: MessageExt, deliver_at_ms: int) -> WaitingMessage:
     properties = message.properties
     topic, key = properties.get(REAL_TOPIC, ""), properties.get(UNIQ_KEY)
+    if message.topic == SCHEDULE_TOPIC:
+        return WaitingMessage(message, topic, deliver_at_ms, None, message.queue_id + 1)
     text = properties.get(TIMER_OUT_MS, "")
     out_ms = int(text) if text.isdecimal() and len(text) <= 18 else 0
     handle = RecallHandle(topic, message.broker_name, out_ms + 1, key).encode() if key else None
-    return WaitingMessage(message, topic, out_ms + PRECISION_MS, handle)
+    return WaitingMessage(message, topic, deliver_at_ms, handle)
