@@ -41,7 +41,7 @@ WIRE_NAMES = {
     "PullMessageRequestHeader": (
         "consumerGroup! topic! queueId! queueOffset! maxMsgNums! sysFlag! commitOffset "
         "suspendTimeoutMillis subscription subVersion expressionType bname maxMsgBytes requestSource "
-        "proxyFrowardClientId"
+        "proxyFrowardClientId bulk"
     ),
     "PullMessageResponseHeader": "suggestWhichBrokerId! nextBeginOffset! minOffset! maxOffset!",
     "RecallMessageRequestHeader": "topic! recallHandle producerGroup bname",

@@ -1,24 +1,19 @@
-"""Messages with a delivery time: when they come, recalls, moves, restarts, and what tools are told."""
+"""Messages with a delivery time: when they come, recalls, moves and restarts."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import struct
-import time
 
 import pytest
 from tests.broker.conftest import records, refused, running, take, until
+from tests.broker.timers.kit import move_all, now_ms, recall, short_retention, waiting
 
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import TIMER_TOPIC, RequestCode
 from cometmq.protocol.headers import (
-    ListTimersRequestHeader,
-    ListTimersResponseHeader,
-    RecallMessageRequestHeader,
     TopicRequestHeader,
 )
-from cometmq.protocol.record.one import iter_records
 from cometmq.protocol.timers import RecallHandle
 from cometmq.store.base.clock import ManualClock
 from cometmq.store.base.disk import DiskUsage
@@ -28,21 +23,6 @@ from cometmq.store.inspect.findings import ERROR
 from cometmq.testing.faulty_disk import FaultyDisk
 
 WALL = 1_700_000_000_000
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-async def recall(peer, handle, topic="Orders"):
-    header = RecallMessageRequestHeader(topic=topic, recall_handle=handle, producer_group="PG")
-    return await peer.call(RequestCode.RECALL_MESSAGE, header)
-
-
-async def waiting(peer, **header):
-    answer = await peer.call(RequestCode.LIST_TIMERS, ListTimersRequestHeader(**header))
-    assert answer.code == 0, answer.remark
-    return list(iter_records(answer.body)), answer.header(ListTimersResponseHeader)
 
 
 class TestDelivery:
@@ -209,132 +189,6 @@ class TestRecall:
     async def test_switched_off(self, started):
         _, peer = await started(recallMessageEnable="false")
         refused(await recall(peer, "djEg"), 16, "operation is forbidden")
-
-
-class TestLists:
-    async def test_pages_by_the_time_of_delivery(self, peer):
-        for minutes in (5, 1, 4, 2, 3):
-            properties = {
-                "TIMER_DELAY_SEC": str(60 * minutes),
-                "KEYS": f"k{minutes} all",
-                "UNIQ_KEY": f"U{minutes}",
-            }
-            topic = "Odd" if minutes % 2 else "Even"
-            await peer.send(topic=topic, body=b"%d" % minutes, properties=properties)
-        first, page = await waiting(peer, max_msg_nums=3)
-        assert ([m.body for m in first], page.more, page.waiting) == ([b"1", b"2", b"3"], True, 5)
-        after = {"after_ms": page.after_ms, "after_position": page.after_position}
-        second, page = await waiting(peer, max_msg_nums=3, **after)
-        assert ([m.body for m in second], page.more) == ([b"4", b"5"], False)
-        assert [m.body for m in (await waiting(peer, topic="Even"))[0]] == [b"2", b"4"]
-        for key in ("k4", "U4"):
-            assert [m.body for m in (await waiting(peer, key=key))[0]] == [b"4"]
-        assert len((await waiting(peer, key="all", topic="Odd"))[0]) == 3
-
-    async def test_levels_are_listed_among_the_rest_in_pages(self, peer):
-        for number, level in enumerate((18, 17, 18, 14, 17)):
-            await peer.send(body=b"%d" % number, properties={"DELAY": str(level), "KEYS": f"k{number}"})
-        await peer.send(body=b"timed", properties={"TIMER_DELAY_SEC": "1200"})
-        bodies, times, after, more = [], [], {}, True
-        while more:
-            found, page = await waiting(peer, max_msg_nums=2, **after)
-            bodies += [m.body for m in found]
-            times += map(int, page.deliver_at.split(","))
-            after, more = {"after_ms": page.after_ms, "after_position": page.after_position}, page.more
-        assert bodies == [b"3", b"timed", b"1", b"4", b"0", b"2"]
-        assert times == sorted(times)
-        assert page.waiting == 6
-        found, page = await waiting(peer, key="k4", topic="Orders")
-        assert [m.body for m in found] == [b"4"]
-        assert (page.deliver_at, page.more) == (str(times[3]), False)
-        assert (await waiting(peer, key="k4", topic="Other"))[0] == []
-
-    async def test_what_a_level_has_delivered_is_not_listed(self, fast):
-        peer = fast.peer()
-        for level in ("1", "4"):
-            await peer.send(body=level.encode(), properties={"DELAY": level, "KEYS": "k"})
-        await take(peer, "Orders", 2)
-        await until(lambda: not fast.broker.parts.schedule.waiting())
-        assert (await waiting(peer))[0] == []
-        assert (await waiting(peer, key="k"))[0] == []
-
-    @pytest.mark.parametrize(("count", "size"), [(65, 10), (20, 100_000)])
-    @pytest.mark.parametrize("wait", [{"TIMER_DELAY_SEC": "600"}, {"DELAY": "17"}], ids=["time", "level"])
-    async def test_by_key_the_answer_says_that_there_are_more(self, peer, count, size, wait):
-        for number in range(count):
-            await peer.send(body=b"x" * size, properties={"KEYS": "k", **wait})
-            if number == 2:
-                found, page = await waiting(peer, key="k")
-                assert (len(found), page.more) == (3, False)
-        found, page = await waiting(peer, key="k")
-        assert 3 < len(found) < count
-        assert page.more
-
-    async def test_counts_and_check_point_as_5x_tells_them(self, cluster, peer):
-        for topic, delay in (("A", 60), ("A", 70), ("B", 1)):
-            await peer.send(topic=topic, properties={"TIMER_DELAY_SEC": str(delay)})
-        await take(peer, "B", 1)
-        metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
-        assert {topic: metric.count for topic, metric in metrics.timing_count.items()} == {"A": 2}
-        await cluster.restart()
-        peer = cluster.peer()
-        metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
-        assert metrics.timing_count["A"].count == 2
-        await until(lambda: cluster.broker.parts.timers.pending.followed == 3)
-        body = (await peer.call(RequestCode.GET_TIMER_CHECK_POINT)).body
-        read_ms, flushed, queue_offset, of_master, _, _, _ = struct.unpack(">7q", body)
-        assert (flushed, queue_offset, of_master) == (0, 3, 3)
-        assert 0 <= now_ms() - read_ms < 10_000
-
-    async def test_a_recall_is_counted_when_it_finds_its_message_and_once(self, tmp_path):
-        """Also through a kill: of the copied store, in which the last recall is not in the table."""
-
-        def counts(broker):
-            return broker.parts.tables.timers.counts
-
-        async with running(tmp_path / "a", recallMessageEnable="true") as (broker, peer):
-            handles = []
-            for number in range(4):
-                properties = {"TIMER_DELAY_SEC": "60" if number else "4", "UNIQ_KEY": f"U{number}"}
-                handles.append((await peer.send(properties=properties)).ext["recallHandle"])
-            assert counts(broker) == {"Orders": 4}
-            await recall(peer, handles[0])
-            await until(lambda: counts(broker) == {"Orders": 3})
-            answers = await asyncio.gather(*(recall(peer, handles[1]) for _ in range(3)))
-            assert [answer.code for answer in answers] == [0, 0, 0]
-            unknown = RecallHandle("Orders", "broker-a", now_ms() + 50_000, "nobody").encode()
-            assert (await recall(peer, unknown)).code == 0
-            await until(lambda: broker.parts.timers.pending.recalls == 5)
-            assert counts(broker) == {"Orders": 2}
-            tables = broker.parts.tables
-            tables.save_timers()
-            await tables.timers_file.saved()
-            await recall(peer, handles[2])
-            await until(lambda: counts(broker) == {"Orders": 1})
-            shutil.copytree(tmp_path / "a", tmp_path / "b")
-            await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1, 10)  # the first one's time
-            assert counts(broker) == {"Orders": 1}
-        async with running(tmp_path / "b", recallMessageEnable="true") as (broker, peer):
-            await until(lambda: len(broker.parts.timers.pending) == 9, 10)
-            assert counts(broker) == {"Orders": 1}
-
-    async def test_counts_after_a_kill(self, tmp_path):
-        """Also of what was moved on or came before the last mark, for which the log is read again."""
-        async with running(tmp_path / "a", **short_retention()) as (broker, peer):
-            for topic, delay in (("Orders", 1), ("A", 60), ("A", 70)):
-                await peer.send(topic=topic, properties={"TIMER_DELAY_SEC": str(delay)})
-            await move_all(broker, peer)
-            await take(peer, "Orders", 1)
-            tables = broker.parts.tables
-            tables.save_timers()
-            await tables.timers_file.saved()
-            await peer.send(topic="B", properties={"TIMER_DELAY_SEC": "60"})
-            await peer.send(properties={"TIMER_DELAY_SEC": "1"})
-            await take(peer, "Orders", 2)
-            shutil.copytree(tmp_path / "a", tmp_path / "b")
-        async with running(tmp_path / "b", **short_retention()) as (broker, peer):
-            await until(lambda: len(broker.parts.timers.pending) == 3)
-            assert broker.parts.tables.timers.counts == {"A": 2, "B": 1}
 
 
 class TestRestarts:
@@ -512,20 +366,6 @@ class TestClocks:
     async def test_sleep_counts(self, tmp_path, monkeypatch, properties, sleep_s, least):
         waited = await self.run(tmp_path, monkeypatch, properties, sleeps={20: sleep_s})
         assert least <= waited <= least + 4
-
-
-def short_retention():
-    """Settings under which retention takes all but the newest segment."""
-    return {"mappedFileSizeCommitLog": "65536", "fileReservedTime": "0", "deleteWhen": "25"}
-
-
-async def move_all(broker, peer):
-    """Fill segments behind what waits and run one retention pass."""
-    store = broker.parts.store
-    while len(store.log.segments) < 4:
-        await peer.send(topic="Filler", body=b"x" * 8_000)
-    store.retention.delete_now()
-    await asyncio.wait_for(store.retention.run_now(log_too=True), 10)
 
 
 @pytest.mark.parametrize(("times", "then"), [("9" * 9, "1000000000"), ("9" * 5_000, "1"), ("x", "1")])

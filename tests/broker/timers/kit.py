@@ -1,0 +1,43 @@
+"""What several tests of timers do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    ListTimersRequestHeader,
+    ListTimersResponseHeader,
+    RecallMessageRequestHeader,
+)
+from cometmq.protocol.record.one import iter_records
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def recall(peer, handle, topic="Orders"):
+    header = RecallMessageRequestHeader(topic=topic, recall_handle=handle, producer_group="PG")
+    return await peer.call(RequestCode.RECALL_MESSAGE, header)
+
+
+async def waiting(peer, **header):
+    answer = await peer.call(RequestCode.LIST_TIMERS, ListTimersRequestHeader(**header))
+    assert answer.code == 0, answer.remark
+    return list(iter_records(answer.body)), answer.header(ListTimersResponseHeader)
+
+
+def short_retention():
+    """Settings under which retention takes all but the newest segment."""
+    return {"mappedFileSizeCommitLog": "65536", "fileReservedTime": "0", "deleteWhen": "25"}
+
+
+async def move_all(broker, peer):
+    """Fill segments behind what waits and run one retention pass."""
+    store = broker.parts.store
+    while len(store.log.segments) < 4:
+        await peer.send(topic="Filler", body=b"x" * 8_000)
+    store.retention.delete_now()
+    await asyncio.wait_for(store.retention.run_now(log_too=True), 10)
