@@ -24,6 +24,7 @@ from tests.broker.transactions.conftest import (
 from cometmq.broker.transactions import checks
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.store import MessageStore
 from cometmq.store.base.clock import SystemClock
 from cometmq.store.base.flags import Flag
 
@@ -78,12 +79,19 @@ async def test_an_end_that_names_an_older_copy_ends_the_newest(cluster, peer):
     assert len(await bodies(peer, HALF)) == 3
 
 
-async def test_nobody_is_asked_about_what_has_ended(cluster, peer):
+async def test_nobody_is_asked_about_what_has_ended(cluster, peer, monkeypatch):
+    reads = []
+    read = MessageStore.get_messages
+    monkeypatch.setattr(
+        MessageStore, "get_messages", lambda *place, **more: reads.append(place[1:3]) or read(*place, **more)
+    )
     for number in range(100):
         place = await prepare(peer, b"%d" % number)
         if number % 10:
             await end(peer, place, ROLLBACK)
+    reads.clear()
     await check_round(cluster)
+    assert reads.count((HALF, 0)) == 3  # 32 offsets at a time, from an open one on
     found = [(await asked(peer))[0].body for _ in range(10)]
     assert found == [b"%d" % number for number in range(0, 100, 10)]
     assert len(await bodies(peer, HALF)) == 110

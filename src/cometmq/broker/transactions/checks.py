@@ -50,7 +50,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.ids import encode_offset_id
 from cometmq.protocol.properties.values import REAL_QID
-from cometmq.protocol.record.one import record_starts
+from cometmq.protocol.record.one import queue_offset_of, record_starts
 from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import Clock, GetStatus, MessageStore, Reads, StoreRefused
 
@@ -130,14 +130,16 @@ class TransactionChecks:
             self.offsets.commit(TRANS_GROUP, topic, 0, offset)
 
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
-        """Half messages from an offset on, and the offset behind those that were looked at: some of them may
-        be gone."""
+        """Open half messages from an offset on, and the offset behind those that were looked at: some of them
+        may be gone."""
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:
             return [], got.next_begin_offset
         data = b"".join(got.buffers)
         found = []
         for start in record_starts(data)[0]:
+            if not self.ledger.is_open(queue_offset_of(data, start)):
+                continue
             try:
                 found.append(half_of(data, start))
             except RecordError as error:
@@ -145,12 +147,9 @@ class TransactionChecks:
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
-        """Look at the next open half messages. The offset of the one that comes then; None if the round is
-        over."""
-        most = 1
-        while most < at_once and self.ledger.next_open(offset + most) == offset + most:
-            most += 1
-        most = min(most, limit - offset)
+        """Look at some offsets from that of an open half message on. The offset of the one that comes then;
+        None if the round is over."""
+        most = min(at_once, limit - offset)
         try:
             halves, behind = await self.store.off_loop.ask(partial(self._read, offset, most))
         except OSError as error:
@@ -162,7 +161,7 @@ class TransactionChecks:
             return None
         here = {half.offset for half in halves}
         for gone in range(offset, min(behind, offset + most)):
-            if gone not in here:
+            if gone not in here and self.ledger.is_open(gone):
                 self.ledger.close(gone)
         if behind > offset + most:
             self.ledger.close_range(offset + most, min(behind, limit))
