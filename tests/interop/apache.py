@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.interop.jars import java_tool, server_jars
 from tests.interop.processes import (
     OPENED,
+    QUICK,
     Broker,
     Cluster,
     NameServer,
@@ -69,7 +70,7 @@ class ApacheNamesrv(ApacheServer, NameServer):
             **self.place(directory, port),
             "configStorePath": str(directory / "namesrv" / "namesrv.properties"),
         }
-        flags = jvm if jvm is not None else ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC"]
+        flags = jvm if jvm is not None else ["-Xms64m", "-Xmx256m", *QUICK]
         super().__init__(
             "namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", version, directory, settings, flags
         )
@@ -110,7 +111,7 @@ class ApacheBroker(ApacheServer, Broker):
             "recallMessageEnable": "true",
             **(settings or {}),
         }
-        flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC"]
+        flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", *QUICK]
         super().__init__(
             "broker", "org.apache.rocketmq.broker.BrokerStartup", version, directory, merged, flags
         )

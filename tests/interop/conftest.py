@@ -21,6 +21,7 @@ from tests.interop.jars import (
     server_jars,
 )
 from tests.interop.mqadmin import AdminShell
+from tests.interop.processes import QUICK
 from tests.interop.space import Cluster, Space
 
 
@@ -111,7 +112,7 @@ def own_java_client(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
     def client(version: str, *flags: str) -> Driver:
         directory = tmp_path / f"java-{len(started)}"
-        started.append(Driver(version, directory, jvm=["-Xmx256m", "-XX:+UseSerialGC", *flags]))
+        started.append(Driver(version, directory, jvm=["-Xmx256m", *QUICK, *flags]))
         return started[-1]
 
     yield client

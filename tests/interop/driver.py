@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.jars import client_jars, java_tool
-from tests.interop.processes import OPENED, Process, ProcessError, driver_classes
+from tests.interop.processes import OPENED, QUICK, Process, ProcessError, driver_classes
 
 Json = dict[str, Any]
 
@@ -102,7 +102,7 @@ class Driver(Deliveries):
         directory.mkdir(parents=True, exist_ok=True)
         jars = client_jars(version)
         class_path = os.pathsep.join(map(str, [driver_classes(jars), *jars]))
-        flags = jvm if jvm is not None else ["-Xmx512m", "-XX:+UseSerialGC"]
+        flags = jvm if jvm is not None else ["-Xmx512m", *QUICK]
         command = [
             java_tool("java"),
             *OPENED,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.interop.apache import common_flags, rocketmq_home
 from tests.interop.jars import java_tool, server_jars
-from tests.interop.processes import HERE, Process, ProcessError, compiled
+from tests.interop.processes import HERE, QUICK, Process, ProcessError, compiled
 
 
 class AdminShell:
@@ -21,7 +21,7 @@ class AdminShell:
         jars = server_jars(version)
         classes = compiled("admin", sorted((HERE / "java" / "admin").glob("*.java")), jars)
         command = [
-            *(java_tool("java"), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            *(java_tool("java"), "-Xmx256m", *QUICK),
             *common_flags(directory),
             f"-Drmq.logback.configurationFile={conf / 'rmq.tools.logback.xml'}",
             *("-cp", os.pathsep.join(map(str, [classes, *jars])), "AdminShell"),

@@ -14,7 +14,7 @@ from tests.client.scenarios import until
 from tests.interop.apache import ApacheBroker
 from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.jars import CLIENT_VERSIONS, SERVER_VERSIONS
-from tests.interop.processes import wait_until
+from tests.interop.processes import QUICK, wait_until
 from tests.interop.space import Cluster, Space
 
 from cometmq import MessageExt, PushConsumer
@@ -29,7 +29,7 @@ async def test_no_message_overlaps_or_overtakes_another_on_apaches_broker(
 ) -> None:
     """The program that test_orderly_members.py runs against ours."""
     flag = f"-Drocketmq.broker.rebalance.lockMaxLiveTime={LIVE_S * 1000:.0f}"
-    jvm = ["-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", flag]
+    jvm = ["-Xms256m", "-Xmx768m", *QUICK, flag]
     name = f"orderly-{version}"
     broker = await asyncio.to_thread(lambda: ApacheBroker(version, tmp_path, names, name=name, jvm=jvm))
     try:

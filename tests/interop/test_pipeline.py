@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheCluster, mqadmin
+from tests.interop.processes import QUICK
 from tests.pipeline import store_files
 from tests.pipeline.feeding import Topic, wait_for
 
@@ -186,7 +187,7 @@ def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_pa
 
 def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path) -> None:
     version = "4.9.7"
-    small = ["-Xms128m", "-Xmx384m", "-XX:+UseSerialGC"]
+    small = ["-Xms128m", "-Xmx384m", *QUICK]
     master = ApacheBroker(version, tmp_path / "master", names, name="pair", jvm=small)
     settings = {"brokerId": "1", "brokerRole": "SLAVE"}
     slave = ApacheBroker(version, tmp_path / "slave", names, name=master.name, settings=settings, jvm=small)
