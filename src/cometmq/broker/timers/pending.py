@@ -202,11 +202,10 @@ class Pending:
 
     # -- what is kept and shown
 
-    def mark(self, now: Times, log_end: int) -> TimerTable:
+    def mark(self, log_end: int) -> TimerTable:
         """The present state. log_end: the end of the log, or where it ended when something was begun that
         `done` or `moved` has not been told yet."""
         first_out = self._first_out()
-        self._forget_recalls(min(first_out, now.wall_ms - PRECISION_MS))
         first = min(log_end, self._first_position())
         if not self._still_open(first_out, first) and first >= self._moving_before:
             self._log_position = log_end
@@ -226,8 +225,13 @@ class Pending:
         self._done_positions.frombytes(positions[still].tobytes())
         return bool(still.any())
 
-    def _forget_recalls(self, before_ms: int) -> None:
-        """Recalls whose messages, if there were any, have had their time."""
+    def forget_recalls(self, now: Times) -> None:
+        """Forget recalls whose messages, if there were any, have had their time. Only while all that came is
+        taken in: a message that was moved on may be due, and taken back."""
+        before_ms = now.wall_ms - PRECISION_MS
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # most often
+            return
+        before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:
             self._recalls.pop(self._recalls.first_key)
 
