@@ -174,6 +174,19 @@ class TestPulls:
         busy = next(answer for answer in answers if answer.code == ResponseCode.FLOW_CONTROL)
         assert "too many messages wait" in busy.remark
 
+    async def test_what_waits_for_a_slow_class_leaves_room_for_others(self, broker, consumer, monkeypatch):
+        monkeypatch.setattr(filters, "BATCH_S", 1.0)
+        monkeypatch.setattr(filter_server, "JUDGED_MOST", 1_000)
+        monkeypatch.setattr(filter_server, "JUDGED_OF_ONE", 100)
+        broker.store_numbers(4)
+        await consumer.upload(matching("any(None for _ in iter(int, 1))"))
+        await consumer.upload(EVEN, group="h")
+        slow = [asyncio.create_task(consumer.pull()) for _ in range(5)]
+        done, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+        assert {task.result().code for task in done} == {ResponseCode.FLOW_CONTROL}
+        assert bodies(await consumer.pull(group="h")) == [b"0", b"2"]
+        await asyncio.gather(*slow)
+
     async def test_a_pull_takes_the_class_that_came_while_it_waited(self, broker, consumer):
         await consumer.upload(matching("False"))
         held = []
