@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from tests.broker.conftest import refused
@@ -57,6 +58,11 @@ class TestUploads:
         assert (await consumer.upload(matching("message.body == b'3'"))).code == 0
         assert server.filters["g", "T"].process is not first
         assert bodies(await consumer.pull()) == [b"3"]
+
+    async def test_its_worker_goes_first_when_memory_is_short(self, server, consumer):
+        await consumer.upload(EVEN)
+        pid = server.filters["g", "T"].process.pid
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
 
     async def test_each_group_and_topic_has_its_own(self, broker, consumer):
         broker.store_numbers(4)
