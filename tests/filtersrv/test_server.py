@@ -86,6 +86,21 @@ class TestUploads:
         assert server.filters == {}
         assert (await consumer.upload(EVEN, group="i")).code == 0
 
+    async def test_one_that_comes_while_others_are_forgotten_stays(self, server, consumer, monkeypatch):
+        for group in "gh":
+            await consumer.upload(EVEN, group=group)
+        first = server.filters["g", "T"]
+        close = first.close
+
+        async def close_slowly():
+            await consumer.upload(matching("True"), group="h")
+            await close()
+
+        monkeypatch.setattr(first, "close", close_slowly)
+        monkeypatch.setattr(filter_server, "IDLE_S", 0)
+        await server.look_round()
+        assert list(server.filters) == [("h", "T")]
+
 
 class TestPulls:
     async def test_what_matches_is_given_as_it_is_stored_with_the_brokers_offsets(self, broker, consumer):

@@ -93,7 +93,7 @@ class FilterServer:
     async def look_round(self) -> None:
         """Forget classes that are not used, and register."""
         for key, each in list(self.filters.items()):
-            if self._loop.time() - each.used_at > IDLE_S:
+            if self._loop.time() - each.used_at > IDLE_S and self.filters.get(key) is each:
                 del self.filters[key]
                 await each.close()
         header = RegisterFilterServerRequestHeader(filter_server_addr=self.addr, token=self.settings.token)
