@@ -3,6 +3,7 @@ nothing is lost, each message comes once."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -284,6 +285,21 @@ def test_recalls_are_forgotten_when_what_waits_is_due_after_them():
     broker.deliver(1, dies=False)
     broker.pending.forget_recalls(broker.times())
     assert broker.pending.recalls == len(broker.pending) == 0
+
+
+def test_a_look_among_a_million_recalls_does_not_stop_the_loop_for_long():
+    """Of two minutes in turn; also what is recalled after the first look counts."""
+    pending, many = Pending(), 500_000
+    for number in range(2 * many):
+        pending.recall(number, WALL + number % 2 * 60_000, b"%d" % number)
+    began = time.process_time()
+    for number in range(20):
+        assert pending.is_recalled(WALL + number % 2 * 60_000, b"T", b"%d" % number)
+        assert not pending.is_recalled(WALL + number % 2 * 60_000, b"T", b"%d" % (number + 1))
+    assert time.process_time() - began < 0.25
+    for number in range(2 * many, 2 * many + 70_000):
+        pending.recall(number, WALL, b"%d" % number)
+        assert number % 7_000 or pending.is_recalled(WALL, b"T", b"%d" % number)
 
 
 @pytest.mark.parametrize("many", ["times", "delays"])
