@@ -18,6 +18,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterFilterServerRequestHeader
 from cometmq.store import SystemClock
+from cometmq.store.base.clock import ManualClock
 
 TOKEN = "0" * 64
 
@@ -72,12 +73,22 @@ async def test_those_that_register_are_told_once_and_those_that_go_too(table, re
 
 async def test_one_that_is_silent_loses_its_connection(table, monkeypatch):
     silent = Connection()
-    monkeypatch.setattr(filter_servers, "mono_ms", lambda _clock: 0)
+    monkeypatch.setattr(filter_servers, "awake_ms", lambda _clock: 0)
     table.register_filter_server(silent, registration("h:1"))
     for now_ms, closed in ((30_000, False), (30_001, True)):
-        monkeypatch.setattr(filter_servers, "mono_ms", lambda _clock, now_ms=now_ms: now_ms)
+        monkeypatch.setattr(filter_servers, "awake_ms", lambda _clock, now_ms=now_ms: now_ms)
         table.look_round()
         assert silent.closed is closed
+
+
+async def test_after_the_machine_has_slept_they_get_their_time_to_register(registrar, monkeypatch):
+    monkeypatch.setattr(filter_servers.secrets, "token_hex", lambda _size: TOKEN)
+    config, clock, slow = BrokerConfig(broker_name="broker-a"), ManualClock(), Connection()
+    table = FilterServers(config, clock, BrokerAddress(config, "127.0.0.1"), registrar)
+    table.register_filter_server(slow, registration("h:1"))
+    clock.sleep(3_600)
+    table.look_round()
+    assert not slow.closed
 
 
 @pytest.mark.parametrize("token", [None, "", "1" * 64, TOKEN[:-1], "\u00e9" * 64])

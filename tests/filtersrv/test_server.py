@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from tests.broker.conftest import refused
@@ -58,6 +59,11 @@ class TestUploads:
         assert server.filters["g", "T"].process is not first
         assert bodies(await consumer.pull()) == [b"3"]
 
+    async def test_its_worker_goes_first_when_memory_is_short(self, server, consumer):
+        await consumer.upload(EVEN)
+        pid = server.filters["g", "T"].process.pid
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
+
     async def test_each_group_and_topic_has_its_own(self, broker, consumer):
         broker.store_numbers(4)
         broker.store("U", 0, b"8")
@@ -79,6 +85,21 @@ class TestUploads:
         await server.look_round()
         assert server.filters == {}
         assert (await consumer.upload(EVEN, group="i")).code == 0
+
+    async def test_one_that_comes_while_others_are_forgotten_stays(self, server, consumer, monkeypatch):
+        for group in "gh":
+            await consumer.upload(EVEN, group=group)
+        first = server.filters["g", "T"]
+        close = first.close
+
+        async def close_slowly():
+            await consumer.upload(matching("True"), group="h")
+            await close()
+
+        monkeypatch.setattr(first, "close", close_slowly)
+        monkeypatch.setattr(filter_server, "IDLE_S", 0)
+        await server.look_round()
+        assert list(server.filters) == [("h", "T")]
 
 
 class TestPulls:
@@ -173,6 +194,19 @@ class TestPulls:
         answers = await asyncio.gather(consumer.pull(), consumer.pull())
         busy = next(answer for answer in answers if answer.code == ResponseCode.FLOW_CONTROL)
         assert "too many messages wait" in busy.remark
+
+    async def test_what_waits_for_a_slow_class_leaves_room_for_others(self, broker, consumer, monkeypatch):
+        monkeypatch.setattr(filters, "BATCH_S", 1.0)
+        monkeypatch.setattr(filter_server, "JUDGED_MOST", 1_000)
+        monkeypatch.setattr(filter_server, "JUDGED_OF_ONE", 100)
+        broker.store_numbers(4)
+        await consumer.upload(matching("any(None for _ in iter(int, 1))"))
+        await consumer.upload(EVEN, group="h")
+        slow = [asyncio.create_task(consumer.pull()) for _ in range(5)]
+        done, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+        assert {task.result().code for task in done} == {ResponseCode.FLOW_CONTROL}
+        assert bodies(await consumer.pull(group="h")) == [b"0", b"2"]
+        await asyncio.gather(*slow)
 
     async def test_a_pull_takes_the_class_that_came_while_it_waited(self, broker, consumer):
         await consumer.upload(matching("False"))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress, host_port
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.times import awake_ms
 from cometmq.broker.register import Registrar
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
@@ -87,7 +87,7 @@ class FilterServers:
             )
         if parse_address(header.filter_server_addr) is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "filterServerAddr is no host:port")
-        self._known[connection] = header.filter_server_addr, mono_ms(self.clock)
+        self._known[connection] = header.filter_server_addr, awake_ms(self.clock)
         self._tell()
         if len(self._known) >= self._count:
             self._complete.set()
@@ -101,7 +101,7 @@ class FilterServers:
 
     def look_round(self) -> None:
         """Close the connections of silent ones, start others in the place of those that have ended."""
-        now_ms = mono_ms(self.clock)
+        now_ms = awake_ms(self.clock)
         silent = [key for key, (_, seen_ms) in self._known.items() if now_ms - seen_ms > EXPIRED_MS]
         for connection in silent:
             connection.close()

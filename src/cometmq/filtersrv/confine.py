@@ -6,6 +6,7 @@ EPERM, for the rest of the process, whatever code runs in it. Nothing here relie
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -38,6 +39,8 @@ def confine(parent: int) -> None:
         ) from error
     if os.getppid() != parent:
         raise CannotConfine("the filter server is gone")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # of all processes the kernel ends this one first when memory is short
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         for limit in ("CORE", "FSIZE", "NOFILE", "NPROC"):

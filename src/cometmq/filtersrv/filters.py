@@ -102,7 +102,8 @@ class Process:
 
 @dataclass(eq=False)
 class Filter:
-    """A class of one group and topic, by its name and source. `used_at`: by the loop's clock.
+    """A class of one group and topic, by its name and source. `used_at`: by the loop's clock. `judged`:
+    bytes of messages that wait for its verdicts.
 
     Its errors are answers to consumers: SYSTEM_ERROR for a class that cannot be loaded, raises, takes too
     long or has ended its process; FLOW_CONTROL when it has no verdict now.
@@ -111,6 +112,7 @@ class Filter:
     name: str
     source: str
     used_at: float = 0.0
+    judged: int = 0
     process: Process | None = None
     _line: asyncio.Lock = field(default_factory=asyncio.Lock)
     _problem: str = ""

@@ -46,6 +46,7 @@ MOST_PULLS = 4_096  # of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
 CALL_S = 10.0  # for the broker, beyond the time that it may hold a pull
 JUDGED_MOST = 64 << 20  # bytes of messages that wait for verdicts or have just got them
+JUDGED_OF_ONE = 8 << 20  # the same of one class, so that a slow one leaves room for others
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class FilterServer:
     async def look_round(self) -> None:
         """Forget classes that are not used, and register."""
         for key, each in list(self.filters.items()):
-            if self._loop.time() - each.used_at > IDLE_S:
+            if self._loop.time() - each.used_at > IDLE_S and self.filters.get(key) is each:
                 del self.filters[key]
                 await each.close()
         header = RegisterFilterServerRequestHeader(filter_server_addr=self.addr, token=self.settings.token)
@@ -211,13 +212,19 @@ class FilterServer:
 
     async def _matching(self, found: Filter, records: bytes) -> bytes:
         """Those of the records that match, as they are stored. Raises CommandError."""
-        if self._judged + len(records) > JUDGED_MOST and self._judged:
-            raise CommandError(ResponseCode.FLOW_CONTROL, "too many messages wait for verdicts of filters")
+        size = len(records)
+        for taken, most in ((self._judged, JUDGED_MOST), (found.judged, JUDGED_OF_ONE)):
+            if taken and taken + size > most:
+                raise CommandError(
+                    ResponseCode.FLOW_CONTROL, "too many messages wait for verdicts of filters"
+                )
         starts, end = record_starts(records)
-        self._judged += len(records)
+        self._judged += size
+        found.judged += size
         try:
             verdicts = await found.judge(records[:end], len(starts))
         finally:
-            self._judged -= len(records)
+            self._judged -= size
+            found.judged -= size
         bounds = zip(starts, [*starts[1:], end], verdicts, strict=True)
         return b"".join(records[start:stop] for start, stop, matches in bounds if matches)

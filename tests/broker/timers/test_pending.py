@@ -3,6 +3,7 @@ nothing is lost, each message comes once."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,6 +111,7 @@ class Broker:
 
     def deliver(self, most: int, *, dies: bool) -> int:
         due = self.pending.due(self.times(), most)
+        self.pending.forget_recalls(self.times())
         for waiting in due:
             record = self.log[waiting.position // SIZE]
             if not self.pending.is_recalled(record.code.out_ms, b"T", b"%d" % record.key):
@@ -145,16 +147,15 @@ class Broker:
                 self.crash()
                 return
             self.pending.moved(len(batch))
-            self.follow()
             if saves:
                 self.save()
+            self.follow()
         self.gone_before = max(self.gone_before, before - before % SIZE)
         if dies:
             self.crash()
 
     def save(self) -> None:
-        if self.pending.followed == len(self.queue):
-            self.mark = self.pending.mark(self.times(), len(self.log) * SIZE)
+        self.mark = self.pending.mark(len(self.log) * SIZE)
 
     def crash(self) -> None:
         """kill -9, and a start: what is in the log is known, and the mark."""
@@ -227,26 +228,26 @@ class TestMark:
         broker.send(90_000, delayed=False)
         broker.wall += 3_600_000  # so the second comes before the first
         assert broker.deliver(1, dies=False) == 1
-        mark = broker.pending.mark(broker.times(), 100)
+        mark = broker.pending.mark(100)
         assert mark == TimerTable(
             queue_offset=2, delivered_ms=WALL + 59_000 - 1, first_position=SIZE, log_position=0
         )
         broker.monotonic += 100_000
         assert broker.deliver(1, dies=False) == 1
-        assert broker.pending.mark(broker.times(), 200).log_position == 200
+        assert broker.pending.mark(200).log_position == 200
 
     def test_it_begins_with_the_oldest_that_waits(self):
         broker = Broker()
         for delay in (1_000, 90_000, 5_000):
             broker.send(delay, delayed=False)
-        assert broker.pending.mark(broker.times(), 999).first_position == SIZE
+        assert broker.pending.mark(999).first_position == SIZE
         broker.wall += 10_000
         while broker.deliver(1, dies=False):
             pass
-        assert broker.pending.mark(broker.times(), 999).first_position == 2 * SIZE
+        assert broker.pending.mark(999).first_position == 2 * SIZE
         broker.wall += 90_000
         broker.deliver(1, dies=False)
-        assert broker.pending.mark(broker.times(), 999) == TimerTable(
+        assert broker.pending.mark(999) == TimerTable(
             queue_offset=3, delivered_ms=NEVER - 1, first_position=999, log_position=999
         )
 
@@ -272,6 +273,33 @@ def test_a_recall_names_the_unique_key_with_or_without_the_topic(key, recalled):
     pending.recall(SIZE, WALL, key)
     assert pending.is_recalled(WALL, b"T", b"U") is recalled
     assert not pending.is_recalled(WALL + 1_000, b"T", b"U")
+
+
+def test_recalls_are_forgotten_when_what_waits_is_due_after_them():
+    broker = Broker()
+    broker.send(1_000, delayed=False)
+    broker.recall(0)
+    broker.wall += 3_600_000
+    broker.pending.forget_recalls(broker.times())
+    assert broker.pending.recalls == 1  # what it takes back is still there
+    broker.deliver(1, dies=False)
+    broker.pending.forget_recalls(broker.times())
+    assert broker.pending.recalls == len(broker.pending) == 0
+
+
+def test_a_look_among_a_million_recalls_does_not_stop_the_loop_for_long():
+    """Of two minutes in turn; also what is recalled after the first look counts."""
+    pending, many = Pending(), 500_000
+    for number in range(2 * many):
+        pending.recall(number, WALL + number % 2 * 60_000, b"%d" % number)
+    began = time.process_time()
+    for number in range(20):
+        assert pending.is_recalled(WALL + number % 2 * 60_000, b"T", b"%d" % number)
+        assert not pending.is_recalled(WALL + number % 2 * 60_000, b"T", b"%d" % (number + 1))
+    assert time.process_time() - began < 0.25
+    for number in range(2 * many, 2 * many + 70_000):
+        pending.recall(number, WALL, b"%d" % number)
+        assert number % 7_000 or pending.is_recalled(WALL, b"T", b"%d" % number)
 
 
 @pytest.mark.parametrize("many", ["times", "delays"])

@@ -122,6 +122,19 @@ class TestLists:
             await until(lambda: len(broker.parts.timers.pending) == 9, 10)
             assert counts(broker) == {"Orders": 1}
 
+    async def test_a_mark_is_taken_also_while_something_waits_to_be_taken_in(
+        self, cluster, peer, monkeypatch
+    ):
+        """Beside many sends that is always so."""
+        await peer.send(properties={"TIMER_DELAY_SEC": "60"})
+        timers = cluster.broker.parts.timers
+        await until(lambda: timers.pending.followed == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(timers.follower, "behind", lambda: True)
+            mark = timers.state.take()
+        assert mark is not None
+        assert mark.queue_offset == 1
+
     async def test_counts_after_a_kill(self, tmp_path):
         """Also of what was moved on or came before the last mark, for which the log is read again."""
         async with running(tmp_path / "a", **short_retention()) as (broker, peer):

@@ -421,7 +421,7 @@ def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: Message
     assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]
 
 
-LARGE = {"mapped_file_size_commit_log": 16 << 20, "mapped_file_size_consume_queue": 40_000}
+BULKY = {"mapped_file_size_commit_log": 16 << 20, "mapped_file_size_consume_queue": 40_000}
 
 
 @pytest.mark.parametrize("queues", [1, 3])
@@ -437,7 +437,7 @@ LARGE = {"mapped_file_size_commit_log": 16 << 20, "mapped_file_size_consume_queu
 def test_a_bulk_read_gives_a_thousand_messages_or_a_mebibyte(
     tmp_path: Path, size: int, sent: int, asked: int, given: int, queues: int
 ) -> None:
-    store = open_store(tmp_path, **LARGE)
+    store = open_store(tmp_path, **BULKY)
     for number in range(sent * queues):
         put(store, b"%-*d" % (size, number // queues), queue_id=number % queues)
     committed(store.commit())
@@ -448,15 +448,38 @@ def test_a_bulk_read_gives_a_thousand_messages_or_a_mebibyte(
         assert read(source, 0, 0, asked).count == 32
 
 
+@pytest.mark.parametrize("tagged", [False, True])
+def test_a_bulk_read_of_what_lies_far_apart_brings_a_bounded_part_of_the_log(
+    tmp_path: Path, tagged: bool
+) -> None:
+    """The queue's messages lie 15 KiB apart, so that 1024 of them lie in 120 blocks of 128 KiB."""
+    store = open_store(tmp_path, **BULKY)
+    for number in range(1100):
+        put(store, b"%d" % number, tags_code=number % 2)
+        put(store, bytes(15_000), queue_id=1)
+    committed(store.commit())
+    store = reopened(store)  # without its newest bytes in memory
+    wanted = {0} if tagged else None
+    found: list[int] = []
+    offset = 0
+    while offset < 1100:
+        answer = store.get_messages("T", 0, offset, 1024, bulk=True, filter=wanted, reads=WAITING)
+        assert answer.status is GetStatus.FOUND
+        assert answer.next_begin_offset - offset < 1000
+        offset = answer.next_begin_offset
+        found += [int(body) for body in bodies(answer)]
+    assert found == list(range(0, 1100, 2 if tagged else 1))
+
+
 def test_a_bulk_read_gives_one_message_that_is_larger_than_its_limit(tmp_path: Path) -> None:
-    store = open_store(tmp_path, **LARGE)
+    store = open_store(tmp_path, **BULKY)
     send_all(store, [bytes(2 << 20), b"next"])
     answer = read(store, 0, 0, 1024, bulk=True)
     assert (answer.count, answer.next_begin_offset) == (1, 1)
 
 
 def test_a_bulk_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> None:
-    store = open_store(tmp_path, ColdDisk(), **LARGE)
+    store = open_store(tmp_path, ColdDisk(), **BULKY)
     for number in range(600):
         put(store, b"%-1000d" % number, queue_id=number % 2)
     committed(store.commit())

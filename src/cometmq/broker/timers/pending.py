@@ -14,16 +14,18 @@ something still waits.
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
 
 from cometmq.broker.base.delay_levels import STEP_MS
-from cometmq.broker.timers.wheel import NEVER, Buckets, Waiting, Wheel
+from cometmq.broker.timers.wheel import NEVER, Buckets, Ints, Waiting, Wheel
 from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_keys
 from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
+_MOST_RECALLED, _MOST_SINCE = 8, 1 << 16
 # Messages are moved on by such stretches of the log (bytes), each in the order of time.
 _MOVED_TOGETHER = 16 << 20
 
@@ -48,6 +50,13 @@ class Listed(NamedTuple):
     out_ms: int
 
 
+class _Hashes(NamedTuple):
+    """Of recalls of one minute: those of a moment, ascending, and those that came since."""
+
+    ascending: Ints
+    since: set[int]
+
+
 class Pending:
     """All timer messages of a broker that wait. `followed`: the queue offset up to which they are known."""
 
@@ -57,7 +66,8 @@ class Pending:
         # In place of the due time the hash of the key, in place of TIMER_OUT_MS whether it was counted.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
-        self._recalled: tuple[int, set[int], set[int]] = (-1, set(), set())  # one minute's, those counted
+        self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
+        """Those of the minutes asked for last: all, and those counted."""
         self._log_position = 0  # of the last mark
         self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
         self._moving_before = 0  # nothing behind it was moved on
@@ -100,9 +110,11 @@ class Pending:
         counted: it is not counted any more among what waits for its topic."""
         hashed = hash((key, out_ms))
         self._recalls.add(out_ms, hashed, position, int(counted))
-        if self._recalled[0] == out_ms // _MINUTE:
-            for known in self._recalled[1:] if counted else self._recalled[1:2]:
-                known.add(hashed)
+        if known := self._recalled.get(out_ms // _MINUTE):
+            for hashes in known if counted else known[:1]:
+                hashes.since.add(hashed)
+            if len(known[0].since) > _MOST_SINCE:
+                del self._recalled[out_ms // _MINUTE]
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
         """Whether a message was taken back; with `counted` whether by a recall that was counted."""
@@ -110,13 +122,17 @@ class Pending:
         bucket = self._recalls.get(minute)
         if bucket is None or not unique_key:
             return False
-        if self._recalled[0] != minute:
+        if minute not in self._recalled:
+            # Sorted, since a million take 15 ms so, and 150 ms to be put into a set.
             hashes, _, were_counted = bucket.columns()
-            known = set(hashes.tolist())
-            self._recalled = minute, known, set(hashes[were_counted > 0].tolist())
-        _, all_known, counted_ones = self._recalled
-        among = counted_ones if counted else all_known
-        return any(hash((key, out_ms)) in among for key in delete_keys(topic, unique_key))
+            those = hashes[were_counted > 0]
+            self._recalled[minute] = _Hashes(np.sort(hashes), set()), _Hashes(np.sort(those), set())
+            if len(self._recalled) > _MOST_RECALLED:
+                self._recalled.popitem(last=False)
+        ascending, since = self._recalled[minute][counted]
+        asked = [hash((key, out_ms)) for key in delete_keys(topic, unique_key)]
+        begins, ends = (np.searchsorted(ascending, asked, side) for side in ("left", "right"))
+        return not since.isdisjoint(asked) or bool((begins < ends).any())
 
     # -- what goes
 
@@ -202,11 +218,10 @@ class Pending:
 
     # -- what is kept and shown
 
-    def mark(self, now: Times, log_end: int) -> TimerTable:
+    def mark(self, log_end: int) -> TimerTable:
         """The present state. log_end: the end of the log, or where it ended when something was begun that
         `done` or `moved` has not been told yet."""
         first_out = self._first_out()
-        self._forget_recalls(min(first_out, now.wall_ms - PRECISION_MS))
         first = min(log_end, self._first_position())
         if not self._still_open(first_out, first) and first >= self._moving_before:
             self._log_position = log_end
@@ -226,9 +241,15 @@ class Pending:
         self._done_positions.frombytes(positions[still].tobytes())
         return bool(still.any())
 
-    def _forget_recalls(self, before_ms: int) -> None:
-        """Recalls whose messages, if there were any, have had their time."""
+    def forget_recalls(self, now: Times) -> None:
+        """Forget recalls whose messages, if there were any, have had their time. Only while all that came is
+        taken in: a message that was moved on may be due, and taken back."""
+        before_ms = now.wall_ms - PRECISION_MS
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # most often
+            return
+        before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:
+            self._recalled.pop(self._recalls.first_key, None)
             self._recalls.pop(self._recalls.first_key)
 
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:

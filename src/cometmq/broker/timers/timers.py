@@ -125,7 +125,7 @@ class TimerService:
         queue = self.follower.queue
         if queue is None or not self._loaded:
             return
-        mark = self.pending.mark(self.times(), self.store.log.end)
+        mark = self.pending.mark(self.store.log.end)
         try:
             offset = await self.store.off_loop.ask(
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
@@ -195,10 +195,12 @@ class TimerService:
 
     def _mark(self) -> TimerTable | None:
         queue = self.follower.queue
-        if not self._loaded or queue is None or self.follower.behind():
-            return None  # what is to be taken in may be due before all else, and taken back
+        if not self._loaded or queue is None:
+            return None
+        if not self.follower.behind():  # beside many sends it always is
+            self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
-        mark = self.pending.mark(self.times(), end)
+        mark = self.pending.mark(end)
         mark.counted_offset, mark.counted_position = queue.max_offset, end
         return mark
 
@@ -217,6 +219,7 @@ class TimerService:
         records = await self._records([waiting.position for waiting in due])
         while self.follower.behind():
             await self.follower.follow()  # what has come may take one of them back
+        self.pending.forget_recalls(self.times())
         self._began = self.store.log.end
         done, appended = 0, False
         problem: Exception | None = None

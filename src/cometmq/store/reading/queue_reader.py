@@ -44,6 +44,7 @@ _MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MOST_AT_ONCE = 64  # units judged as a whole
+_MOST_LOADED = 64  # blocks that one bulk read brings: 3 ms
 _STRETCH = 1024  # units read at once, for the pulls that follow: 20 KiB
 _MOST_STRETCHES = 64  # queues of which one is kept: 1.3 MiB
 
@@ -181,12 +182,13 @@ class QueueReader:
             count = 0
             found: Buffer | None = b""
             if positions:
-                partly = bulk and len(positions) == scanned  # no unit was left out
-                count, found = self._records(positions, sizes, reads, partly=partly)
+                count, found = self._records(positions, sizes, reads, partly=bulk)
             if found is not None:
                 if count < len(positions):
-                    # The rest is not in memory: the next read begins there.
-                    scanned, last = count, positions[count - 1]
+                    # The next read begins with the rest.
+                    places = np.frombuffer(data, UNIT_DTYPE)["position"]
+                    scanned = max(count, int(np.flatnonzero(places == positions[count])[0]))
+                    last = positions[count - 1]
                 lag = self._log.end - last
                 slave = lag > self.memory_window
                 following = offset + scanned
@@ -300,13 +302,14 @@ class QueueReader:
         self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads, *, partly: bool
     ) -> tuple[int, Buffer | None]:
         """How many records were read, and their bytes; None if one cannot be had or is not what its unit
-        says. With `partly` those before the first that is not in memory will do."""
+        says. With `partly` those before the first that is not in memory will do, and those of
+        _MOST_LOADED blocks."""
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
         firsts = [0]  # of those that follow each other
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
-        kept, parts = self._log.blocks.get, list[Buffer]()
+        kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
         for first, stop in zip(firsts, [*firsts[1:], total], strict=True):
             start = positions[first]
             length = ends[stop - 1] - start
@@ -314,7 +317,13 @@ class QueueReader:
             data: Buffer | None = None
             try:
                 if at + length <= BLOCK:
-                    data = kept(number) or self._log.block(number, positions, reads)
+                    data = kept(number)
+                    if data is None:
+                        if partly and loaded == _MOST_LOADED:
+                            total = first
+                            break
+                        data = self._log.block(number, positions, reads)
+                        loaded += data is not None
                 if data is not None:
                     data = data[at : at + length]
                 else:
