@@ -39,7 +39,7 @@ test-long: install  ## the long forms of the tests that have one, about a quarte
 	tests/faults/test_transaction_power_loss.py tests/faults/test_transaction_kill.py \
 	tests/faults/test_hostile_requests.py tests/store/test_kill.py tests/pipeline/test_jobs_killed.py \
 	tests/pipeline/test_clusters.py tests/faults/test_semantics_kill.py tests/interop/test_expired_stores.py \
-	tests/interop/test_transactions.py tests/interop/test_histories.py $(TEST_ARGS)
+	tests/interop/test_transactions.py tests/interop/test_histories.py tests/interop/test_pipeline.py $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

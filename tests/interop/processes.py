@@ -27,7 +27,7 @@ OPENED = [
 ]
 """What RocketMQ's classes (written for Java 8) reach into and Java 17 closes."""
 QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-"""For a JVM that lives for seconds: a start takes 0.8 of the CPU time that it takes with the second compiler."""
+"""For a JVM that lives for seconds: its start takes 0.8 of the CPU time."""
 
 
 class ProcessError(Exception):

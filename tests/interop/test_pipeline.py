@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 import zlib
 from collections import Counter
@@ -185,6 +186,10 @@ def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_pa
             cluster.queues(Topics(names=(name,)))
 
 
+@pytest.mark.skipif(
+    not os.environ.get("COMETMQ_INTEROP_LONG"),
+    reason="a slave gets its topics minutes after its start: COMETMQ_INTEROP_LONG=1 waits for it",
+)
 def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path) -> None:
     version = "4.9.7"
     small = ["-Xms128m", "-Xmx384m", *QUICK]

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, Stream, fake_cluster, position
-from tests.pipeline.feeding import Topic
+from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
@@ -181,6 +181,8 @@ class TestAStreamThatWaitsForMore:
         topic.send(40)
         assert look(end) is end
         second.send(3)
+        with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+            wait_for(lambda: bool(cluster.queues(Topics(pattern=second.name))), "the new topic")
         later = look(end)
         reader.stop()
         assert later[topic.name] == end[topic.name] != start[topic.name]

@@ -189,7 +189,7 @@ class _Reader:
         self._values: dict[str, str] = {}
         for key, value in options.items():
             name = key.lower()
-            name = _ALIASES.get(name, name)
+            name = name if name in names else _ALIASES.get(name, name)
             if name not in names:
                 near = difflib.get_close_matches(name, [*names, *_ALIASES], 1)
                 hint = f"; did you mean {names.get(near[0], near[0])}?" if near else ""

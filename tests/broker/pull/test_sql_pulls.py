@@ -145,8 +145,8 @@ class TestHolding:
             filters = broker.parts.pulls.checks.filters
             begun, compiling = asyncio.Event(), filters.compile
 
-            async def slowly(key):
-                await compiling(key)
+            async def slowly(key, connection):
+                await compiling(key, connection)
                 begun.set()
                 await asyncio.sleep(0.1)
 
