@@ -51,6 +51,13 @@ class TestRules:
         assert rules.maximum(rules.group("G"), 16, 407, "channel") == 16
         assert [line for line in caplog.messages if "retryMaxTimes=1" in line]
 
+    def test_what_a_client_sends_to_its_retry_topic_is_not_taken_for_its_limit(self, rules, caplog):
+        for client, channel in (("c1", "a"), ("c2", "b")):
+            rules.consumers.join("G", channel, (client, "JAVA", 407), 0)
+            rules.maximum(rules.group("G"), 16, 407, channel)
+        assert rules.maximum(rules.group("G"), 17, 407) == 17
+        assert not caplog.messages
+
     @pytest.mark.parametrize(
         ("times", "version", "dead"), [(2, 407, False), (3, 407, True), (3, 513, False), (4, 513, True)]
     )

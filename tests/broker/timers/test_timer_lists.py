@@ -122,6 +122,12 @@ class TestLists:
             await until(lambda: len(broker.parts.timers.pending) == 9, 10)
             assert counts(broker) == {"Orders": 1}
 
+    async def test_a_recall_that_a_client_sends_as_a_message_is_not_counted(self, cluster, peer):
+        await peer.send()
+        await peer.send(properties={"TIMER_DELAY_SEC": "60", "TIMER_DEL_UNIQKEY": "U", "UNIQ_KEY": "U"})
+        await until(lambda: cluster.broker.parts.timers.pending.recalls == 1)
+        assert not cluster.broker.parts.tables.timers.counts.get("Orders")
+
     async def test_a_mark_is_taken_also_while_something_waits_to_be_taken_in(
         self, cluster, peer, monkeypatch
     ):

@@ -53,14 +53,16 @@ class RetryRules:
         return settings
 
     def maximum(
-        self, settings: SubscriptionGroupConfig, requested: int | None, version: int, member: Hashable
+        self, settings: SubscriptionGroupConfig, requested: int | None, version: int, member: Hashable = None
     ) -> int:
         """The limit that counts: the request's, if it has one and its version may, else the group's. A
         request's that is not the group's is not silent: see `note_retry_limit`. `member`: the connection of
-        the request."""
+        the request; None for a client's own send to its retry topic, which may name one more than the member
+        has."""
         if requested is None or version < MAX_RECONSUME_TIMES_SINCE:
             return settings.retry_max_times
-        self.consumers.note_retry_limit(settings.group_name, member, requested, settings.retry_max_times)
+        if member is not None:
+            self.consumers.note_retry_limit(settings.group_name, member, requested, settings.retry_max_times)
         return requested
 
     def is_dead_by_send(

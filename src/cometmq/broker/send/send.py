@@ -141,7 +141,7 @@ class SendProcessor:
         properties = form.before + unique + form.behind
         asked_queue_id = queue_id
         if not form.plain or topic[0] == "%":
-            place = self._redirect(connection, frame, header, topic, queue_id, properties)
+            place = self._redirect(frame, header, topic, queue_id, properties)
             if place.topic == TRANS_HALF_TOPIC:
                 sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
             if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
@@ -217,7 +217,7 @@ class SendProcessor:
         replies, opaque = self.writer.replies, frame.opaque
 
         def answer(code: int, remark: str | None) -> None:
-            if remark is None and timed is not None:
+            if remark is None and timed is not None and not timed.code.recall:
                 self.tables.timers.count(timed.topic, 1)
             if frame.is_oneway:
                 return
@@ -331,7 +331,6 @@ class SendProcessor:
 
     def _redirect(
         self,
-        connection: Connection,
         frame: Frame,
         header: SendMessageRequestHeader,
         topic: str,
@@ -342,7 +341,7 @@ class SendProcessor:
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
             rules, version = self.retry_rules, frame.version
-            maximum = rules.maximum(rules.group(group), header.max_reconsume_times, version, connection)
+            maximum = rules.maximum(rules.group(group), header.max_reconsume_times, version)
             times, now_ms = header.reconsume_times or 0, mono_ms(self.clock)
             if rules.is_dead_by_send(group, times, maximum, version, now_ms):
                 self.tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)

@@ -24,9 +24,11 @@ _UNITS_AT_ONCE = 4096
 
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
     """Where a level goes on that stands at `cursor`, by its units from queue offset `first` on: in front of
-    the first that is not linked; and the positions of linked ones behind that."""
+    the first that is not linked; and the positions of linked ones behind that. linked: ascending, not
+    empty."""
     positions = units["position"].astype(np.int64)
-    done = np.isin(positions, linked) & (units["size"] != FILLER_SIZE)
+    at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
+    done = (linked[at] == positions) & (units["size"] != FILLER_SIZE)
     open_ = np.flatnonzero(~done & (units["size"] != FILLER_SIZE))
     passed = 0
     if cursor == first:
@@ -52,7 +54,7 @@ async def delivered(
     pieces = [piece async for piece in links(store.log, store.disk, off_loop, start)]
     if not pieces:
         return found, others
-    linked = np.unique(np.concatenate(pieces))
+    linked = await off_loop.run(np.unique, np.concatenate(pieces))
     for level, queue in waiting.items():
         offset, last = begun[level], int(linked[-1])
         end = await off_loop.ask(partial(queue.search, offset, queue.max_offset, last + 1))
@@ -65,6 +67,7 @@ async def delivered(
             found[level], more = goes_on(found[level], offset, units, linked)
             others.update(more)
             offset += len(units)
+            await off_loop.pause(0)
     return found, others
 
 

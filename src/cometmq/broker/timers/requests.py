@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
@@ -28,6 +29,8 @@ from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode, out_ms_o
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
 from cometmq.store import Clock, MessageStore, StoreRefused, link_to
+
+log = logs.logger(__name__)
 
 # Messages of one page, waiting ones that are looked at for it, and bytes of it.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
@@ -80,7 +83,11 @@ class TimerProcessor:
         Recall)."""
         header = frame.header(RecallMessageRequestHeader)
         handle = self._checked(header)
-        found = await self._waits(handle)
+        try:
+            found = await self._waits(handle)
+        except OSError as error:
+            log.warning("a recall is not counted, because the index cannot be read: %s", error)
+            found = False  # its delivery is
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,

@@ -150,6 +150,9 @@ class ScheduleService:
             minimum = self.store.min_offset(SCHEDULE_TOPIC, level - 1)
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
+        self.offsets.log_position = min(
+            self.offsets.log_position, self.store.log.end
+        )  # recovery may have cut it
         try:
             begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
         except Exception as error:
@@ -249,7 +252,8 @@ class ScheduleService:
                 if cursor.offset < got.max_offset:
                     self._wake(cursor)
             return
-        reached, appended, wait_s = self._store_due(cursor, got)
+        passed: list[int] = []
+        reached, appended, wait_s = self._store_due(cursor, got, passed)
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
@@ -261,6 +265,7 @@ class ScheduleService:
                     log.info("delay level %d: messages are delivered again", cursor.level)
                 cursor.refusals = cursor.errors = 0
                 self._move(cursor, reached)
+                self._delivered.difference_update(passed)  # only now: a refused round looks at them again
                 cursor.due.steps.passed(reached)
             if wait_s:
                 self._wake(cursor, wait_s)
@@ -272,10 +277,11 @@ class ScheduleService:
         else:
             outcome(int(ResponseCode.SUCCESS), None)
 
-    def _store_due(self, cursor: LevelCursor, got: Got) -> tuple[int, bool, float]:
+    def _store_due(self, cursor: LevelCursor, got: Got, passed: list[int]) -> tuple[int, bool, float]:
         """Store what is due of one read: (the offset behind it, whether anything was stored, seconds until
-        the level goes on). A message that fails comes first in the next round, so that nothing before it is
-        stored again."""
+        the level goes on). Into `passed` go the positions of those that the last run has delivered.
+
+        A message that fails comes first in the next round, so that nothing before it is stored again."""
         _, monotonic_ms = self._times()
         data = b"".join(got.buffers)
         at, reached, appended = 0, cursor.offset, False
@@ -286,7 +292,7 @@ class ScheduleService:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
                 at, begins = at + message.store_size, at
                 if message.physical_offset in self._delivered:
-                    self._delivered.discard(message.physical_offset)
+                    passed.append(message.physical_offset)
                     reached = message.queue_offset + 1
                     continue
                 try:

@@ -9,6 +9,7 @@ record in it, in one write with the rest of its tick. So a killed process leaves
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -363,6 +364,9 @@ class TimerService:
             done += 1
         if copies:
             await self._committed()
+            if self.store.dispatcher.waits:  # only then are the copies, of recalls too, there to be taken in
+                with contextlib.suppress(OSError):  # they are in the log: the originals go in any case
+                    await self.tables.log_flushed()
         # Only now: after a failed write something else can come to lie at these positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done)

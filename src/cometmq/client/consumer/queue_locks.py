@@ -120,6 +120,8 @@ class QueueLocks:
 
     def _report(self, lost: list[MessageQueue]) -> None:
         if lost:
+            for queue in lost:
+                self._connections.pop(queue, None)
             log.warning("group %s lost the locks of %d queues, first %s", self._group, len(lost), lost[0])
             self._lost(lost)
 
