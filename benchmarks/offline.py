@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from benchmarks.processes import cpu_seconds
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
-from cometmq.pipeline.options import StoreOptions
+from cometmq.pipeline.base.options import StoreOptions
 from cometmq.pipeline.session import spark_session
-from cometmq.pipeline.store_plan import plan_slices
-from cometmq.pipeline.store_source import read_slice
+from cometmq.pipeline.stored.plan import plan_slices
+from cometmq.pipeline.stored.source import read_slice
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema
 from cometmq.store import MessageStore, StoreConfig
 

@@ -14,10 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
 from cometmq.pipeline.archive import archive
-from cometmq.pipeline.options import write_options
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.sending import Sender
+from cometmq.pipeline.base.options import write_options
 from cometmq.pipeline.session import spark_session
+from cometmq.pipeline.sink.rows import RowMessage
+from cometmq.pipeline.sink.sending import Sender
 from cometmq.testing import StandaloneProcess
 
 MESSAGES = 300_000

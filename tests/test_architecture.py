@@ -62,6 +62,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "admin"),
     "client": ("cluster", "producer", "consumer"),
+    "pipeline": ("base", "live", "stored", "table", "sink"),
 }
 
 # Rooms whose names others import from the package itself -> rooms that may import from a sub-room of it too.

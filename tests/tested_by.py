@@ -57,14 +57,12 @@ client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/archive_query
-pipeline/test_archive_task.py: pipeline/partition_writer
-pipeline/test_plan.py: pipeline/offsets
-pipeline/test_replaced_queues.py: pipeline/marks
-pipeline/test_sink.py: pipeline/rows
-pipeline/test_source.py: pipeline/session
-pipeline/test_unwilling_brokers.py: pipeline/bad_rows pipeline/cluster pipeline/errors pipeline/reading
-    pipeline/wire
+pipeline/test_archive.py: pipeline/archive_query pipeline/session
+pipeline/test_replaced_queues.py: pipeline/live/marks
+pipeline/test_sink.py: pipeline/sink/rows
+pipeline/test_task.py: pipeline/table/partition_writer
+pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
+    pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns
 protocol/test_bodies.py: protocol/bodies_admin protocol/bodies_client protocol/bodies_route protocol/json_body
 protocol/test_frame.py: protocol/binary_header protocol/send_ext

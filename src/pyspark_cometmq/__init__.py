@@ -31,30 +31,30 @@ class DefaultSource(DataSource):
         return "cometmq"
 
     def schema(self) -> StructType:
-        from cometmq.pipeline.source import full_schema
+        from cometmq.pipeline.live.source import full_schema
 
         return full_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from cometmq.pipeline.options import read_options
-        from cometmq.pipeline.source import CometReader
+        from cometmq.pipeline.base.options import read_options
+        from cometmq.pipeline.live.source import CometReader
 
         return CometReader(schema, read_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from cometmq.pipeline.options import read_options
-        from cometmq.pipeline.source import CometStreamReader
+        from cometmq.pipeline.base.options import read_options
+        from cometmq.pipeline.live.source import CometStreamReader
 
         return CometStreamReader(schema, read_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from cometmq.pipeline.options import write_options
-        from cometmq.pipeline.sink import CometWriter
+        from cometmq.pipeline.base.options import write_options
+        from cometmq.pipeline.sink.sink import CometWriter
 
         return CometWriter(schema, write_options(self.options), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from cometmq.pipeline.options import write_options
-        from cometmq.pipeline.sink import CometStreamWriter
+        from cometmq.pipeline.base.options import write_options
+        from cometmq.pipeline.sink.sink import CometStreamWriter
 
         return CometStreamWriter(schema, write_options(self.options), overwrite)

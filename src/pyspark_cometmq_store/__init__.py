@@ -21,12 +21,12 @@ class DefaultSource(DataSource):
         return "cometmq-store"
 
     def schema(self) -> StructType:
-        from cometmq.pipeline.source import full_schema
+        from cometmq.pipeline.live.source import full_schema
 
         return full_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from cometmq.pipeline.options import store_options
-        from cometmq.pipeline.store_source import StoreReader
+        from cometmq.pipeline.base.options import store_options
+        from cometmq.pipeline.stored.source import StoreReader
 
         return StoreReader(schema, store_options(self.options))

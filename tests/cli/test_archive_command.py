@@ -17,7 +17,7 @@ from cometmq.cli.archive import archive, own_names, report
 from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.archive import ArchiveSummary
 from cometmq.pipeline.archive import archive as run_archive
-from cometmq.pipeline.errors import ArchiveError
+from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.testing import local_broker
 
 

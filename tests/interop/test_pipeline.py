@@ -20,14 +20,14 @@ from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.errors import ConfigError
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.errors import ReplicaBehindError
-from cometmq.pipeline.offsets import LATEST
-from cometmq.pipeline.options import Position, PullOptions, Topics, write_options
-from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.reading import read_parts
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.sending import Sender
+from cometmq.pipeline.base.errors import ReplicaBehindError
+from cometmq.pipeline.base.offsets import LATEST
+from cometmq.pipeline.base.options import Position, PullOptions, Topics, write_options
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.sink.rows import RowMessage
+from cometmq.pipeline.sink.sending import Sender
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema
 

@@ -13,7 +13,7 @@ from tests.pipeline.fake_servers import MINUTES, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
 from tests.pipeline.spark_servers import connect_server, connect_session
 
-from cometmq.pipeline import cluster
+from cometmq.pipeline.live import cluster
 from cometmq.pipeline.session import spark_session
 from cometmq.standalone import Standalone
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from cometmq.message import MessageQueue
-from cometmq.pipeline.options import read_options
-from cometmq.pipeline.source import CometStreamReader, ReadTask, full_schema
+from cometmq.pipeline.base.options import read_options
+from cometmq.pipeline.live.source import CometStreamReader, ReadTask, full_schema
 from cometmq.protocol.batch import iter_batch
 from cometmq.protocol.bodies import (
     BrokerData,

@@ -13,12 +13,12 @@ import pytest
 from cometmq.admin.admin import Admin
 from cometmq.client.cluster.requests import committed_request, offset_in
 from cometmq.message import MessageQueue
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.options import Topics, write_options
-from cometmq.pipeline.plan import Bounds
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.sending import Sender
-from cometmq.pipeline.wire import Wire
+from cometmq.pipeline.base.options import Topics, write_options
+from cometmq.pipeline.base.plan import Bounds
+from cometmq.pipeline.base.wire import Wire
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.sink.rows import RowMessage
+from cometmq.pipeline.sink.sending import Sender
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeaderV2

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cometmq.pipeline.options import StoreOptions
-from cometmq.pipeline.store_plan import plan_slices
-from cometmq.pipeline.store_source import read_slice
+from cometmq.pipeline.base.options import StoreOptions
+from cometmq.pipeline.stored.plan import plan_slices
+from cometmq.pipeline.stored.source import read_slice
 from cometmq.protocol.record.arrow import arrow_schema
 from cometmq.protocol.record.one import encode_blank, encode_record
 

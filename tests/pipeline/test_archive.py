@@ -22,8 +22,8 @@ from cometmq.errors import ConfigError, NoRouteError
 from cometmq.pipeline import archive as archive_module
 from cometmq.pipeline.archive import ArchiveProgress, ArchiveSummary, archive
 from cometmq.pipeline.archive_query import archived, completeness, manifest
-from cometmq.pipeline.errors import ArchiveError, DataLossError
-from cometmq.pipeline.table import ArchiveTable, partition_value
+from cometmq.pipeline.base.errors import ArchiveError, DataLossError
+from cometmq.pipeline.table.directory import ArchiveTable, partition_value
 
 
 class Job:

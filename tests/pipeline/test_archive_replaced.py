@@ -15,12 +15,12 @@ from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.pipeline import archive as archive_module
-from cometmq.pipeline import cluster
 from cometmq.pipeline.archive import ArchiveSummary, archive
 from cometmq.pipeline.archive_query import archived, completeness, files, manifest
-from cometmq.pipeline.errors import DataLossError
-from cometmq.pipeline.marks import Mark, marks_in
-from cometmq.pipeline.table import ArchiveTable
+from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.live import cluster
+from cometmq.pipeline.live.marks import Mark, marks_in
+from cometmq.pipeline.table.directory import ArchiveTable
 
 OLD_LOG, NEW_LOG = 0, 10**6  # where FakeCluster.make_anew lets the messages lie
 FIRST_LIFE = (0, 0, 40, 40, 0, 0, 0)

@@ -19,12 +19,12 @@ from tests.pipeline.feeding import Topic, wait_for
 from cometmq.errors import ConnectError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.archive import ArchiveProgress, archive
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.options import PullOptions, Topics, write_options
-from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.reading import read_parts
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.sending import Sender
+from cometmq.pipeline.base.options import PullOptions, Topics, write_options
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.sink.rows import RowMessage
+from cometmq.pipeline.sink.sending import Sender
 from cometmq.protocol.record.arrow import arrow_schema
 from cometmq.standalone import Standalone
 from cometmq.testing import ServerProcess

@@ -23,7 +23,7 @@ from tests.pipeline.spark_servers import (
 )
 
 from cometmq.pipeline.archive import archive
-from cometmq.pipeline.engine import run_units
+from cometmq.pipeline.base.engine import run_units
 
 RECORDS = 60_000  # enough for several tasks
 

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import wait_for
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.engine import run_units, slots
-from cometmq.pipeline.errors import JobFailed, JobStopped
+from cometmq.pipeline.base.engine import run_units, slots
+from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 
 @pytest.fixture(params=["classic", "connect"])

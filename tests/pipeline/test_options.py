@@ -9,8 +9,8 @@ import pytest
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.offsets import EARLIEST, LATEST
-from cometmq.pipeline.options import Position, Topics, read_options, write_options
+from cometmq.pipeline.base.offsets import EARLIEST, LATEST
+from cometmq.pipeline.base.options import Position, Topics, read_options, write_options
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 BASE = {"namesrv": "127.0.0.1:9876", "subscribe": "orders"}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.errors import DataLossError
-from cometmq.pipeline.offsets import batch_range, from_tree, parse_offsets, to_tree, with_start
-from cometmq.pipeline.plan import (
+from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.base.offsets import batch_range, from_tree, parse_offsets, to_tree, with_start
+from cometmq.pipeline.base.plan import (
     Bounds,
     QueueRange,
     default_tasks,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cometmq.message import MessageQueue
-from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.pulling import PullWindow, Reply, Request, Segment, Verdict
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.live.pulling import PullWindow, Reply, Request, Segment, Verdict
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.one import encode_record
 

@@ -15,8 +15,8 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.test_stream import Job
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.errors import DataLossError
-from cometmq.pipeline.marks import CLOCKS_MS, Mark, mark_of, marks_in
+from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.live.marks import CLOCKS_MS, Mark, mark_of, marks_in
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from tests.pipeline.fake_servers import Broker, NameServer, serving
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageQueue
-from cometmq.pipeline import sending
-from cometmq.pipeline.options import WriteOptions
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.sending import Sender
+from cometmq.pipeline.base.options import WriteOptions
+from cometmq.pipeline.sink import sending
+from cometmq.pipeline.sink.rows import RowMessage
+from cometmq.pipeline.sink.sending import Sender
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 

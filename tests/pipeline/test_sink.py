@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipeline.feeding import Topic
 
-from cometmq.pipeline import sink
-from cometmq.pipeline.options import write_options
-from cometmq.pipeline.sink import CometStreamWriter
+from cometmq.pipeline.base.options import write_options
+from cometmq.pipeline.sink import sink
+from cometmq.pipeline.sink.sink import CometStreamWriter
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 

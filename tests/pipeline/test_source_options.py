@@ -21,13 +21,13 @@ from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
-from cometmq.pipeline import cluster as cluster_module
-from cometmq.pipeline import reading, source
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.options import PullOptions, Topics, read_options
-from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.reading import read_parts
-from cometmq.pipeline.source import CometStreamReader, full_schema
+from cometmq.pipeline.base.options import PullOptions, Topics, read_options
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.live import cluster as cluster_module
+from cometmq.pipeline.live import reading, source
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.live.source import CometStreamReader, full_schema
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.record.arrow import arrow_schema
 

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from tests.pipeline.feeding import Topic, wait_for
 
-from cometmq.pipeline.options import read_options
-from cometmq.pipeline.source import CometStreamReader, full_schema
+from cometmq.pipeline.base.options import read_options
+from cometmq.pipeline.live.source import CometStreamReader, full_schema
 
 
 class Job:

@@ -14,7 +14,7 @@ from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.pipeline.archive import archive
 from cometmq.pipeline.archive_query import completeness
-from cometmq.pipeline.errors import DataLossError
+from cometmq.pipeline.base.errors import DataLossError
 from cometmq.standalone import Standalone
 
 FORGETFUL = {

@@ -14,12 +14,12 @@ from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, Stream, fake_
 
 from cometmq.errors import BrokerError, ConnectError, NoRouteError, RecordError, SendFailed
 from cometmq.message import MessageQueue
-from cometmq.pipeline import reading, source
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehindError
-from cometmq.pipeline.options import PullOptions, Topics
-from cometmq.pipeline.plan import Bounds, QueueRange
-from cometmq.pipeline.reading import Part, read_batches, read_parts
+from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
+from cometmq.pipeline.base.options import PullOptions, Topics
+from cometmq.pipeline.base.plan import Bounds, QueueRange
+from cometmq.pipeline.live import reading, source
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.reading import Part, read_batches, read_parts
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.record.arrow import arrow_schema
 

@@ -110,7 +110,7 @@ def archive(
 @contextmanager
 def own_names() -> Iterator[None]:
     """Let errors name the command's options, where they name the arguments of `archive()`."""
-    from cometmq.pipeline.errors import ArchiveError, DataLossError
+    from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 
     options = {str(item.name): item.opts[-1] for item in archive.params if isinstance(item, click.Option)} | {
         "fail_on_data_loss=False": "--no-fail-on-data-loss",

@@ -1,7 +1,7 @@
 """The archive job: topics to a Parquet table, each message exactly once, from where it stopped.
 
 Spark plans, schedules and retries; the bytes are pulled, decoded and written inside one Python task each
-(archive_task.py); the driver commits each batch in one step (table.py). The directory is the only
+(table/task.py); the driver commits each batch in one step (table/directory.py). The directory is the only
 state: a job that is killed anywhere and started again goes on behind the last commit. The ends of a range are
 fixed before it is read, so each message is in exactly one committed range. A batch whose counts do not add up
 to its ranges is not committed.
@@ -25,13 +25,10 @@ from pyspark.sql import SparkSession
 from cometmq import logs
 from cometmq.errors import CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
-from cometmq.pipeline.archive_task import ArchiveTask, QueueCount, TaskResult, run_task
-from cometmq.pipeline.cluster import Cluster, look_twice
-from cometmq.pipeline.engine import run_units, slots
-from cometmq.pipeline.errors import ArchiveError, DataLossError
-from cometmq.pipeline.marks import Marks, marks_in, replaced, with_marks
-from cometmq.pipeline.offsets import EARLIEST, Offsets, from_tree, to_tree
-from cometmq.pipeline.options import (
+from cometmq.pipeline.base.engine import run_units, slots
+from cometmq.pipeline.base.errors import ArchiveError, DataLossError
+from cometmq.pipeline.base.offsets import EARLIEST, Offsets, from_tree, to_tree
+from cometmq.pipeline.base.options import (
     MAX_PLAIN_BYTES,
     MOST_BYTES,
     Position,
@@ -40,8 +37,11 @@ from cometmq.pipeline.options import (
     parse_addresses,
     parse_position,
 )
-from cometmq.pipeline.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
-from cometmq.pipeline.table import ArchiveTable
+from cometmq.pipeline.base.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
+from cometmq.pipeline.live.cluster import Cluster, look_twice
+from cometmq.pipeline.live.marks import Marks, marks_in, replaced, with_marks
+from cometmq.pipeline.table.directory import ArchiveTable
+from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 log = logs.logger(__name__)

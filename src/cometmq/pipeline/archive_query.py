@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from cometmq.pipeline.table import COMMIT_NAME
+from cometmq.pipeline.table.directory import COMMIT_NAME
 
 _RANGE = (
     "topic string, broker_name string, queue_id int, start bigint, `end` bigint, records bigint, bad bigint, "

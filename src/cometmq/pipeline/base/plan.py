@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cometmq.message import MessageQueue
-from cometmq.pipeline.errors import DataLossError
-from cometmq.pipeline.offsets import Offsets
+from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.base.offsets import Offsets
 
 _LEAST_TASK_RECORDS = 20_000  # about what is read in the 0.1 s that a Python task costs anyway
 

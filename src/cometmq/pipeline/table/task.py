@@ -17,12 +17,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from cometmq.message import MessageQueue
-from cometmq.pipeline.errors import ArchiveError
-from cometmq.pipeline.options import PullOptions
-from cometmq.pipeline.partition_writer import PartitionWriter, StagedFile, runs
-from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.reading import read_parts
-from cometmq.pipeline.table import open_filesystem
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.base.options import PullOptions
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.partition_writer import PartitionWriter, StagedFile, runs
 from cometmq.protocol.record.arrow import COLUMNS, BadRecord, arrow_schema
 
 ARCHIVE_SCHEMA = arrow_schema([name for name in COLUMNS if name != "offset_msg_id"])

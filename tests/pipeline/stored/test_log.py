@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.pipeline.store_files import HEAD, StoreFiles, positions
 
 from cometmq.errors import StoreCorrupt
-from cometmq.pipeline.errors import BadStoreRecordError
-from cometmq.pipeline.options import StoreOptions
-from cometmq.pipeline.store_plan import plan_slices
+from cometmq.pipeline.base.errors import BadStoreRecordError
+from cometmq.pipeline.base.options import StoreOptions
+from cometmq.pipeline.stored.plan import plan_slices
 from cometmq.protocol.record.one import encode_record
 
 SKIP = {"fail_on_bad_record": False}

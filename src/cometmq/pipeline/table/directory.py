@@ -30,7 +30,7 @@ from typing import Any
 from pyarrow import fs
 
 from cometmq import logs
-from cometmq.pipeline.errors import ArchiveError
+from cometmq.pipeline.base.errors import ArchiveError
 
 log = logs.logger(__name__)
 

@@ -28,11 +28,17 @@ from pyspark.sql.types import StructType
 from cometmq import logs
 from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.cluster import Cluster, look_twice
-from cometmq.pipeline.marks import marks_in, replaced, with_marks
-from cometmq.pipeline.offsets import START_KEY, Offsets, Tree, batch_range, from_tree, to_tree, with_start
-from cometmq.pipeline.options import PullOptions, ReadOptions
-from cometmq.pipeline.plan import (
+from cometmq.pipeline.base.offsets import (
+    START_KEY,
+    Offsets,
+    Tree,
+    batch_range,
+    from_tree,
+    to_tree,
+    with_start,
+)
+from cometmq.pipeline.base.options import PullOptions, ReadOptions
+from cometmq.pipeline.base.plan import (
     Bounds,
     QueueRange,
     default_tasks,
@@ -42,8 +48,10 @@ from cometmq.pipeline.plan import (
     queue_ranges,
     waiting_in,
 )
-from cometmq.pipeline.pulling import BUSY
-from cometmq.pipeline.reading import read_batches
+from cometmq.pipeline.live.cluster import Cluster, look_twice
+from cometmq.pipeline.live.marks import marks_in, replaced, with_marks
+from cometmq.pipeline.live.pulling import BUSY
+from cometmq.pipeline.live.reading import read_batches
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
 
 log = logs.logger(__name__)

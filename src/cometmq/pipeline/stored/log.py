@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from cometmq.errors import RecordError, StoreCorrupt
-from cometmq.pipeline.options import MOST_BYTES
+from cometmq.pipeline.base.options import MOST_BYTES
 from cometmq.protocol.record.layout import (
     BLANK_MAGIC,
     BLANK_SIZE,

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import InputPartition
 
 from cometmq import logs
 from cometmq.errors import ConfigError
-from cometmq.pipeline.errors import LogLossError
-from cometmq.pipeline.options import StoreOptions
-from cometmq.pipeline.store_log import Block, Damage, LogFile, LogReader, numbered_files
+from cometmq.pipeline.base.errors import LogLossError
+from cometmq.pipeline.base.options import StoreOptions
+from cometmq.pipeline.stored.log import Block, Damage, LogFile, LogReader, numbered_files
 from cometmq.protocol.java_properties import PropertiesError, parse_properties
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.many import bodies_match

@@ -9,10 +9,10 @@ from tests.pipeline.store_files import START_MS, StoreFiles, positions, rows
 from tests.store.kit import numbered, put_all, quick
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.errors import LogLossError
-from cometmq.pipeline.options import StoreOptions
-from cometmq.pipeline.store_plan import broker_name, plan_slices, store_directories
-from cometmq.pipeline.store_source import read_slice
+from cometmq.pipeline.base.errors import LogLossError
+from cometmq.pipeline.base.options import StoreOptions
+from cometmq.pipeline.stored.plan import broker_name, plan_slices, store_directories
+from cometmq.pipeline.stored.source import read_slice
 from cometmq.protocol.record.arrow import arrow_schema
 
 HOUR_MS = 3_600_000

@@ -42,12 +42,12 @@ from cometmq.errors import (
     RemotingError,
 )
 from cometmq.message import MessageQueue
-from cometmq.pipeline.marks import Mark, Marks, mark_of, resume
-from cometmq.pipeline.offsets import EARLIEST, LATEST, Offsets
-from cometmq.pipeline.options import Position, Topics
-from cometmq.pipeline.plan import Bounds, shrunk, spread
-from cometmq.pipeline.pulling import BUSY, Reply, pull_reply
-from cometmq.pipeline.wire import IdleWires
+from cometmq.pipeline.base.offsets import EARLIEST, LATEST, Offsets
+from cometmq.pipeline.base.options import Position, Topics
+from cometmq.pipeline.base.plan import Bounds, shrunk, spread
+from cometmq.pipeline.base.wire import IdleWires
+from cometmq.pipeline.live.marks import Mark, Marks, mark_of, resume
+from cometmq.pipeline.live.pulling import BUSY, Reply, pull_reply
 from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
 from cometmq.protocol.codes import (
     TBW102,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from cometmq import logs
 from cometmq.errors import ConfigError, RecordError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.errors import DataLossError
-from cometmq.pipeline.offsets import MARKS_KEY, Offsets, Tree, to_tree
-from cometmq.pipeline.plan import Bounds, shrunk
+from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.base.offsets import MARKS_KEY, Offsets, Tree, to_tree
+from cometmq.pipeline.base.plan import Bounds, shrunk
 from cometmq.protocol.record.one import place_of, record_starts
 
 log = logs.logger(__name__)

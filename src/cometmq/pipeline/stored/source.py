@@ -12,12 +12,12 @@ from pyspark.sql.types import StructType
 
 from cometmq import logs
 from cometmq.message import MessageQueue
-from cometmq.pipeline.errors import BadStoreRecordError, LogLossError
-from cometmq.pipeline.options import StoreOptions
-from cometmq.pipeline.reading import plain_body
-from cometmq.pipeline.source import check_schema
-from cometmq.pipeline.store_log import Block, Damage
-from cometmq.pipeline.store_plan import Slice, plan_slices
+from cometmq.pipeline.base.errors import BadStoreRecordError, LogLossError
+from cometmq.pipeline.base.options import StoreOptions
+from cometmq.pipeline.live.reading import plain_body
+from cometmq.pipeline.live.source import check_schema
+from cometmq.pipeline.stored.log import Block, Damage
+from cometmq.pipeline.stored.plan import Slice, plan_slices
 from cometmq.protocol.record.arrow import ColumnDecoder
 from cometmq.protocol.record.many import Rows
 

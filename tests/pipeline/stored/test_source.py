@@ -17,8 +17,8 @@ from tests.pipeline.store_files import StoreFiles, positions, rows
 from tests.store.planted import extract_golden
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.errors import BadStoreRecordError
-from cometmq.pipeline.options import StoreOptions, Topics, store_options
+from cometmq.pipeline.base.errors import BadStoreRecordError
+from cometmq.pipeline.base.options import StoreOptions, Topics, store_options
 from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.arrow import COLUMNS
 from cometmq.protocol.record.layout import COMPRESSED

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from cometmq.client.cluster.requests import PULL_STATUS
-from cometmq.pipeline.plan import QueueRange
+from cometmq.pipeline.base.plan import QueueRange
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageResponseHeader

@@ -25,8 +25,8 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, ShortType, StringType, StructType
 
 from cometmq.errors import ConfigError, MessageIllegal
-from cometmq.pipeline.errors import SinkRowError
-from cometmq.pipeline.options import WriteOptions
+from cometmq.pipeline.base.errors import SinkRowError
+from cometmq.pipeline.base.options import WriteOptions
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_topic_name
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 from cometmq.protocol.record.arrow import COLUMNS

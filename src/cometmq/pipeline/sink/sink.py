@@ -19,10 +19,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.bad_rows import BadRows
-from cometmq.pipeline.options import WriteOptions
-from cometmq.pipeline.rows import check_columns, messages_of
-from cometmq.pipeline.sending import Sender
+from cometmq.pipeline.base.options import WriteOptions
+from cometmq.pipeline.sink.bad_rows import BadRows
+from cometmq.pipeline.sink.rows import check_columns, messages_of
+from cometmq.pipeline.sink.sending import Sender
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from cometmq import logs
 from cometmq.errors import BrokerError
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.table import open_filesystem
+from cometmq.pipeline.sink.rows import RowMessage
+from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.protocol.properties.values import decode_properties
 
 log = logs.logger(__name__)

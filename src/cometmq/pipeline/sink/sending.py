@@ -19,10 +19,10 @@ from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.options import WriteOptions
-from cometmq.pipeline.rows import RowMessage
-from cometmq.pipeline.wire import Wire
+from cometmq.pipeline.base.options import WriteOptions
+from cometmq.pipeline.base.wire import Wire
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame

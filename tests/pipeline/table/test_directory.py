@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from cometmq.pipeline.errors import ArchiveError
-from cometmq.pipeline.table import ArchiveTable
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table.directory import ArchiveTable
 
 CHANGES = ("create_dir", "move", "delete_dir", "open_output_stream")
 FILES = [f"topic=t/dt=2026-11-22/hour={hour:02}/part-{hour}.parquet" for hour in range(3)]
@@ -67,7 +67,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     """Faults of all tables that `opened` opens and of the few system calls that the table makes itself."""
     faults = Faults()
     for name in ("link", "fsync", "unlink"):
-        monkeypatch.setattr(f"cometmq.pipeline.table.os.{name}", faults.around(getattr(os, name)))
+        monkeypatch.setattr(f"cometmq.pipeline.table.directory.os.{name}", faults.around(getattr(os, name)))
     return faults
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets, parse_times
+from cometmq.pipeline.base.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets, parse_times
 from cometmq.protocol.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
     GROUP_LENGTH_MAX,

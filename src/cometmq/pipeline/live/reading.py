@@ -29,12 +29,21 @@ from cometmq.errors import (
     SendFailed,
 )
 from cometmq.message import MessageQueue
-from cometmq.pipeline.cluster import Cluster
-from cometmq.pipeline.errors import BadRecordError, DataLossError, ReplicaBehindError
-from cometmq.pipeline.options import PullOptions
-from cometmq.pipeline.plan import QueueRange
-from cometmq.pipeline.pulling import BUSY, Chunk, PullWindow, Reply, Request, Segment, Verdict, pull_reply
-from cometmq.pipeline.wire import IdleWires, Wire
+from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
+from cometmq.pipeline.base.options import PullOptions
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.base.wire import IdleWires, Wire
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.pulling import (
+    BUSY,
+    Chunk,
+    PullWindow,
+    Reply,
+    Request,
+    Segment,
+    Verdict,
+    pull_reply,
+)
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecoder, Origin
 

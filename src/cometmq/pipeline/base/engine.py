@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from cometmq.errors import CometError
-from cometmq.pipeline.errors import JobFailed, JobStopped
+from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
 _CANCEL_S = 10.0  # workers are killed two seconds after their task was
