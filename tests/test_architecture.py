@@ -105,7 +105,7 @@ HARMLESS = {
 
 # Heavy or optional packages, and the only places that may import them.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "pyspark": ("pipeline/", "../pyspark_cometmq"),
+    "pyspark": ("pipeline/", "cli/pipeline/", "../pyspark_cometmq"),
     "pyarrow": (
         "pipeline/",
         "../pyspark_cometmq",

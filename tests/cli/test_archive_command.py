@@ -13,7 +13,8 @@ import pytest
 from tests.cli.conftest import Run, Serve
 from tests.interop.processes import wait_until
 
-from cometmq.cli.archive import archive, own_names, report
+from cometmq.cli.pipeline.archive import archive, report
+from cometmq.cli.pipeline.job import own_names
 from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.archive import ArchiveSummary
 from cometmq.pipeline.archive import archive as run_archive
@@ -33,7 +34,7 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
         monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
         monkeypatch.setenv("SPARK_MASTER", "local[1]")
         run("cometmq", "send", "events", "a", "b", "c")
-        first = run("cometmq", "archive", "events", "-o", str(archive), "--json")
+        first = run("cometmq", "pipeline", "archive", "events", "-o", str(archive), "--json")
         run("cometmq", "send", "events", "d")
         arguments = ("--pattern", "event.*", "-o", str(archive), "--continuous", "--interval", "0.2")
         commits = archive / "_cometmq" / "commits"
@@ -105,7 +106,7 @@ def test_the_command_and_the_function_agree_on_what_is_usual() -> None:
     ],
 )
 def test_errors_name_the_options_of_the_command(error: CometError, words: str) -> None:
-    with pytest.raises(type(error), match=re.escape(words)), own_names():
+    with pytest.raises(type(error), match=re.escape(words)), own_names(archive):
         raise error
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
-from tests.interop.processes import free_port
 
 from cometmq.pipeline.session import JVM_FLAGS, QUICK_START
 from cometmq.testing import ServerProcess
@@ -54,10 +53,9 @@ def standalone_cluster(scratch: Path) -> Iterator[str]:
 @contextmanager
 def connect_server(scratch: Path, master: str) -> Iterator[str]:
     """A Spark Connect server over a master; its address."""
-    port = free_port()
     settings = LOOPBACK | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.port": "0",
         "spark.connect.progress.reportInterval": "200ms",
         "spark.driver.extraJavaOptions": JVM,
         "spark.executor.extraJavaOptions": JVM,
@@ -68,8 +66,11 @@ def connect_server(scratch: Path, master: str) -> Iterator[str]:
     arguments = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", master]
     for key, value in settings.items():
         arguments += ["--conf", f"{key}={value}"]
-    with SparkServer("spark-submit", arguments, "Spark Connect server started at", scratch):
-        yield f"sc://127.0.0.1:{port}"
+    server = SparkServer("spark-submit", arguments, "Spark Connect server started at", scratch)
+    with server:
+        found = re.search(r"started at: \S+:(\d+)", server.wait_ready())
+        assert found is not None
+        yield f"sc://127.0.0.1:{found[1]}"
 
 
 @contextmanager

@@ -17,7 +17,8 @@ COMMANDS = {
     "tail": ("cometmq.cli.tail:tail", "Watch a topic without a group: from now, or from a time."),
     "dlq": ("cometmq.cli.dlq:dlq", "List, show and send again what groups gave up on."),
     "timers": ("cometmq.cli.timers:timers", "Show messages that wait for their time, and take them back."),
-    "archive": ("cometmq.cli.archive:archive", "Write a topic to Parquet with Spark, each message once."),
+    "pipeline": ("cometmq.cli.pipeline.group:pipeline", "Jobs on Spark over topics, archives and stores."),
+    "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet (pipeline archive)."),
     "store": ("cometmq.cli.store:store", "Check, show, rebuild and measure a store directory."),
     "admin": (
         "cometmq.admin.commands:mqadmin",

@@ -1,23 +1,14 @@
-"""`cometmq archive`: the Spark archive job from the command line."""
+"""`cometmq pipeline archive`, and in short `cometmq archive`: topics to a table."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cometmq.cli.options import COUNT, HELP, namesrv_option
-from cometmq.cli.progress import progress_bar
-from cometmq.errors import ConfigError
-from cometmq.text import counted, printable, printable_json
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
     from cometmq.pipeline.archive import ArchiveSummary
@@ -61,10 +52,7 @@ if TYPE_CHECKING:
 @click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
 @click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
-@click.option("--master", metavar="URL",
-              help="Spark's, or sc://HOST:PORT for Spark Connect; SPARK_REMOTE or SPARK_MASTER.")  # fmt: skip
-@click.option("--memory", default="1g", metavar="SIZE", help="Heap of Spark's driver, if it is not remote.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@job_options
 def archive(
     topics: tuple[str, ...],
     pattern: str | None,
@@ -79,101 +67,27 @@ def archive(
         raise click.UsageError("Give topics or --pattern, not both.")
     if not topics and not pattern:
         raise click.UsageError("Give the topics to archive, or --pattern.")
-    check_spark(master)
-    from cometmq.pipeline.archive import ArchiveProgress
-    from cometmq.pipeline.archive import archive as run_archive
-    from cometmq.pipeline.session import spark_session
+    with running("archiving", master, memory) as job:
+        from cometmq.pipeline.archive import archive as run_archive
 
-    spark = spark_session("cometmq archive", master=master, memory=memory, quick_start=True)
-    try:
-        with own_names(), stop_event() as stop, progress_bar("archiving") as report_progress:
-
-            def show(at: ArchiveProgress) -> None:
-                report_progress(at.records, at.total)
-
-            summary = run_archive(
-                spark,
-                topics=topics,
-                pattern=pattern,
-                mode="continuous" if continuous else "available_now",
-                on_progress=show,
-                stop=stop,
-                **settings,
-            )
-    finally:
-        spark.stop()
+        summary = run_archive(
+            job.spark,
+            topics=topics,
+            pattern=pattern,
+            mode="continuous" if continuous else "available_now",
+            on_progress=lambda at: job.show(at.records, at.total),
+            stop=job.stop,
+            **settings,
+        )
     report(summary, as_json)
     if not summary.complete:
         raise click.exceptions.Exit(1)
 
 
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Let errors name the command's options, where they name the arguments of `archive()`."""
-    from cometmq.pipeline.base.errors import ArchiveError, DataLossError
-
-    options = {str(item.name): item.opts[-1] for item in archive.params if isinstance(item, click.Option)} | {
-        "fail_on_data_loss=False": "--no-fail-on-data-loss",
-        "offsets": "--starting",
-    }
-    try:
-        yield
-    except ConfigError as error:
-        key = options.get(error.key, error.key)
-        raise ConfigError(key, error.value, error.expected) from error
-    except (ArchiveError, DataLossError) as error:
-        error.setting = options.get(error.setting, error.setting)
-        raise
-
-
-def check_spark(master: str | None) -> None:
-    """Raises ClickException where a package or Java is missing: their own errors say it in fifty lines."""
-    _check_extra("spark", "the archive needs Spark", "pyspark", "pyarrow", "pandas")
-    from cometmq.pipeline.session import CONNECT, chosen_master
-
-    if chosen_master(master).startswith(CONNECT):
-        _check_extra("connect", "Spark Connect needs gRPC", "grpc", "grpc_status")
-        return  # the server has its own Java
-    home = os.environ.get("JAVA_HOME")
-    if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
-        raise click.ClickException(f"Spark needs Java 17 or newer: {where}")
-
-
-def _check_extra(extra: str, problem: str, *modules: str) -> None:
-    if any(find_spec(name) is None for name in modules):
-        raise click.ClickException(f"{problem}: pip install 'cometmq[{extra}]'")
-
-
-@contextmanager
-def stop_event() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, to finish the batch under way. A second signal acts as usual.
-
-    To be entered after the Spark session was made, which sets a handler of its own.
-    """
-    stop = threading.Event()
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(signum: int, _frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(signum, before[signal.Signals(signum)])
-        click.echo("finishing the batch under way ...", err=True)
-
-    for signum in before:
-        signal.signal(signum, ask)
-    try:
-        yield stop
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
 def report(summary: ArchiveSummary, as_json: bool) -> None:
     """Say what the run did."""
     if as_json:
-        import msgspec
-
-        click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2)))
+        print_json(summary)
         return
     rate = summary.records / max(summary.seconds, 1e-9)
     click.echo(

@@ -1,0 +1,132 @@
+"""What the commands `cometmq pipeline JOB` share: a Spark session, Ctrl-C, a progress bar, a summary."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cometmq.cli.progress import progress_bar
+from cometmq.errors import ConfigError
+from cometmq.text import printable_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+JOB_OPTIONS = (
+    click.option("--master", metavar="URL",
+                 help="Spark's, or sc://HOST:PORT for Spark Connect; SPARK_REMOTE or SPARK_MASTER."),
+    click.option("--memory", default="1g", metavar="SIZE",
+                 help="Heap of Spark's driver, if it is not remote."),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+)  # fmt: skip
+
+
+def job_options(command: F) -> F:
+    """`--master`, `--memory` and `--json`, which every job has."""
+    for option in reversed(JOB_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a command hands to its job."""
+
+    spark: SparkSession
+    stop: threading.Event  # set by Ctrl-C
+    show: Callable[[int, int | None], None]  # called with (done, total)
+
+
+@contextmanager
+def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
+    """A session for the command of the current context, with a bar that says what it is `doing`.
+
+    Errors of the job name the command's options where they named the job's arguments."""
+    context = click.get_current_context()
+    check_spark(master)
+    from cometmq.pipeline.session import spark_session
+
+    spark = spark_session(f"cometmq {context.command.name}", master=master, memory=memory, quick_start=True)
+    try:
+        with own_names(context.command), stop_event() as stop, progress_bar(doing) as show:
+            yield Running(spark, stop, show)
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def own_names(command: click.Command) -> Iterator[None]:
+    """Let errors name a command's options, where they name the arguments of its job."""
+    from cometmq.pipeline.base.errors import ArchiveError, DataLossError
+
+    options = [item for item in command.params if isinstance(item, click.Option)]
+    names = {str(item.name): item.opts[-1] for item in options}
+    names |= {f"{item.name}=False": item.secondary_opts[0] for item in options if item.secondary_opts}
+    names["offsets"] = names.get("starting", "offsets")
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(names.get(error.key, error.key), error.value, error.expected) from error
+    except (ArchiveError, DataLossError) as error:
+        error.setting = names.get(error.setting, error.setting)
+        raise
+
+
+def check_spark(master: str | None) -> None:
+    """Raises ClickException where a package or Java is missing: their own errors say it in fifty lines."""
+    _check_extra("spark", "the pipeline needs Spark", "pyspark", "pyarrow", "pandas")
+    from cometmq.pipeline.session import CONNECT, chosen_master
+
+    if chosen_master(master).startswith(CONNECT):
+        _check_extra("connect", "Spark Connect needs gRPC", "grpc", "grpc_status")
+        return  # the server has its own Java
+    home = os.environ.get("JAVA_HOME")
+    if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        raise click.ClickException(f"Spark needs Java 17 or newer: {where}")
+
+
+def _check_extra(extra: str, problem: str, *modules: str) -> None:
+    if any(find_spec(name) is None for name in modules):
+        raise click.ClickException(f"{problem}: pip install 'cometmq[{extra}]'")
+
+
+@contextmanager
+def stop_event() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, to finish the batch under way. A second signal acts as usual.
+
+    To be entered after the Spark session was made, which sets a handler of its own.
+    """
+    stop = threading.Event()
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(signum: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signum, before[signal.Signals(signum)])
+        click.echo("finishing the batch under way ...", err=True)
+
+    for signum in before:
+        signal.signal(signum, ask)
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def print_json(summary: object) -> None:
+    """A job's summary, which is a msgspec.Struct, as JSON for people and programs."""
+    import msgspec
+
+    click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2)))
