@@ -347,7 +347,10 @@ async def test_from_the_first_failure_to_the_cure(
             await until(lambda: "%DLQ%g" in cluster.broker.parts.tables.topics.table, 30)
             assert [message.reconsume_times for message in tries] == list(range(17))
             assert {(message.topic, message.msg_id) for message in tries} == {("orders", sent.msg_id)}
-            (letter,) = [message async for message in admin.dead_letters(Selection(group="g"))]
+            async with asyncio.timeout(10):  # the letter is stored after its topic is made and registered
+                while not (letters := [each async for each in admin.dead_letters(Selection(group="g"))]):
+                    await asyncio.sleep(0.005)
+            (letter,) = letters
             assert (letter.reconsume_times, view(letter).origin_msg_id) == (17, sent.offset_msg_id)
             assert (await admin.retry_limits("g")).members == {consumer.client.client_id: 16}
             assert [r.state async for r in admin.resend(Selection(group="g"), Resending())] == ["RESENT"]
