@@ -34,10 +34,15 @@ def short_retention():
     return {"mappedFileSizeCommitLog": "65536", "fileReservedTime": "0", "deleteWhen": "25"}
 
 
+async def fill(broker, peer):
+    """Fill segments behind what waits."""
+    while len(broker.parts.store.log.segments) < 4:
+        await peer.send(topic="Filler", body=b"x" * 8_000)
+
+
 async def move_all(broker, peer):
     """Fill segments behind what waits and run one retention pass."""
+    await fill(broker, peer)
     store = broker.parts.store
-    while len(store.log.segments) < 4:
-        await peer.send(topic="Filler", body=b"x" * 8_000)
     store.retention.delete_now()
     await asyncio.wait_for(store.retention.run_now(log_too=True), 10)

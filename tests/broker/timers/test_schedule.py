@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.broker.conftest import records, store_raw, take, until
+from tests.broker.conftest import records, running, store_raw, take, until
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
 from cometmq.broker.base.times import mono_ms
@@ -23,6 +23,7 @@ from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.store import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.base.clock import ManualClock, SystemClock
+from cometmq.testing.faulty_disk import FaultyDisk
 
 
 @pytest.fixture
@@ -151,6 +152,22 @@ class TestAfterAKill:
         assert not delays.take_changes()
         await peer.send(body=b"x" * 10_000)
         assert delays.take_changes()
+
+    async def test_a_refused_round_does_not_forget_what_was_delivered(self, tmp_path, monkeypatch, caplog):
+        monkeypatch.setattr(DelayLevels, "of", lambda config: DelayLevels((1,)))
+        disk = FaultyDisk(really_sync=False)
+        async with running(tmp_path, disk=disk) as (broker, peer):
+            store_delayed(SimpleNamespace(broker=broker), b"", b"undeliverable")
+            await peer.send(body=b"came", properties={"DELAY": "1"})
+            await take(peer, "Orders", 1)
+            await broker.parts.schedule.stop()
+            await peer.send(body=b"late", properties={"DELAY": "1"})
+        (tmp_path / "config" / "delayOffset.json").unlink()
+        disk.fail("pwrite", match="commitlog")
+        async with running(tmp_path, disk=disk) as (_, peer):
+            found = await take(peer, "Orders", 2)
+        assert [m.body for m in found] == [b"came", b"late"]
+        assert sum("is not delivered" in line for line in caplog.messages) == 3  # one of them was refused
 
     async def test_a_log_that_cannot_be_read_does_not_stop_the_levels(self, fast, peer, monkeypatch, caplog):
         await peer.send(body=b"again", properties={"DELAY": "4"})

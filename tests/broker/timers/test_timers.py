@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 
 import pytest
 from tests.broker.conftest import records, refused, running, take, until
-from tests.broker.timers.kit import move_all, now_ms, recall, short_retention, waiting
+from tests.broker.timers.kit import fill, move_all, now_ms, recall, short_retention, waiting
 
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import TIMER_TOPIC, RequestCode
@@ -239,8 +240,7 @@ async def test_what_would_go_with_its_segment_is_moved_on(started):
     answer = await peer.send(body=b"recalled", properties={"TIMER_DELAY_MS": "4000", "UNIQ_KEY": "R"})
     await recall(peer, answer.ext["recallHandle"])
     store = cluster.broker.parts.store
-    while len(store.log.segments) < 4:
-        await peer.send(topic="Filler", body=b"x" * 8_000)
+    await fill(cluster.broker, peer)
     for _ in range(2):  # moved twice
         store.retention.delete_now()
         await store.retention.run_now(log_too=True)
@@ -278,8 +278,7 @@ class TestFullDisks:
             at = now_ms() + 2_000
             await peer.send(body=b"soon", properties={"TIMER_DELIVER_MS": str(at)})
             await peer.send(body=b"late", properties={"TIMER_DELAY_SEC": "600"})
-            while len(store.log.segments) < 4:
-                await peer.send(topic="Filler", body=b"x" * 8_000)
+            await fill(broker, peer)
             disk.percent = 95
             store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
             await until(lambda: timers.pending.due(timers.times(), 1))  # and cannot be delivered
@@ -383,8 +382,7 @@ async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
     disk = FaultyDisk(really_sync=False)
     async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
         await peer.send(properties={"TIMER_DELAY_SEC": "2"})
-        while len(broker.parts.store.log.segments) < 4:
-            await peer.send(topic="Filler", body=b"x" * 8_000)
+        await fill(broker, peer)
         disk.fail("pwrite", match="commitlog", times=1)
         await move_all(broker, peer)
         disk.heal()
@@ -393,6 +391,29 @@ async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
         await take(peer, "Orders", 1)
         await asyncio.sleep(1)
         assert [m.body for m in (await waiting(peer))[0]] == [b"other"]
+
+
+async def test_a_recall_is_moved_on_once_its_copy_is_flushed(tmp_path):
+    """Its message, which lies where nothing is moved from, becomes due meanwhile."""
+    disk, clock = FaultyDisk(really_sync=False), ManualClock(now_ms())
+    settings = {"flushDiskType": "SYNC_FLUSH", **short_retention()}
+    async with running(tmp_path, disk=disk, clock=clock, **settings) as (broker, peer):
+        at = str(clock.now_ms + 60_000)
+        await peer.send(properties={"TIMER_DELIVER_MS": at, "TIMER_DEL_UNIQKEY": "U"})
+        await fill(broker, peer)
+        for key in ("U", "V"):
+            await peer.send(body=key.encode(), properties={"TIMER_DELIVER_MS": at, "UNIQ_KEY": key})
+
+        def meanwhile(operation, path):
+            if "commitlog" in path and operation == "pwrite":
+                clock.advance(31)
+            elif "commitlog" in path and operation == "fdatasync":
+                time.sleep(0.2)
+
+        disk.before = meanwhile
+        clock.advance(30)  # segments go by their files' times, too
+        await move_all(broker, peer)
+        assert [m.body for m in await take(peer, "Orders", 1)] == [b"V"]
 
 
 async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
@@ -441,8 +462,7 @@ async def test_a_refused_delivery_does_not_hold_up_a_move(tmp_path):
         timers = broker.parts.timers
         await peer.send(properties={"TIMER_DELAY_SEC": "1"})
         await peer.send(properties={"TIMER_DELAY_SEC": "60"})
-        while len(broker.parts.store.log.segments) < 4:
-            await peer.send(topic="Filler", body=b"x" * 8_000)
+        await fill(broker, peer)
         disk.fail("pwrite", match="commitlog", times=10**9)
         await until(lambda: timers.pending.due(timers.times(), 1), 10)
         assert await asyncio.wait_for(timers.move_on(65_536), 10) is False
