@@ -4,6 +4,7 @@ call where it can. What that keeps a class from is shown in test_filters.py."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -49,14 +50,29 @@ def test_a_worker_that_cannot_be_confined_is_told_apart(monkeypatch, argument, w
         check()
 
 
-def test_a_filter_server_that_cannot_confine_says_so_and_ends():
+@pytest.mark.parametrize(
+    ("patch", "code", "words"),
+    [
+        (
+            "filters.worker_command = lambda: ['no-such-program']",
+            os.EX_UNAVAILABLE,
+            "filter classes cannot be confined on this machine, so none is run: .*no-such-program",
+        ),
+        (
+            "from unittest.mock import Mock\n"
+            "filters.subprocess.run = Mock(side_effect=BlockingIOError(11, 'no process'))",
+            1,
+            "the filter server cannot run: .*no process",
+        ),
+    ],
+    ids=["for good", "for now"],
+)
+def test_a_filter_server_that_cannot_confine_says_so_and_ends(patch, code, words):
     program = (
-        "import sys\nfrom cometmq.filtersrv import filters, process\n"
-        "filters.worker_command = lambda: ['no-such-program']\nsys.exit(process.main())\n"
+        f"import sys\nfrom cometmq.filtersrv import filters, process\n{patch}\nsys.exit(process.main())\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    assert ended.returncode == os.EX_UNAVAILABLE
-    assert "filter classes cannot be confined on this machine, so none is run: " in ended.stderr
-    assert "no-such-program" in ended.stderr
+    assert ended.returncode == code
+    assert re.search(words, ended.stderr)

@@ -40,12 +40,13 @@ def worker_command() -> list[str]:
 
 
 def check() -> None:
-    """Start a worker for a moment. Raises CannotConfine when it cannot be confined on this machine."""
+    """Start a worker for a moment. Raises CannotConfine when it cannot be confined on this machine, OSError
+    when no process is to be had now."""
     try:
         found = subprocess.run(
             worker_command(), stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/"
         )
-    except OSError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise CannotConfine(str(error)) from error
     if found.returncode:
         said = found.stdout[worker.ANSWER.size :] or found.stderr
