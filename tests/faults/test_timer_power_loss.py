@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from tests.faults.power_loss import try_images
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import SendReplies
@@ -28,11 +29,9 @@ from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import Tick
 from cometmq.store import WAITING, GetStatus, ManualClock, MessageStore, StoreConfig
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import RecordingDisk
+from cometmq.testing.recording_disk import Image, RecordingDisk
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 50
-FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 PER_RUN = 10  # images of one run, before another seed takes its turn
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 
@@ -193,9 +192,8 @@ async def work(seed: int) -> World:
     return world
 
 
-async def try_image(before: World, at: int, number: int, seed: int) -> None:
+async def try_image(before: World, at: int, image: Image, _chance: random.Random) -> None:
     """Power fails after `at` operations."""
-    label, image = CrashPoint(before.disk, at).sampled_image(number, str(seed))
     world = World(RecordingDisk(image), before.clock.now_ms)
     world.due = before.due
     try:
@@ -212,28 +210,13 @@ async def try_image(before: World, at: int, number: int, seed: int) -> None:
         assert not wrong, f"times that messages came: {wrong}"
         never = {key for when, key in before.taken_back if when <= at} - before.came.keys()
         assert not never & times.keys(), f"taken back: {never & times.keys()}"
-    except Exception as failure:
-        failure.add_note(f"seed {seed}, image {label}")
-        raise
     finally:
         await world.kill()
 
 
-async def try_images(count: int) -> None:
-    tried, seed = 0, FIRST_SEED
-    while tried < count:
-        before = await work(seed)
-        chance = random.Random(seed)
-        for _ in range(min(PER_RUN, count - tried)):
-            number = chance.choice((0, 1, *range(4, 14)))
-            await try_image(before, chance.randint(0, len(before.disk.history)), number, seed)
-            tried += 1
-        seed += 1
-
-
 @pytest.mark.timeout(0)
 async def test_each_comes_once_whatever_arrived() -> None:
-    await try_images(IMAGES)
+    await try_images(IMAGES, PER_RUN, work, try_image)
 
 
 # -- planted bugs ----------------------------------------------------------------------------------
@@ -263,4 +246,4 @@ async def test_a_planted_bug_is_caught(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        await try_images(500)
+        await try_images(500, PER_RUN, work, try_image)

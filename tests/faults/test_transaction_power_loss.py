@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from tests.broker.transactions.world import Place, World, step
+from tests.faults.power_loss import try_images
 
 from cometmq.broker.transactions import checks
 from cometmq.broker.transactions.inherited import Inherited
@@ -22,7 +23,6 @@ from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import Image, RecordingDisk
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 10
-FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 PER_RUN = 30  # images of one run, before another seed takes its turn
 
 
@@ -56,44 +56,26 @@ async def recovered(image: Image, before: World) -> AsyncIterator[World]:
         await world.kill()
 
 
-async def try_image(before: World, at: int, number: int, seed: int) -> None:
+async def try_image(before: World, at: int, image: Image, chance: random.Random) -> None:
     """Power fails after `at` operations; sometimes again while the broker comes to terms with that."""
-    chance = random.Random(f"{seed}:{at}:{number}")
     certain = {key for when, key in before.promised if when <= at}
-    label, image = CrashPoint(before.disk, at).sampled_image(number, str(seed))
-    try:
-        if chance.random() < 0.5:
-            async with recovered(image, before) as world:
-                for _ in range(chance.randrange(4)):
-                    world.prepare(8, b"new", f"after{at}-")
-                await world.turn()
-                await world.round()
-                await world.answer(chance)
-            again = CrashPoint(world.disk, chance.randint(0, len(world.disk.history)))
-            _, image = again.sampled_image(chance.choice((0, 1, 4, 5, 6)), str(seed))
+    if chance.random() < 0.5:
         async with recovered(image, before) as world:
-            await world.settle()
-            world.check(certain)
-    except Exception as failure:
-        failure.add_note(f"seed {seed}, image {label}")
-        raise
-
-
-async def try_images(count: int, per_run: int = PER_RUN) -> None:
-    tried, seed = 0, FIRST_SEED
-    while tried < count:
-        before = await work(seed)
-        chance = random.Random(seed)
-        for _ in range(min(per_run, count - tried)):
-            number = chance.choice((0, 1, *range(4, 14)))
-            await try_image(before, chance.randint(0, len(before.disk.history)), number, seed)
-            tried += 1
-        seed += 1
+            for _ in range(chance.randrange(4)):
+                world.prepare(8, b"new", f"after{at}-")
+            await world.turn()
+            await world.round()
+            await world.answer(chance)
+        again = CrashPoint(world.disk, chance.randint(0, len(world.disk.history)))
+        _, image = again.sampled_image(chance.choice((0, 1, 4, 5, 6)), str(chance.random()))
+    async with recovered(image, before) as world:
+        await world.settle()
+        world.check(certain)
 
 
 @pytest.mark.timeout(0)
 async def test_every_transaction_ends_once_whatever_arrived() -> None:
-    await try_images(IMAGES)
+    await try_images(IMAGES, PER_RUN, work, try_image)
 
 
 # -- planted bugs ----------------------------------------------------------------------------------
@@ -136,4 +118,4 @@ async def test_a_planted_bug_is_caught(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        await try_images(2000)
+        await try_images(2000, PER_RUN, work, try_image)
