@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
@@ -164,12 +165,25 @@ class Pair:
     def fill(self, server: str, topic: str, count: int) -> None:
         rows = self.rows(count)
         if server == "kafka":
+            self.create(topic)
             writer = rows.select("key", F.col("body").alias("value")).write.format("kafka")
             writer = writer.option("kafka.bootstrap.servers", self.kafka)
         else:
             writer = rows.select(F.col("key").alias("keys"), "body").write.format("cometmq").mode("append")
             writer = writer.option("namesrv", self.comet)
         writer.option("topic", topic).save()
+
+    def create(self, topic: str) -> None:
+        """A topic of Kafka's. Left to the first sender, it was at times not led for two minutes."""
+        jvm: Any = self.spark.sparkContext._jvm  # noqa: SLF001 - the connector brings Kafka's Java client
+        kafka = jvm.org.apache.kafka.clients.admin
+        settings = jvm.java.util.HashMap()
+        settings.put("bootstrap.servers", self.kafka)
+        admin = kafka.Admin.create(settings)
+        topics = jvm.java.util.ArrayList()
+        topics.add(kafka.NewTopic(topic, QUEUES, jvm.Short.parseShort("1")))
+        admin.createTopics(topics).all().get()
+        admin.close()
 
     def options(self, server: str) -> dict[str, str]:
         place = {"kafka.bootstrap.servers": self.kafka} if server == "kafka" else {"namesrv": self.comet}
