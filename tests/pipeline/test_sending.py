@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import pyarrow as pa
 import pytest
 from tests.pipeline.fake_servers import Broker, NameServer, serving
 
@@ -12,6 +13,7 @@ from cometmq.errors import BrokerError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageQueue
 from cometmq.pipeline.base.options import WriteOptions
 from cometmq.pipeline.sink import sending
+from cometmq.pipeline.sink.encoded import encode_rows
 from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.pipeline.sink.sending import Sender
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -128,7 +130,7 @@ def test_name_servers_that_are_away_too_do_not_hide_what_failed() -> None:
                 sender.flush()
 
 
-@pytest.mark.parametrize("key", [None, "k"], ids=["any queue", "keyed"])
+@pytest.mark.parametrize("key", [None, "k", "encoded"], ids=["any queue", "keyed", "encoded together"])
 @pytest.mark.parametrize("illegal", [[0], [9], [3, 4], [1, 5, 6, 19], [*range(20)]])
 def test_only_what_the_broker_never_takes_is_set_aside(illegal: list[int], key: str | None) -> None:
     broker, names = Broker(illegal=frozenset(b"%d" % number for number in illegal)), NameServer(TOPIC)
@@ -137,8 +139,14 @@ def test_only_what_the_broker_never_takes_is_set_aside(illegal: list[int], key: 
         names.brokers = {"a": address}
         refused = lambda message, refusal: aside.append((message.body, refusal.code))  # noqa: E731
         with Sender(options(namesrv, batch_records=10), 0, refused) as sender:
-            for number in range(20):
-                sender.send(row(number, key))
+            if key == "encoded":
+                bodies = pa.record_batch({"body": pa.array([b"%d" % number for number in range(20)])})
+                rows = encode_rows(bodies, options(namesrv), 0, "0" * 22)
+                assert rows is not None
+                sender.send_rows(rows)
+            else:
+                for number in range(20):
+                    sender.send(row(number, key))
             sender.flush()
             assert sender.messages == 20 - len(illegal)
     assert sorted(aside, key=lambda item: int(item[0])) == [

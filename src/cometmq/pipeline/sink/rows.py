@@ -31,7 +31,7 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_to
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
 
-_MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
+MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
 """Of body and properties, which escapes in the header's JSON make longer. Brokers have a lower limit of their
 own (maxMessageSize) and say so; of a longer frame they only close the connection."""
 _TEXT = (StringType,)
@@ -122,9 +122,9 @@ def messages_of(
 def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> None:
     if not topic:
         raise SinkRowError(row, "topic", "is null")
-    if problem := _topic_problem(topic):
+    if problem := topic_problem(topic):
         raise SinkRowError(row, "topic", problem)
-    if size > _MOST_BYTES:
+    if size > MOST_BYTES:
         raise SinkRowError(row, "body", f"{size} bytes with the properties, more than a request can carry")
     for name, value in (("flag", flag), ("delay_level", delay)):
         if not -(2**31) <= value < 2**31:
@@ -132,7 +132,7 @@ def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> Non
 
 
 @lru_cache(maxsize=1000)
-def _topic_problem(topic: str) -> str:
+def topic_problem(topic: str) -> str:
     """Why no broker takes messages for a topic of that name, "" if one may."""
     try:
         check_topic_name(topic)

@@ -22,6 +22,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.options import WriteOptions
 from cometmq.pipeline.base.wire import Wire
 from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.sink.encoded import EncodedRows
 from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
@@ -38,7 +39,7 @@ _PAUSE_S = 0.1  # before the first repetition, doubled with each
 @dataclass(slots=True)
 class _Batch:
     queue: MessageQueue
-    messages: list[RowMessage]
+    messages: Sequence[RowMessage]
     pinned: bool  # rows of one sharding key stay in one queue
     attempts: int = 0
 
@@ -103,6 +104,15 @@ class Sender:
         if alone or len(waiting) >= self._options.batch_records:
             self._dispatch(topic, queue)
 
+    def send_rows(self, rows: EncodedRows) -> None:
+        """Send rows in batches of their own, behind what waits."""
+        topic = self._topics.get(rows.topic) or self._topic(rows.topic)
+        for part in rows.parts(self._options.batch_records, self._options.batch_bytes):
+            queue = topic.queues[topic.turn % len(topic.queues)]
+            if topic.waiting.get(queue):
+                self._dispatch(topic, queue)
+            self._launch(topic, _Batch(queue, part, queue in topic.pinned))
+
     def _topic(self, name: str) -> _Topic:
         queues = self._cluster.write_queues(name)
         if not queues:
@@ -114,10 +124,13 @@ class Sender:
     def _dispatch(self, topic: _Topic, queue: MessageQueue) -> None:
         messages = topic.waiting.pop(queue)
         topic.sizes[queue] = 0
+        self._launch(topic, _Batch(queue, messages, queue in topic.pinned))
+
+    def _launch(self, topic: _Topic, batch: _Batch) -> None:
         topic.turn += 1
-        while queue in self._busy:
-            self._receive(self._busy[queue])
-        self._transmit(_Batch(queue, messages, queue in topic.pinned))
+        while batch.queue in self._busy:
+            self._receive(self._busy[batch.queue])
+        self._transmit(batch)
 
     def _transmit(self, batch: _Batch) -> None:
         batch.attempts += 1
@@ -150,7 +163,7 @@ class Sender:
         del self._busy[batch.queue]
         if frame.code in SEND_STATUS:
             self.messages += len(batch.messages)
-            self.bytes += sum(len(message.body) for message in batch.messages)
+            self.bytes += _body_bytes(batch.messages)
             return
         queue = batch.queue
         refusal = BrokerError(frame.code, remark=frame.remark or "", broker_addr=address, topic=queue.topic)
@@ -239,9 +252,21 @@ def _frame(batch: _Batch, producer_group: str) -> Frame:
         if first.delay_level > 0:
             properties += f"\x02DELAY\x01{first.delay_level}"
     else:
-        body = encode_batch((item.flag, item.body, item.properties) for item in batch.messages)
+        body = _body_of(batch.messages)
         properties = "WAIT\x01true"
     flag = first.flag if single else 0
     return send_request(
         producer_group, first.topic, batch.queue, body, properties, flag=flag, batch=not single
     )
+
+
+def _body_of(messages: Sequence[RowMessage]) -> bytes:
+    if isinstance(messages, EncodedRows):
+        return messages.body
+    return encode_batch((item.flag, item.body, item.properties) for item in messages)
+
+
+def _body_bytes(messages: Sequence[RowMessage]) -> int:
+    if isinstance(messages, EncodedRows):
+        return messages.body_bytes
+    return sum(len(message.body) for message in messages)

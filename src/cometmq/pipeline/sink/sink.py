@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.options import WriteOptions
 from cometmq.pipeline.sink.bad_rows import BadRows
+from cometmq.pipeline.sink.encoded import encode_rows
 from cometmq.pipeline.sink.rows import check_columns, messages_of
 from cometmq.pipeline.sink.sending import Sender
 
@@ -81,8 +82,12 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str
     with Sender(options, partition, on_illegal) as sender:
         row = 0
         for records in iterator:
-            for message in messages_of(records, options, row, ids, on_bad):
-                sender.send(message)
+            encoded = encode_rows(records, options, row, ids.prefix)
+            if encoded is not None:
+                sender.send_rows(encoded)
+            else:
+                for message in messages_of(records, options, row, ids, on_bad):
+                    sender.send(message)
             row += records.num_rows
         sender.flush()
         if bad is not None:

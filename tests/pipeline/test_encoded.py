@@ -1,0 +1,92 @@
+"""Rows encoded together are the messages that they are one by one, or are left to that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.pipeline.base.options import WriteOptions, write_options
+from cometmq.pipeline.sink.encoded import encode_rows
+from cometmq.pipeline.sink.rows import messages_of
+from cometmq.pipeline.sink.sink import MessageIds
+from cometmq.protocol.batch import encode_batch
+
+IDS = MessageIds("query", "0", 3)
+TEXT = st.one_of(st.none(), st.text(max_size=9), st.sampled_from(["", "a b", "TagA", "äöü"]))
+
+ROW = st.fixed_dictionaries({"body": st.binary(max_size=40), "keys": TEXT, "tags": TEXT})
+
+
+def options(**given: str) -> WriteOptions:
+    return write_options({"namesrv": "127.0.0.1:1", "topic": "t", **given})
+
+
+def batch_of(rows: list[dict[str, Any]], **types: pa.DataType) -> pa.RecordBatch:
+    schema = pa.schema({"body": pa.binary(), "keys": pa.string(), "tags": pa.string()} | types)
+    return pa.RecordBatch.from_pylist(rows, schema)
+
+
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries({"body": st.binary(max_size=40), "keys": TEXT, "tags": TEXT}), min_size=1
+    ),
+    first=st.integers(0, 2**40 - 100),
+    skipped=st.integers(0, 3),
+    most=st.integers(1, 9),
+)
+def test_they_are_what_they_are_one_by_one(
+    rows: list[dict[str, Any]], first: int, skipped: int, most: int
+) -> None:
+    batch = batch_of(rows).slice(min(skipped, len(rows) - 1))
+    encoded = encode_rows(batch, options(), first, IDS.prefix)
+    if encoded is None:
+        assert any(
+            mark in (row[name] or "") for row in rows for name in ("keys", "tags") for mark in "\x01\x02"
+        )
+        return
+    messages = list(messages_of(batch, options(), first, IDS))
+    assert list(encoded) == messages
+    parts = list(encoded.parts(most, 150))
+    assert [message for part in parts for message in part] == messages
+    for part in parts:
+        assert 1 <= len(part) <= most
+        assert len(part.body) <= 150 or len(part) == 1
+        assert part.body == encode_batch((each.flag, each.body, each.properties) for each in part)
+        assert part.body_bytes == sum(len(each.body) for each in part)
+
+
+@pytest.mark.parametrize(
+    ("row", "types"),
+    [
+        ({"body": None}, {}),
+        ({"body": b"", "keys": "a\x01b"}, {}),
+        ({"body": b"", "tags": "a\x02b"}, {}),
+        ({"body": b"", "keys": "k" * 40_000}, {}),
+        ({"body": b"", "flag": 7}, {"flag": pa.int32()}),
+        ({"body": b"", "delay_level": 1}, {"delay_level": pa.int32()}),
+        ({"body": b"", "sharding_key": "k"}, {"sharding_key": pa.string()}),
+        ({"body": b"", "msg_id": "id"}, {"msg_id": pa.string()}),
+        ({"body": b"", "properties": [("a", "b")]}, {"properties": pa.map_(pa.string(), pa.string())}),
+    ],
+)
+def test_a_row_of_another_kind_leaves_its_batch_to_be_looked_at(
+    row: dict[str, Any], types: dict[str, pa.DataType]
+) -> None:
+    assert encode_rows(batch_of([{"body": b"plain"}, row], **types), options(), 0, IDS.prefix) is None
+    assert encode_rows(batch_of([{"body": b"plain"}], **types), options(), 0, IDS.prefix) is not None
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%g", "SCHEDULE_TOPIC_XXXX", "a b"])
+def test_topics_that_take_no_batches_or_none_of_ours_are_looked_at(topic: str) -> None:
+    assert encode_rows(batch_of([{"body": b""}]), options(topic=topic), 0, IDS.prefix) is None
+
+
+def test_bodies_may_be_text_and_be_called_value() -> None:
+    batch = pa.record_batch({"value": pa.array(["äöü", "b"])})
+    encoded = encode_rows(batch, options(), 0, IDS.prefix)
+    assert encoded is not None
+    assert [message.body for message in encoded] == ["äöü".encode(), b"b"]
