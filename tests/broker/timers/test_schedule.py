@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.broker.conftest import records, running, store_raw, take, until
+from tests.broker.timers.kit import move_all, short_retention
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
 from cometmq.broker.base.times import mono_ms
@@ -426,3 +427,18 @@ async def test_an_error_of_ours_is_survived(peer, monkeypatch):
     await peer.send(body=b"good", properties={"DELAY": "1"})
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"good"]
     assert raised
+
+
+async def test_what_went_with_its_segment_is_told_and_what_is_behind_it_comes(
+    start_cluster, monkeypatch, caplog
+):
+    monkeypatch.setattr(DelayLevels, "of", lambda config: DelayLevels((2_000,)))
+    cluster = await start_cluster(**short_retention())
+    peer = cluster.peer()
+    for body in (b"gone", b"gone too"):
+        await peer.send(body=body, properties={"DELAY": "1"})
+    await move_all(cluster.broker, peer)
+    await peer.send(body=b"stays", properties={"DELAY": "1"})
+    assert [m.body for m in await take(peer, "Orders", 1)] == [b"stays"]
+    line = "delay level 1: 2 messages went with their segments before they came, from 0 on"
+    assert caplog.messages.count(line) == 1

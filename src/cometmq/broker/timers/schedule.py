@@ -248,6 +248,11 @@ class ScheduleService:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
                 # Records that are gone, or a queue that begins later than the cursor stands.
+                if got.next_begin_offset > cursor.offset and self._budget.allows():
+                    log.error(
+                        "delay level %d: %d messages went with their segments before they came, from %d on",
+                        cursor.level, got.next_begin_offset - cursor.offset, cursor.offset,
+                    )  # fmt: skip
                 self._move(cursor, got.next_begin_offset)
                 if cursor.offset < got.max_offset:
                     self._wake(cursor)
