@@ -382,7 +382,7 @@ async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: P
     assert ratios == (0.6, 0.3, 0.2)
     store.configure(store.config.replace(disk_space_warning_level_ratio=50))
     await store.fullness.measure()
-    with pytest.raises(StoreRefused, match=r"CL:  0.60 CQ:  0.30 INDEX:  0.20"):
+    with pytest.raises(StoreRefused, match=r"CL:  0.60 CQ:  0.30 INDEX:  0.20, limit 0.50 "):
         put(store)
 
 

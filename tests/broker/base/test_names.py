@@ -9,7 +9,8 @@ import pytest
 from tests.broker.conftest import records
 from tests.faults.good_requests import BROKER_REQUESTS
 
-from cometmq.broker.base.names import FIELDS
+from cometmq.broker.base.names import FIELDS, check_group, check_topic
+from cometmq.errors import CommandError
 from cometmq.protocol import headers, headers_admin
 from cometmq.protocol.codes import RequestCode, is_legal_name
 from cometmq.protocol.ext import Header, plan_of
@@ -87,6 +88,13 @@ async def test_no_request_leaves_a_trace_of_an_illegal_name(cluster, peer, tmp_p
     assert not [path for word in ("*evil*", "Good") for path in tmp_path.rglob(word)]
     await cluster.restart()
     assert len(records(await cluster.peer().pull("TopicA"))) >= 1
+
+
+@pytest.mark.parametrize(("check", "longest"), [(check_topic, 127), (check_group, 255)])
+def test_a_name_that_is_too_long_is_refused_with_its_length_and_the_limit(check, longest):
+    assert check("x" * longest, 407) == "x" * longest
+    with pytest.raises(CommandError, match=f"max length {longest}: it has {longest + 3} characters"):
+        check("x" * (longest + 3), 407)
 
 
 def test_every_name_of_a_header_is_known_as_one():

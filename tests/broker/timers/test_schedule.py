@@ -429,12 +429,9 @@ async def test_an_error_of_ours_is_survived(peer, monkeypatch):
     assert raised
 
 
-async def test_what_went_with_its_segment_is_told_and_what_is_behind_it_comes(
-    start_cluster, monkeypatch, caplog
-):
+async def test_what_went_with_its_segment_is_told_and_what_is_behind_it_comes(started, monkeypatch, caplog):
     monkeypatch.setattr(DelayLevels, "of", lambda config: DelayLevels((2_000,)))
-    cluster = await start_cluster(**short_retention())
-    peer = cluster.peer()
+    cluster, peer = await started(**short_retention())
     for body in (b"gone", b"gone too"):
         await peer.send(body=body, properties={"DELAY": "1"})
     await move_all(cluster.broker, peer)

@@ -133,7 +133,7 @@ def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> 
     send(store)
     disk.percent = 91
     store.retention.round()
-    with pytest.raises(StoreRefused, match=r"CL:  0\.91 CQ:  0\.91 INDEX:  0\.91") as refused:
+    with pytest.raises(StoreRefused, match=r"CL:  0\.91 CQ:  0\.91 INDEX:  0\.91, limit 0\.90 ") as refused:
         put(store)
     assert refused.value.response_code == 14
     assert store.get_messages("T", 0, 0, 32).count > 0

@@ -42,7 +42,9 @@ def _checked(name: str | None, kind: str, longest: int, version: int) -> str:
     if name is None or not name.strip():
         problem = f"The specified {kind} is blank."
     elif len(name) > longest:
-        problem = f"The specified {kind} is longer than {kind} max length {longest}."
+        problem = (
+            f"The specified {kind} is longer than {kind} max length {longest}: it has {len(name)} characters."
+        )
     else:
         problem = f"The specified {kind} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     raise CommandError(compat.invalid_parameter(version), problem)

@@ -90,7 +90,7 @@ class Fullness:
                 log.error("disk is %d %% full, the store takes no messages", round(fullest * 100))
             self.flags.raise_flag(
                 Flag.DISK_FULL, f"the disk is full, CL: {self.log_ratio:5.2f} CQ: {self.queue_ratio:5.2f} "
-                f"INDEX: {self.index_ratio:5.2f}"
+                f"INDEX: {self.index_ratio:5.2f}, limit {limit:.2f} (diskSpaceWarningLevelRatio)",
             )  # fmt: skip
         elif was_full:
             log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
