@@ -3,11 +3,13 @@ the other."""
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.interop import store_input, wire
@@ -17,7 +19,7 @@ from tests.interop.driver import Driver, JavaError, body_of, message
 from tests.interop.processes import side_by_side, wait_until
 from tests.interop.space import Cluster, Space
 
-CHECK_POINT = 60
+CHECK_POINT, METRICS = 60, 61
 Broker = ApacheBroker | CometBroker
 
 
@@ -146,16 +148,18 @@ def hand_over(writer: str, reader: str, start: Callable[[str, Path], Broker], pl
     other.stop()
 
 
-def test_what_is_stored_of_a_delivered_message_is_what_apache_stores(
+def test_what_is_stored_of_a_delivered_message_and_counted_of_others_is_what_apache_says(
     start: Callable[[str, Path], Broker], tmp_path: Path
 ) -> None:
     stored = {}
+    begun = now_ms()
     for kind in ("ours", "apache"):
         broker = start(kind, tmp_path / kind)
         with wire.Connection(broker.port) as connection:
             feed = Feed(connection)
             feed.update_topic("Timed", 1)
             feed.timed(b"body", "K0", now_ms() + 1_500)
+            feed.timed(b"waits", "K1", now_ms() + 600_000)
 
             def read_ms(connection: wire.Connection = connection) -> int:
                 header, body = connection.call(CHECK_POINT)
@@ -167,6 +171,16 @@ def test_what_is_stored_of_a_delivered_message_is_what_apache_stores(
         wait_until("the message", lambda port=broker.port: len(served(port)) == 1, 30)  # type: ignore[misc]
         ((_, properties),) = served(broker.port)
         stored[kind] = properties
+        with wire.Connection(broker.port) as connection:
+
+            def counted(connection: wire.Connection = connection) -> Any:
+                return json.loads(connection.call(METRICS)[1])
+
+            wait_until("one that waits", lambda ask=counted: ask()["timingCount"]["Timed"]["count"] == 1)
+            metrics, sent = counted(), now_ms()
+            assert begun < metrics["timingCount"]["Timed"]["timeStamp"] <= metrics["dataVersion"]["timestamp"]
+            assert metrics["dataVersion"]["timestamp"] < sent
+            assert counted() == metrics  # the times are those of changes
         broker.stop()
     of_every_send = {"MSG_REGION", "TRACE_ON"}  # 5.x stores what it tells producers
     assert stored["ours"].keys() == stored["apache"].keys() - of_every_send

@@ -80,6 +80,8 @@ class TestLists:
         await take(peer, "B", 1)
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
         assert {topic: metric.count for topic, metric in metrics.timing_count.items()} == {"A": 2}
+        assert metrics.timing_count["A"].time_stamp < metrics.data_version.timestamp - 500  # B came later
+        assert TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body) == metrics
         await cluster.restart()
         peer = cluster.peer()
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)

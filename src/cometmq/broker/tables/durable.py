@@ -53,7 +53,7 @@ class DurableTables:
         self.groups = groups = SubscriptionGroups(config, clock.time_ms, self._save_groups)
         self.offsets = ConsumerOffsets()
         self.delays = DelayOffsets()
-        self.timers = TimerState()
+        self.timers = TimerState(clock.time_ms)
         self.topics_file = self._file(
             TOPICS, lambda: plain(TopicConfigTable(topics.table, topics.version)), after_log=False
         )

@@ -15,7 +15,7 @@ from cometmq.broker.timers.pending import Listed
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError
-from cometmq.protocol.bodies import DataVersion, TimerMetric, TimerMetrics
+from cometmq.protocol.bodies import TimerMetric, TimerMetrics
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, Perm, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -73,10 +73,12 @@ class TimerProcessor:
 
     def get_timer_metrics(self, _connection: Connection, frame: Frame) -> Frame:
         """How many messages wait for each topic."""
-        state, now_ms = self.tables.timers, self.clock.time_ms()
-        counts = {topic: TimerMetric(count=count, time_stamp=now_ms) for topic, count in state.counts.items()}
-        version = DataVersion(timestamp=now_ms, counter=state.changes, state_version=0)
-        return frame.response(body=TimerMetrics(timing_count=counts, data_version=version).encode())
+        state = self.tables.timers
+        counts = {
+            topic: TimerMetric(count=count, time_stamp=state.counted_ms(topic))
+            for topic, count in state.counts.items()
+        }
+        return frame.response(body=TimerMetrics(timing_count=counts, data_version=state.counted).encode())
 
     async def recall_message(self, connection: Connection, frame: Frame) -> None:
         """Take a message back that waits: a mark in the timer topic says so (docs/reference/remoting.md,
