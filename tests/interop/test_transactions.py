@@ -21,7 +21,9 @@ from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.processes import side_by_side, wait_until
 from tests.interop.space import Space
 
-from cometmq import Message, TransactionProducer
+from cometmq import Admin, Message, TransactionProducer
+from cometmq.admin.errors import MessageNotFound
+from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC
 
 COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
 
@@ -169,3 +171,53 @@ async def hand_over(kinds: list[str], namesrv: str, start: Callable[[str], Any])
 
         await until(finished, f"all committed: {wanted}")
     assert Counter(each.body for each in await read_all(namesrv, topic)) == Counter(wanted)
+
+
+def test_what_was_given_up_is_asked_about_again_by_request(tmp_path: Path) -> None:
+    """By our Admin, on our broker and Apache's."""
+    versions = SERVER_VERSIONS if os.environ.get("COMETMQ_INTEROP_LONG") else SERVER_VERSIONS[:1]
+    limits = {
+        "transactionCheckMax": "1",
+        "transactionCheckInterval": "1000",
+        "transactionTimeOut": "1000",
+    }
+
+    def one(kind: str) -> None:
+        names = ApacheNamesrv("4.9.7", tmp_path / kind)
+        make: Any = CometBroker if kind == "ours" else partial(ApacheBroker, kind)
+        broker = None
+        try:
+            namesrv = f"127.0.0.1:{names.port}"
+            broker = make(tmp_path / kind, namesrv, settings=limits)
+            asyncio.run(given_up_and_resumed(namesrv))
+        finally:
+            for each in (broker, names):
+                if each is not None:
+                    each.kill()
+
+    side_by_side(one, [(kind,) for kind in ("ours", *versions)])
+
+
+async def given_up_and_resumed(namesrv: str) -> None:
+    body, listener = b"undecided", Undecided()
+    producer = TransactionProducer(
+        "PG", listener, namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
+    )
+    properties = {"local": "UNKNOWN", "checks": "UNKNOWN COMMIT"}
+    async with producer, Admin(namesrv) as admin:
+        sent = await producer.send_in_transaction(Message("Resumed", body, properties=properties), body)
+
+        async def resumed() -> bool:
+            try:
+                message = await admin.resume_check(sent.msg_id)
+            except MessageNotFound:
+                return False  # it is not given up yet
+            return (message.topic, message.body) == (TRANS_CHECK_MAX_TIME_TOPIC, body)
+
+        await until(resumed, "given up, and resumed")
+
+        async def committed() -> bool:
+            return [each.body for each in await read_all(namesrv, "Resumed")] == [body]
+
+        await until(committed, "committed")
+    assert listener.asked == {body: 2}
