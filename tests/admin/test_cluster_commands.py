@@ -159,8 +159,9 @@ def test_a_message_is_processed_by_the_member_that_was_named(mq: Shell, by: str)
     assert by.encode() in bodies
 
 
-def test_a_group_nobody_knows_is_an_error(mq: Shell) -> None:
-    failed = mq.run("consumerProgress", "-g", "strangers")
+@pytest.mark.parametrize("command", ["consumerProgress", "consumerStatus"])
+def test_a_group_nobody_knows_is_an_error(mq: Shell, command: str) -> None:
+    failed = mq.run(command, "-g", "strangers")
 
     assert failed.code == 1
     assert "no consumer group named strangers; known: " in failed.err
@@ -222,7 +223,7 @@ def test_members_that_have_set_different_things_are_shown_before_any_of_them_has
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         offset_dir=str(tmp_path),
     )
-    options = (PushOptions(max_reconsume_times=3), broadcasting)
+    options = (PushOptions(max_reconsume_times=3, orderly=True), broadcasting)
 
     lines, found = asyncio.run(status_of_two(mq.broker.namesrv, mq, ("x", "x"), options))
 
@@ -236,6 +237,7 @@ def test_members_that_have_set_different_things_are_shown_before_any_of_them_has
                 "CONSUME_FROM_LAST_OFFSET": [one],
                 "CONSUME_FROM_FIRST_OFFSET": [two],
             },
+            "consumeOrderly": {"true": [one], "false": [two]},
             "maxReconsumeTimes": {"3": [one], "16": [two]},
         },
     )
@@ -271,7 +273,10 @@ def test_the_maximum_that_the_group_was_given_is_shown_beside_those_of_its_membe
         ({}, {}),
         ({"maxReconsumeTimes": "3"}, {"maxReconsumeTimes": "3"}),
         ({"maxReconsumeTimes": "-1"}, {"maxReconsumeTimes": "16"}),
-        ({"maxReconsumeTimes": "-1", "PROP_CONSUMEORDERLY": "true"}, {"maxReconsumeTimes": "2147483647"}),
+        (
+            {"maxReconsumeTimes": "-1", "PROP_CONSUMEORDERLY": "true"},
+            {"maxReconsumeTimes": "2147483647", "consumeOrderly": "true"},
+        ),
         ({"messageModel": "CLUSTERING", "pullBatchSize": "32"}, {"messageModel": "CLUSTERING"}),
     ],
 )

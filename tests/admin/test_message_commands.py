@@ -139,7 +139,11 @@ def test_the_id_that_a_producer_gives_finds_the_message_too(mq: Shell, where: tu
 
 
 @pytest.mark.parametrize(
-    ("where", "words"), [((), "in all topics"), (("-t", "by-unique-key"), "in topic by-unique-key")]
+    ("where", "words"),
+    [
+        ((), "in all topics but those of retries, dead letters and the system"),
+        (("-t", "by-unique-key"), "in topic by-unique-key"),
+    ],
 )
 def test_an_unknown_id_says_where_it_was_looked_for(mq: Shell, where: tuple[str, ...], words: str) -> None:
     msg_id = send(mq, "by-unique-key", "x")["msgId"][:-4] + "FFFF"
@@ -283,6 +287,13 @@ class TestTraces:
         none = mq.run("queryMsgTraceById", "-i", untraced["msgId"])
         assert (none.code, none.out) == (1, "")
         assert f"no trace of message {untraced['msgId']} in topic RMQ_SYS_TRACE_TOPIC" in none.err
+
+    def test_the_ids_of_a_batch_find_the_trace_of_each_of_its_messages(self, mq: Shell) -> None:
+        ids = [send(mq, "traced", body, "-m", "true")["msgId"] for body in ("one", "two")]
+
+        found = mq.ok("queryMsgTraceById", "-i", ",".join(ids), "--json").json
+
+        assert [view["trace"]["msgId"] for view in found] == ids
 
     def test_times_choose_traces(self, mq: Shell) -> None:
         sent = send(mq, "traced", "x", "-m", "true")

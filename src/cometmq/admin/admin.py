@@ -9,7 +9,8 @@ Works against CometMQ and Apache RocketMQ alike. Every failure is a typed error 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -43,6 +44,7 @@ from cometmq.protocol.headers import ListTimersRequestHeader, TopicRequestHeader
 
 __all__ = ["Admin", "TopicSettings"]
 
+T = TypeVar("T")
 ADMIN_GROUP = "admin_ext_group"
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 ADMIN_TIMEOUT_S = 5.0
@@ -278,18 +280,22 @@ class Admin(Client):
 
     async def progress(self, group: str, *, with_client_ip: bool = False) -> GroupProgress:
         """How far a group is in each queue. Raises UnknownNameError for one that never consumed."""
+        return await self._of_group(group, groups.progress(self.client, group, with_client_ip=with_client_ip))
+
+    async def subscriptions(self, group: str) -> GroupSubscriptions:
+        """What the members of a group subscribe, and in what they differ, which loses messages. Raises
+        UnknownNameError for a group nobody knows, BrokerError for one without members."""
+        return await self._of_group(group, groups.subscriptions(self.client, group))
+
+    async def _of_group(self, group: str, found: Awaitable[T]) -> T:
+        """What is found about a group. Raises UnknownNameError if it has no retry topic."""
         try:
-            return await groups.progress(self.client, group, with_client_ip=with_client_ip)
+            return await found
         except NoRouteError as error:
             if error.topic != RETRY_PREFIX + group:
                 raise
         # group_names asks the name servers again, and raises their error if none answers.
         raise UnknownNameError("consumer group", group, await self.group_names())
-
-    async def subscriptions(self, group: str) -> GroupSubscriptions:
-        """What the members of a group subscribe, and in what they differ, which loses messages. Raises
-        NoRouteError for a group nobody knows, BrokerError for one without members."""
-        return await groups.subscriptions(self.client, group)
 
     async def group_names(self) -> list[str]:
         """The groups that have a retry topic: those that were ever online; sorted."""

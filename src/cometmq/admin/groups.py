@@ -193,8 +193,8 @@ async def running_info(
 
 async def subscriptions(client: ClientInstance, group: str) -> GroupSubscriptions:
     """What each member subscribes and has set, and in what they differ. CometMQ's brokers know it from the
-    heartbeats, but for the most retries; for these, and at other brokers, each member is asked. Pull
-    consumers may differ."""
+    heartbeats, but for the most retries and the order; for these, and at other brokers, each member is asked.
+    Pull consumers may differ."""
     route = await client.namesrv.route(RETRY_PREFIX + group)
     connected = await members(client, route, group)
     pulling = connected.consume_type == PULL_TYPE
@@ -242,9 +242,11 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
     """What the members of a group should have set alike, of the properties in a member's running info. Java's
     -1 for the most retries is 16, or without end for a consumer that consumes in order."""
     found = {name: properties[name] for name in ("messageModel", "consumeFromWhere") if name in properties}
+    ordered = properties.get("PROP_CONSUMEORDERLY")
+    if ordered is not None:
+        found["consumeOrderly"] = ordered
     if most := properties.get(MOST_RETRIES):
-        ordered = properties.get("PROP_CONSUMEORDERLY") == "true"
-        found[MOST_RETRIES] = most if most != "-1" else str(INT_MAX if ordered else RETRY_MAX_TIMES)
+        found[MOST_RETRIES] = most if most != "-1" else str(INT_MAX if ordered == "true" else RETRY_MAX_TIMES)
     return found
 
 

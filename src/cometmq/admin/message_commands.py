@@ -39,7 +39,11 @@ def consume_directly_options(command: F) -> F:
     help="Message ids, separated by ',': offset ids, or unique keys as `cometmq send` shows them.",
 )
 @click.option(
-    "-t", "--topic", metavar="NAME", help="Where to look for unique keys; without it in all topics."
+    "-t",
+    "--topic",
+    metavar="NAME",
+    help="Where to look for unique keys; without it in all topics but those of retries, dead letters and the "
+    "system.",
 )
 @consume_directly_options
 @switch("-s", "--sendMessage", "resend", help="Send it again.")

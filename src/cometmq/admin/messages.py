@@ -79,7 +79,8 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
             raise problem
     found = await by_unique_key(client, msg_id.upper(), topic)
     if found is None:
-        where = "in all topics" if topic is None else f"in topic {topic}"
+        but = "in all topics but those of retries, dead letters and the system"
+        where = but if topic is None else f"in topic {topic}"
         raise problem or MessageNotFound(msg_id, where)
     return found
 
@@ -94,8 +95,8 @@ def place_in(msg_id: str) -> OffsetId | None:
 
 
 async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
-    """The oldest message with a unique key, of one topic or of the first that has any; copies in retry and
-    dead-letter topics are found only if their topic is given."""
+    """The oldest message with a unique key, of one topic or of the first that has any; what lies in retry,
+    dead-letter and system topics is found only if its topic is given."""
     topics = [topic] if topic is not None else await client.namesrv.topics()
     hidden = (RETRY_PREFIX, DLQ_PREFIX)
     wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
@@ -152,7 +153,8 @@ async def by_key(
 async def traces(
     client: ClientInstance, topic: str, msg_id: str, limit: int, span: tuple[int, int]
 ) -> list[TraceView]:
-    """The traces of a message in the trace messages that have its id as a key, the oldest first."""
+    """The traces of a message in the trace messages that have its id as a key, the oldest first. The ids of a
+    batch, joined by commas, are one id to Java's clients; if nobody has it, those of each of its messages."""
     found: list[TraceView] = []
     for message in await by_key(client, topic, msg_id, limit, unique=False, span=span):
         unreadable: list[str] = []
@@ -167,6 +169,9 @@ async def traces(
                 "%s of %s cannot be read, the first: %s",
                 counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
             )  # fmt: skip
+    if not found and "," in msg_id:
+        for each in msg_id.split(","):
+            found += await traces(client, topic, each.strip(), limit, span)
     return found
 
 
