@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.admin.conftest import Shell
+
+from cometmq import Message, NoRouteError, Producer
+from cometmq.admin import Admin
 
 
 def test_a_topic_is_made_at_one_broker_and_listed(mq: Shell) -> None:
@@ -33,6 +37,17 @@ def test_an_ordered_topic_notes_its_queues_with_the_name_server(mq: Shell) -> No
     # One broker's entry is merged into the note, not put in place of it.
     merged = mq.ok("updateTopic", "-b", mq.broker.broker_addr, "-t", "ordered", "-w", "6", "-o", "true")
     assert f"set broker orderConf. isOrder=true, orderConf=[{mq.broker.broker_name}:6]" in merged.lines
+
+
+async def test_an_ordered_topic_whose_brokers_are_away_is_not_made_at_others(mq: Shell) -> None:
+    namesrv = mq.broker.namesrv
+    async with Admin(namesrv) as admin, Producer("p", namesrv=namesrv) as producer:
+        await admin.client.namesrv.put_kv_config(namesrv, "ORDER_TOPIC_CONFIG", "away", "broker-z:2")
+        with pytest.raises(NoRouteError, match=r"broker-z:2\) are away"):
+            await producer.send(Message("away", b"x"))
+        assert "away" not in await admin.topics()
+        await admin.delete_topic_in_name_servers("away")
+        await producer.send(Message("away", b"x"))
 
 
 def test_the_route_is_json_or_a_table_with_a_total(mq: Shell) -> None:

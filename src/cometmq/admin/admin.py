@@ -39,14 +39,20 @@ from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
 from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
 from cometmq.protocol.bodies_admin import PurgedQueue
-from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, TRACE_TOPIC, RequestCode
+from cometmq.protocol.codes import (
+    DLQ_PREFIX,
+    MASTER_ID,
+    ORDER_TOPIC_CONFIG,
+    RETRY_PREFIX,
+    TRACE_TOPIC,
+    RequestCode,
+)
 from cometmq.protocol.headers import ListTimersRequestHeader, TopicRequestHeader
 
 __all__ = ["Admin", "TopicSettings"]
 
 T = TypeVar("T")
 ADMIN_GROUP = "admin_ext_group"
-ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 ADMIN_TIMEOUT_S = 5.0
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
 
@@ -143,7 +149,7 @@ class Admin(Client):
         info = await self.client.namesrv.cluster_info()
         entries: dict[str, str] = {}
         if broker_addr:
-            noted = await self.client.namesrv.kv_config(ORDER_NAMESPACE, settings.topic) or ""
+            noted = await self.client.namesrv.kv_config(ORDER_TOPIC_CONFIG, settings.topic) or ""
             entries = dict(word.split(":", 1) for word in noted.split(";") if ":" in word)
             names = [
                 name
@@ -155,7 +161,7 @@ class Admin(Client):
         entries.update(dict.fromkeys(names, str(settings.write_queue_nums)))
         conf = ";".join(f"{name}:{count}" for name, count in entries.items())
         for addr in self.client.namesrv.addrs:
-            await self.client.namesrv.put_kv_config(addr, ORDER_NAMESPACE, settings.topic, conf)
+            await self.client.namesrv.put_kv_config(addr, ORDER_TOPIC_CONFIG, settings.topic, conf)
         return conf
 
     async def delete_topic_in_brokers(self, topic: str, cluster: str) -> list[str]:
@@ -166,9 +172,10 @@ class Admin(Client):
         return addrs
 
     async def delete_topic_in_name_servers(self, topic: str) -> None:
-        """Have every name server forget the topic's route."""
+        """Have every name server forget the topic's route, and its order configuration."""
         for addr in self.client.namesrv.addrs:
             await self.client.namesrv.delete_topic(addr, topic)
+            await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)
 
     async def topics(self) -> list[str]:
         """All topics that a name server knows, system, retry and dead-letter topics included; sorted."""

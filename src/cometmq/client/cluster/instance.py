@@ -8,6 +8,7 @@ async with ClientInstance("127.0.0.1:9876") as client:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -22,14 +23,15 @@ from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_requ
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
 from cometmq.client.cluster.traces import Traces
-from cometmq.errors import ClientStateError, CometError, NoRouteError
+from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
-from cometmq.protocol.codes import TBW102, TRACE_PRODUCER_GROUP
+from cometmq.protocol.codes import ORDER_TOPIC_CONFIG, TBW102, TRACE_PRODUCER_GROUP
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import Connection, RemotingClient
+from cometmq.text import printable
 
 __all__ = ["Client", "ClientInstance"]
 
@@ -126,7 +128,8 @@ class ClientInstance(LifeCycle):
         self, topic: str, template: str = TBW102, template_queue_nums: int = 4
     ) -> TopicRoute:
         """Where messages of a topic may be sent. A topic nobody knows gets the route of the template topic,
-        whose brokers create topics at their first message. Raises NoRouteError."""
+        whose brokers create topics at their first message; but not one that is ordered, because its brokers
+        are only away. Raises NoRouteError."""
         route = self.routes.get(topic)
         if route is not None and route.write_queues and not self._template_expired(route):
             return route
@@ -150,6 +153,11 @@ class ClientInstance(LifeCycle):
     async def _from_template(
         self, topic: str, template: str, queue_nums: int, error: NoRouteError
     ) -> TopicRoute:
+        with contextlib.suppress(BrokerError, RemotingError):
+            ordered = await self.namesrv.kv_config(ORDER_TOPIC_CONFIG, topic)
+            if ordered:
+                hint = f"it is ordered, and the brokers of its queues ({printable(ordered, 200)}) are away"
+                raise NoRouteError(topic, error.asked, hint)
         try:
             data = await self.namesrv.route(template)
         except NoRouteError:

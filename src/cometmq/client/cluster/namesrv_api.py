@@ -121,3 +121,8 @@ class NamesrvApi(Calls):
         """On one name server: each has to be told."""
         header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
         await self.call(addr, RequestCode.PUT_KV_CONFIG, header)
+
+    async def delete_kv_config(self, addr: str, namespace: str, key: str) -> None:
+        """On one name server, whether it has it or not: each has to be told."""
+        header = GetKVConfigRequestHeader(namespace=namespace, key=key)
+        await self.call(addr, RequestCode.DELETE_KV_CONFIG, header)
