@@ -222,6 +222,7 @@ class BrokerParts:
                 store=store,
                 stats=self.stats,
                 schedule=self.schedule,
+                timers=self.timers,
                 protection=self.protection,
                 settings_changed=self._settings_changed,
             ),

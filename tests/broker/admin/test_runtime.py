@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import create, records
+from tests.broker.conftest import create, records, until
 
 from cometmq.protocol.bodies import KVTable, TopicRouteData
 from cometmq.protocol.codes import RequestCode
@@ -77,6 +77,20 @@ class TestSettings:
         ):
             assert len([float(word) for word in table[name].split(" ")]) == 3
         assert {"runtime", "bootTimestamp", "commitLogDiskRatio", "consumeQueueDiskRatio"} <= set(table)
+
+    async def test_the_runtime_table_tells_of_timers_as_5x_does(self, cluster, peer):
+        async def told():
+            table = KVTable.decode((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+            return {name: value for name, value in table.items() if name.startswith("timer")}
+
+        nothing = {"timerReadBehind": "0", "timerOffsetBehind": "0", "timerCongestNum": "0"}
+        assert await told() == nothing
+        for _ in range(2):
+            await peer.send(properties={"TIMER_DELAY_SEC": "600"})
+        await until(lambda: cluster.broker.parts.timers.pending.followed == 2)
+        assert await told() == nothing | {"timerCongestNum": "2"}
+        await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"timerWheelEnable=false\n")
+        assert await told() == {}
 
     @pytest.mark.parametrize("code", [306, 316, 329])
     async def test_clean_up_requests_succeed_and_keep_what_is_configured(self, peer, code):

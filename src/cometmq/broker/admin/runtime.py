@@ -11,9 +11,10 @@ from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
 from cometmq.broker.timers.schedule import ScheduleService
+from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import KVTable
-from cometmq.protocol.codes import VERSION_4_9_7, ResponseCode, version_name
+from cometmq.protocol.codes import TIMER_TOPIC, VERSION_4_9_7, ResponseCode, version_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
@@ -39,6 +40,7 @@ class RuntimeAdmin:
     store: MessageStore
     stats: Stats
     schedule: ScheduleService
+    timers: TimerService
     protection: Protection
     settings_changed: Callable[[list[str]], Awaitable[None]]
     _changes: int = 0
@@ -92,7 +94,7 @@ class RuntimeAdmin:
         return frame.response(body=KVTable(table=self.table()).encode())
 
     def table(self) -> dict[str, str]:
-        """Every key of Apache's brokers, in both lines' spelling
+        """The keys of Apache's brokers for which there is something to say, in both lines' spelling
         (docs/reference/remoting.md, Runtime table)."""
         stats, config, load = self.stats, self.config, self.protection.load
         table = store_facts(self.store)
@@ -134,7 +136,19 @@ class RuntimeAdmin:
         table["flowControlRefused"] = str(self.protection.refused)
         for level, (delivered, stored) in self.schedule.positions().items():
             table[f"scheduleMessageOffset_{level}"] = f"{delivered},{stored}"
+        if config.timer_wheel_enable and not self.store.slave:
+            table |= self._timer_facts()
         return table
+
+    def _timer_facts(self) -> dict[str, str]:
+        """By how many seconds delivery is late, how many messages are not taken in yet, how many wait."""
+        pending, now = self.timers.pending, self.timers.times()
+        stored = self.store.max_offset(TIMER_TOPIC, 0)
+        return {
+            "timerReadBehind": str(max(0, now.wall_ms - pending.read_ms(now)) // 1000),
+            "timerOffsetBehind": str(max(0, stored - pending.followed)),
+            "timerCongestNum": str(len(pending)),
+        }
 
 
 def store_facts(store: MessageStore) -> dict[str, str]:
