@@ -48,15 +48,17 @@ class TestUploads:
         assert bodies(await consumer.pull()) == [b"0", b"2"]
 
     async def test_the_same_class_is_not_loaded_again_and_another_takes_its_place(
-        self, broker, server, consumer
+        self, broker, server, consumer, caplog
     ):
         broker.store_numbers(4)
         await consumer.upload(EVEN)
         first = server.filters["g", "T"].process
         assert (await consumer.upload(EVEN)).code == 0
         assert server.filters["g", "T"].process is first
+        assert "another source counts" not in caplog.text
         assert (await consumer.upload(matching("message.body == b'3'"))).code == 0
         assert server.filters["g", "T"].process is not first
+        assert "group g on T: another source counts from now on, for all members" in caplog.text
         assert bodies(await consumer.pull()) == [b"3"]
 
     async def test_its_worker_goes_first_when_memory_is_short(self, server, consumer):

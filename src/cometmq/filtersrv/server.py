@@ -126,6 +126,7 @@ class FilterServer:
             self._loading -= 1
         known, self.filters[key] = self.filters.get(key), loaded
         if known is not None:
+            log.warning("group %s on %s: another source counts from now on, for all members", *key)
             await known.close()
         log.info("filter class %s serves group %s on %s", header.class_name, *key)
         return frame.response()
