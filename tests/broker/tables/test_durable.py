@@ -112,7 +112,7 @@ class TestPowerFailure:
     @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
     async def test_the_cursor_of_a_delayed_message_lasts_no_longer_than_its_copy(self, mode, monkeypatch):
         """The copy is written but its sync lags: the cursor behind it must not get onto the device first."""
-        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((150, 150)))
+        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((600, 600)))
         disk = GatedDisk()
         async with running("/store", disk, flushDiskType=mode, flushIntervalCommitLog="3600000") as (
             broker,
