@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from tests.broker.conftest import records, refused, running, take, until
 from tests.broker.timers.kit import fill, move_all, now_ms, recall, short_retention, waiting
 
+from cometmq.broker.timers.following import Follower
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import TIMER_TOPIC, RequestCode
 from cometmq.protocol.headers import (
@@ -182,7 +184,9 @@ class TestRecall:
 
     async def test_what_is_no_handle_or_no_topic(self, peer):
         await peer.send()
-        refused(await recall(peer, "djEg"), 604, "recall handle is invalid")
+        no_key = RecallHandle("Orders", "broker-a", now_ms() + 60_000, "").encode()
+        for handle in ("djEg", no_key):
+            refused(await recall(peer, handle), 604, "recall handle is invalid")
         answer = await peer.call(RequestCode.RECALL_MESSAGE, TopicRequestHeader(topic="Orders"))
         refused(answer, 604, "recall handle is invalid")
         refused(await recall(peer, "djEg", topic="Absent"), 17, "not exist")
@@ -230,6 +234,33 @@ class TestRestarts:
         assert errors == ([str(path)] if damage == "torn" else [])  # it is written again within 10 s
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
         assert sum(metric.count for metric in metrics.timing_count.values()) == 0
+
+
+async def test_a_start_that_fails_on_its_way_takes_nothing_in_twice(tmp_path, monkeypatch):
+    async with running(tmp_path / "a") as (_, peer):
+        for key in ("a", "b", "c"):
+            properties = {"TIMER_DELAY_MS": "2500", "UNIQ_KEY": key}
+            answer = await peer.send(body=key.encode(), properties=properties)
+        await recall(peer, answer.ext["recallHandle"])
+        await peer.send(body=b"d", properties={"TIMER_DELAY_MS": "2500"})
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    real, tried = Follower.record, []
+
+    async def record(self, position):
+        tried.append(position)
+        if len(tried) in (2, 5):
+            raise OSError(errno.EMFILE, "too many open files")
+        return await real(self, position)
+
+    monkeypatch.setattr(Follower, "record", record)
+    monkeypatch.setattr("cometmq.broker.timers.timers.ERROR_S", 0.1)
+    async with running(tmp_path / "b") as (broker, peer):
+        await until(lambda: broker.parts.timers.pending.followed == 5)
+        assert len(broker.parts.timers.pending) == 5
+        assert broker.parts.tables.timers.counts == {"Orders": 3}
+        assert [m.body for m in await take(peer, "Orders", 3)] == [b"a", b"b", b"d"]
+        await asyncio.sleep(0.3)
+        assert (await peer.pull()).ext["maxOffset"] == "3"
 
 
 async def test_what_would_go_with_its_segment_is_moved_on(started):
