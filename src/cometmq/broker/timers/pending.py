@@ -26,6 +26,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MOST_RECALLED, _MOST_SINCE = 8, 1 << 16
+_MOST_DONE = 1 << 20  # that no mark covers: beyond it one stands for them all
 # Messages are moved on by such stretches of the log (bytes), each in the order of time.
 _MOVED_TOGETHER = 16 << 20
 
@@ -236,10 +237,13 @@ class Pending:
         """Whether something is done that a mark with these two does not cover; forgets what it covers."""
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
+        outs, positions = outs[still], positions[still]
+        if len(outs) > _MOST_DONE:  # days of them after a step of the clock: covered when the last one is
+            outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
-        self._done_outs.frombytes(outs[still].tobytes())
-        self._done_positions.frombytes(positions[still].tobytes())
-        return bool(still.any())
+        self._done_outs.frombytes(outs.tobytes())
+        self._done_positions.frombytes(positions.tobytes())
+        return len(outs) > 0
 
     def forget_recalls(self, now: Times) -> None:
         """Forget recalls whose messages, if there were any, have had their time. Only while all that came is
