@@ -389,6 +389,31 @@ class TestClocks:
         waited = await self.run(tmp_path, monkeypatch, {"TIMER_DELIVER_MS": str(WALL + 150_000)}, steps)
         assert least <= waited <= least + 4
 
+    @pytest.mark.parametrize("restarts", [1, 2])
+    async def test_what_came_before_a_step_back_does_not_come_again(self, tmp_path, monkeypatch, restarts):
+        """Another comes then that is due before it, by its time."""
+        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        clock = ManualClock(now_ms=WALL)
+        async with running(tmp_path, clock=clock) as (broker, peer):
+            await peer.send(body=b"late", properties={"TIMER_DELAY_SEC": "36000"})
+            await peer.send(body=b"before", properties={"TIMER_DELAY_SEC": "1"})
+            clock.advance(3)
+            await take(peer, "Orders", 1)
+            broker.parts.tables.save_timers()
+            if restarts == 1:
+                clock.now_ms -= 3_600_000
+                await peer.send(body=b"behind", properties={"TIMER_DELAY_SEC": "600"})
+        if restarts == 2:
+            async with running(tmp_path, clock=clock) as (broker, peer):
+                clock.now_ms -= 3_600_000
+                await peer.send(body=b"behind", properties={"TIMER_DELAY_SEC": "600"})
+        async with running(tmp_path, clock=clock) as (broker, peer):
+            await until(lambda: len(broker.parts.timers.pending) == 2)
+            clock.advance(3_700)
+            assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"behind"]
+            await until(lambda: len(broker.parts.timers.pending) == 1)
+            assert broker.parts.timers.state.take().log_position == broker.parts.store.log.end
+
     @pytest.mark.parametrize(
         "properties", [{"TIMER_DELIVER_MS": str(WALL + 150_000)}, {"TIMER_DELAY_SEC": "150"}]
     )
