@@ -22,6 +22,9 @@ _OUT_MIN = 1 << 31  # below it a unit's code could be the hash of a tag
 CODES_BEGIN = _OUT_MIN << 2
 """Codes of queue units from here on are ours; those of Apache's broker are hashes of 32 bits."""
 _DELAYED, _RECALL = 2, 1
+RECALL_FOUND = b"TIMER_RECALL_FOUND"
+"""Our property of a recall whose message was there; no client can write it. Apache's broker does not look at
+it."""
 
 
 def out_ms_of(deliver_ms: int) -> int:
@@ -101,7 +104,7 @@ class RecallHandle(NamedTuple):
             parts = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode().split(" ")
         except (ValueError, binascii.Error, UnicodeError):
             raise BadHandle("recall handle is invalid") from None
-        if len(parts) < 5 or parts[0] != "v1":
+        if len(parts) < 5 or parts[0] != "v1" or not parts[4]:
             raise BadHandle("recall handle is invalid")
         topic, broker_name, time, unique_key = parts[1:5]
         try:

@@ -13,7 +13,7 @@ from cometmq.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import TIMER_TOPIC, TRANS_HALF_TOPIC, RequestCode
 from cometmq.protocol.headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetRouteInfoRequestHeader,
@@ -71,6 +71,16 @@ class TestTopics:
     async def test_deleting_the_unknown_is_fine_and_the_systems_own_is_not(self, peer):
         for topic, code in (("Nothing", 0), ("TBW102", 1)):
             assert (await peer.delete_topic(topic)).code == code
+
+    async def test_queues_of_unknown_topics_are_deleted_and_the_systems_own_are_not(self, cluster, peer):
+        await peer.send(properties={"TIMER_DELAY_SEC": "60"})
+        await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG"})
+        await peer.send(topic="Unused")
+        topics = cluster.broker.parts.tables.topics
+        for name in (TIMER_TOPIC, TRANS_HALF_TOPIC, "Unused"):  # the table was lost
+            topics.delete(name)
+        assert (await peer.call(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+        assert cluster.broker.parts.store.queues.topics() == [TRANS_HALF_TOPIC, TIMER_TOPIC]
 
     async def test_tables_and_single_topics_are_shown(self, peer):
         await create(peer)

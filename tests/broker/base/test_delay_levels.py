@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
@@ -55,6 +57,17 @@ class TestDueTimes:
         due.steps.note(3, -T0 - 3_600_000)
         assert due.due_ms(2, T0) == self.DELAY + STEP_MS
         assert due.due_ms(3, T0 + 3_600_000) == self.DELAY + STEP_MS
+
+    def test_the_oldest_is_found_at_once_among_many_steps(self):
+        """Each arrival notes one while syncs take longer than a second."""
+        due = self.due()
+        for offset in range(2, 50_002):
+            due.steps.note(offset, -T0 + 100 * offset)
+        begun = time.process_time()
+        for offset in range(2, 1_002):
+            assert due.due_ms(offset, T0) == self.DELAY + STEP_MS + 100 * offset
+            due.steps.passed(offset + 1)
+        assert time.process_time() - begun < 0.3
 
     @pytest.mark.parametrize("way", [1, -1])
     def test_a_clock_that_is_set_right_slowly_makes_no_message_early(self, way):

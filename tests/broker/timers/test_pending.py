@@ -4,6 +4,7 @@ nothing is lost, each message comes once."""
 from __future__ import annotations
 
 import time
+import tracemalloc
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -235,6 +236,22 @@ class TestMark:
         broker.monotonic += 100_000
         assert broker.deliver(1, dies=False) == 1
         assert broker.pending.mark(200).log_position == 200
+
+    def test_what_came_out_of_turn_takes_little_memory(self, monkeypatch):
+        """A message with an old time waits for days, as after a step of the clock. Many come behind it."""
+        monkeypatch.setattr("cometmq.broker.timers.pending._MOST_DONE", 1_000)
+        pending = Pending()
+        pending.add(0, TimerCode(WALL, delayed=True, recall=False), 0)
+        tracemalloc.start()
+        for number in range(1, 20_000):
+            pending.note_done(number * SIZE, WALL + number)
+        assert pending.mark(10**9).log_position == 0
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size < 50_000
+        pending.due(Times(WALL, 2 * WALL), 1)
+        pending.done(1)
+        assert pending.mark(10**9).log_position == 10**9
 
     def test_it_begins_with_the_oldest_that_waits(self):
         broker = Broker()

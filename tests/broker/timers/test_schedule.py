@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.broker.timers.kit import move_all, short_retention
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.tables.delay_offsets import DelayOffsets
-from cometmq.broker.timers.delivered import goes_on
+from cometmq.broker.timers.delivered import delivered, goes_on
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.protocol.bodies import DelayOffsetTable
 from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCode
@@ -182,6 +183,29 @@ class TestAfterAKill:
         await fast.standalone.start()
         assert [m.body for m in await take(fast.peer(), "Orders", 1)] == [b"again"]
         assert "may come again" in caplog.text
+
+    async def test_what_passes_is_waited_for(self, fast, peer, monkeypatch):
+        """Too many files are open, say: what was delivered is found out later, and nothing comes twice."""
+        await peer.send(body=b"once", properties={"DELAY": "1"})
+        await take(peer, "Orders", 1)
+        await fast.close_peers()
+        path = Path(fast.broker.config.store.root, "config", "delayOffset.json")
+        await fast.standalone.stop()
+        path.unlink()
+        asked = []
+
+        async def refused(*arguments):
+            asked.append(arguments)
+            if len(asked) < 3:
+                raise OSError(errno.EMFILE, "too many open files")
+            return await delivered(*arguments)
+
+        monkeypatch.setattr("cometmq.broker.timers.schedule.delivered", refused)
+        monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.05)
+        await fast.standalone.start()
+        await fast.peer().send(body=b"then", properties={"DELAY": "1"})
+        assert [m.body for m in await take(fast.peer(), "Orders", 2)] == [b"once", b"then"]
+        assert len(asked) == 3
 
 
 def units(*positions):
@@ -401,6 +425,38 @@ class TestUndeliverable:
         buffer[at - 4 : at] = b"\x7f\0\0\0"  # its body's length
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
         assert "message at 1 is not delivered" in caplog.text
+
+    @pytest.mark.parametrize("queue_offset", [0, 1 << 40])
+    async def test_a_queue_offset_that_was_changed_moves_no_level(self, fast, peer, queue_offset):
+        for body in (b"0", b"1", b"2"):
+            await peer.send(body=body, properties={"DELAY": "4"})
+        store = fast.broker.parts.store
+        position, *_ = store.queues.find(SCHEDULE_TOPIC, 3).unit(2)
+        at = bytes(store.log.buffer).index(position.to_bytes(8, "big")) - 8
+        store.log.buffer[at : at + 8] = queue_offset.to_bytes(8, "big")
+        await asyncio.sleep(0.1)  # the next one is not due yet when these are delivered
+        await peer.send(body=b"3", properties={"DELAY": "4"})
+        found = await take(peer, "Orders", 4)
+        assert [message.body for message in found] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(DelayLevels, "of", lambda config: DelayLevels((300,)))
+    monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.1)
+    disk = FaultyDisk(really_sync=False)
+    async with running(tmp_path, disk, messageDelayLevel="1s") as (broker, peer):
+        await broker.parts.schedule.stop()
+        await peer.send(body=b"before", properties={"DELAY": "1"})
+        position = broker.parts.store.log.end
+        await peer.send(body=b"bad" * 100, properties={"DELAY": "1"})
+        await peer.send(body=b"x" * 300_000)
+        await peer.send(body=b"after", properties={"DELAY": "1"})
+    disk.cannot_read("commitlog", position + 100)
+    async with running(tmp_path, disk, messageDelayLevel="1s") as (broker, peer):
+        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3, 10)
+        disk.heal()
+        assert [m.body for m in records(await peer.pull(offset=1))] == [b"before", b"after"]
+    assert "message at 1 is not delivered" in caplog.text
 
 
 async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, peer, caplog):

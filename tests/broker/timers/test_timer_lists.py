@@ -12,6 +12,8 @@ from tests.broker.timers.kit import move_all, now_ms, recall, short_retention, w
 
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import ListTimersRequestHeader
 from cometmq.protocol.timers import RecallHandle
 
 
@@ -34,6 +36,15 @@ class TestLists:
         for key in ("k4", "U4"):
             assert [m.body for m in (await waiting(peer, key=key))[0]] == [b"4"]
         assert len((await waiting(peer, key="all", topic="Odd"))[0]) == 3
+
+    async def test_long_messages_that_are_looked_at_leave_the_loop_its_turns(self, cluster, peer):
+        for _ in range(6):
+            await peer.send(body=bytes(1 << 20), properties={"TIMER_DELAY_SEC": "60"})
+        await until(lambda: len(cluster.broker.parts.timers.pending) == 6)
+        frame = Frame.request(RequestCode.LIST_TIMERS, ListTimersRequestHeader(topic="Other"))
+        listing = cluster.broker.parts.handlers[RequestCode.LIST_TIMERS](None, frame)
+        turns = list(listing.__await__())
+        assert len(turns) == 6
 
     async def test_levels_are_listed_among_the_rest_in_pages(self, peer):
         for number, level in enumerate((18, 17, 18, 14, 17)):
@@ -126,9 +137,13 @@ class TestLists:
 
     async def test_a_recall_that_a_client_sends_as_a_message_is_not_counted(self, cluster, peer):
         await peer.send()
-        await peer.send(properties={"TIMER_DELAY_SEC": "60", "TIMER_DEL_UNIQKEY": "U", "UNIQ_KEY": "U"})
-        await until(lambda: cluster.broker.parts.timers.pending.recalls == 1)
-        assert not cluster.broker.parts.tables.timers.counts.get("Orders")
+        await peer.send(properties={"TIMER_DELAY_SEC": "60"})
+        found = {"TIMER_RECALL_FOUND": "true"}  # what the broker writes
+        for more in ({}, found):
+            properties = {"TIMER_DELAY_SEC": "60", "TIMER_DEL_UNIQKEY": "U", "UNIQ_KEY": "U", **more}
+            await peer.send(properties=properties)
+        await until(lambda: cluster.broker.parts.timers.pending.recalls == 2)
+        assert cluster.broker.parts.tables.timers.counts == {"Orders": 1}
 
     async def test_a_mark_is_taken_also_while_something_waits_to_be_taken_in(
         self, cluster, peer, monkeypatch

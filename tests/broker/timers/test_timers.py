@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from tests.broker.conftest import records, refused, running, take, until
 from tests.broker.timers.kit import fill, move_all, now_ms, recall, short_retention, waiting
 
+from cometmq.broker.timers.following import Follower
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import TIMER_TOPIC, RequestCode
 from cometmq.protocol.headers import (
@@ -182,7 +184,9 @@ class TestRecall:
 
     async def test_what_is_no_handle_or_no_topic(self, peer):
         await peer.send()
-        refused(await recall(peer, "djEg"), 604, "recall handle is invalid")
+        no_key = RecallHandle("Orders", "broker-a", now_ms() + 60_000, "").encode()
+        for handle in ("djEg", no_key):
+            refused(await recall(peer, handle), 604, "recall handle is invalid")
         answer = await peer.call(RequestCode.RECALL_MESSAGE, TopicRequestHeader(topic="Orders"))
         refused(answer, 604, "recall handle is invalid")
         refused(await recall(peer, "djEg", topic="Absent"), 17, "not exist")
@@ -230,6 +234,33 @@ class TestRestarts:
         assert errors == ([str(path)] if damage == "torn" else [])  # it is written again within 10 s
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
         assert sum(metric.count for metric in metrics.timing_count.values()) == 0
+
+
+async def test_a_start_that_fails_on_its_way_takes_nothing_in_twice(tmp_path, monkeypatch):
+    async with running(tmp_path / "a") as (_, peer):
+        for key in ("a", "b", "c"):
+            properties = {"TIMER_DELAY_MS": "2500", "UNIQ_KEY": key}
+            answer = await peer.send(body=key.encode(), properties=properties)
+        await recall(peer, answer.ext["recallHandle"])
+        await peer.send(body=b"d", properties={"TIMER_DELAY_MS": "2500"})
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    real, tried = Follower.record, []
+
+    async def record(self, position):
+        tried.append(position)
+        if len(tried) in (2, 5):
+            raise OSError(errno.EMFILE, "too many open files")
+        return await real(self, position)
+
+    monkeypatch.setattr(Follower, "record", record)
+    monkeypatch.setattr("cometmq.broker.timers.timers.ERROR_S", 0.1)
+    async with running(tmp_path / "b") as (broker, peer):
+        await until(lambda: broker.parts.timers.pending.followed == 5)
+        assert len(broker.parts.timers.pending) == 5
+        assert broker.parts.tables.timers.counts == {"Orders": 3}
+        assert [m.body for m in await take(peer, "Orders", 3)] == [b"a", b"b", b"d"]
+        await asyncio.sleep(0.3)
+        assert (await peer.pull()).ext["maxOffset"] == "3"
 
 
 async def test_what_would_go_with_its_segment_is_moved_on(started):
@@ -357,6 +388,31 @@ class TestClocks:
     async def test_a_time_comes_soon_after_a_step_that_stays(self, tmp_path, monkeypatch, steps, least):
         waited = await self.run(tmp_path, monkeypatch, {"TIMER_DELIVER_MS": str(WALL + 150_000)}, steps)
         assert least <= waited <= least + 4
+
+    @pytest.mark.parametrize("restarts", [1, 2])
+    async def test_what_came_before_a_step_back_does_not_come_again(self, tmp_path, monkeypatch, restarts):
+        """Another comes then that is due before it, by its time."""
+        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        clock = ManualClock(now_ms=WALL)
+        async with running(tmp_path, clock=clock) as (broker, peer):
+            await peer.send(body=b"late", properties={"TIMER_DELAY_SEC": "36000"})
+            await peer.send(body=b"before", properties={"TIMER_DELAY_SEC": "1"})
+            clock.advance(3)
+            await take(peer, "Orders", 1)
+            broker.parts.tables.save_timers()
+            if restarts == 1:
+                clock.now_ms -= 3_600_000
+                await peer.send(body=b"behind", properties={"TIMER_DELAY_SEC": "600"})
+        if restarts == 2:
+            async with running(tmp_path, clock=clock) as (broker, peer):
+                clock.now_ms -= 3_600_000
+                await peer.send(body=b"behind", properties={"TIMER_DELAY_SEC": "600"})
+        async with running(tmp_path, clock=clock) as (broker, peer):
+            await until(lambda: len(broker.parts.timers.pending) == 2)
+            clock.advance(3_700)
+            assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"behind"]
+            await until(lambda: len(broker.parts.timers.pending) == 1)
+            assert broker.parts.timers.state.take().log_position == broker.parts.store.log.end
 
     @pytest.mark.parametrize(
         "properties", [{"TIMER_DELIVER_MS": str(WALL + 150_000)}, {"TIMER_DELAY_SEC": "150"}]

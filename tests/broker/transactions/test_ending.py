@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import create, refused, running, store_raw, take, until
+from tests.broker.conftest import create, records, refused, running, store_raw, take, until
 from tests.broker.transactions.conftest import (
     COMMIT,
     GIVEN_UP,
@@ -23,7 +23,7 @@ from tests.broker.transactions.conftest import (
     stored,
 )
 
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
 from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import offset_id_of
 from cometmq.protocol.properties.values import encode_properties
@@ -87,11 +87,20 @@ class TestHalf:
         refused(answer, 13, "sysFlag")
 
     async def test_what_a_consumer_sends_again_itself_is_none(self, peer):
-        answer = await peer.send(
-            properties={"TRAN_MSG": "true", "DELAY": "3"}, reconsume_times=1, max_reconsume_times=16
-        )
-        assert answer.code == 0
+        properties, times = {"TRAN_MSG": "true", "DELAY": "3"}, {"max_reconsume_times": 16}
+        for sys_flag in (0, 4):  # what old clients send with TRAN_MSG
+            answer = await peer.send(properties=properties, sys_flag=sys_flag, reconsume_times=1, **times)
+            assert answer.code == 0
         assert await bodies(peer, HALF) == []
+        assert [m.sys_flag for m in records(await peer.pull(SCHEDULE_TOPIC, 2))] == [0, 0]
+
+    async def test_a_dead_letter_that_a_consumer_sends_itself_is_none(self, peer):
+        answer = await peer.send(
+            topic="%RETRY%G", properties={"TRAN_MSG": "true"}, sys_flag=4,
+            reconsume_times=16, max_reconsume_times=16,
+        )  # fmt: skip
+        assert answer.code == 0
+        assert await bodies(peer, "%DLQ%G") == [b"hello"]
 
     async def test_they_can_be_refused(self, started):
         _, peer = await started(rejectTransactionMessage="true")

@@ -186,9 +186,12 @@ class TopicAdmin:
         return frame.response(body=PurgeResult(queues=queues).encode())
 
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete the queues of topics that nobody configured."""
+        """Delete the queues of topics that nobody configured, but for the system's: a lost table does not
+        name what waits there."""
+        topics = self.tables.topics
+        kept = {*topics.table, *filter(topics.is_system, self.store.queues.topics())}
         try:
-            gone = await self.store.deletion.keep(self.tables.topics.table)
+            gone = await self.store.deletion.keep(kept)
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"

@@ -60,8 +60,14 @@ class ClockSteps:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """What to add to a time of the record at this offset for one of the monotonic clock."""
-        return next(ahead for first, ahead in reversed(self.notes) if first <= offset)
+        """What to add to a time of the record at this offset for one of the monotonic clock. Mostly it is
+        asked for the oldest."""
+        found = self.notes[0][1]
+        for first, ahead_ms in self.notes:
+            if first > offset:
+                break
+            found = ahead_ms
+        return found
 
     def passed(self, offset: int) -> None:
         """Nobody asks any more for what is before this offset."""

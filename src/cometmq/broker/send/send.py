@@ -58,6 +58,7 @@ from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageReques
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.values import append, drop, put, stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_int
+from cometmq.protocol.timers import RECALL_FOUND
 from cometmq.remoting import Connection, Shortcut
 from cometmq.store import Appender, Clock, MessageStore, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
@@ -142,8 +143,10 @@ class SendProcessor:
         asked_queue_id = queue_id
         if not form.plain or topic[0] == "%":
             place = self._redirect(frame, header, topic, queue_id, properties)
-            if place.topic == TRANS_HALF_TOPIC:
-                sys_flag &= ~TRANSACTION_BITS  # a half message has its place in its queue like any other
+            if place.topic != topic or place.timed is not None:
+                # What waits elsewhere, or is dead, has its place in its queue like any other: a half message,
+                # and a retry that old clients send with the flags of the transaction that it came from.
+                sys_flag &= ~TRANSACTION_BITS
             if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
                 self._send_named(connection, frame, header, place, sys_flag, queue_id, form)
                 return None
@@ -359,7 +362,7 @@ class SendProcessor:
         place = delayed(self.delays, topic, queue_id, properties)
         if place.delay_ms is not None:
             return place._replace(properties=without_times(place.properties))
-        return place._replace(timed=self.timers.timed(topic, queue_id, properties))
+        return place._replace(timed=self.timers.timed(topic, queue_id, drop(properties, RECALL_FOUND)))
 
 
 def topic_of_send(

@@ -26,7 +26,7 @@ from cometmq.broker.timers.wheel import NEVER
 from cometmq.protocol.codes import TIMER_TOPIC
 from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.one import place_of, properties_of
-from cometmq.protocol.timers import CODES_BEGIN, TimerCode, timer_tags_code
+from cometmq.protocol.timers import CODES_BEGIN, RECALL_FOUND, TimerCode, timer_tags_code
 from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
     FILLER_SIZE,
@@ -43,8 +43,6 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-RECALL_FOUND = b"TIMER_RECALL_FOUND"
-"""Our property of a recall whose message was there. Apache's broker does not look at it."""
 _UNITS_AT_ONCE = 256  # a few ms of the loop where each of their records is looked at
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
@@ -116,6 +114,7 @@ class Follower:
     def __post_init__(self) -> None:
         self._budget = LogBudget()
         self._newest_ms = self.store.flusher.written_ms  # of what was stored before the start
+        self._loading: tuple[int, Known] | None = None  # up to which queue offset `load` goes, by what
 
     @property
     def queue(self) -> ConsumeQueue | None:
@@ -128,12 +127,22 @@ class Follower:
         return queue is not None and self.pending.followed < queue.max_offset
 
     async def load(self) -> None:
-        """Take in all that is not done yet. Raises OSError."""
-        queue, mark = self.queue, self.state.mark
+        """Take in all that is not done yet. Raises OSError; the next call goes on where this one failed."""
+        queue = self.queue
         if queue is None:
             return
-        off_loop = self.store.off_loop
-        self.pending.begin(mark)
+        if self._loading is None:
+            self._loading = await self._begin(queue)
+        now_ms = self.clock.time_ms()
+        ahead_ms = mono_ms(self.clock) - now_ms
+        await self._take_in(queue, *self._loading, lambda _offset: ahead_ms)
+        self._loading = None
+        if len(self.pending):
+            log.info("%d timer messages wait", len(self.pending))
+
+    async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
+        """Find out what is done, and with which message to begin. Raises OSError."""
+        mark, off_loop = self.state.mark, self.store.off_loop
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
         try:
             first = await off_loop.ask(partial(queue.search, first, high, mark.first_position))
@@ -146,13 +155,9 @@ class Follower:
         before = await self._links(start, counted)
         uncounted = await self._links(max(start, counted), self.store.log.end)
         apache = await off_loop.run(_check_point, self.store)
-        known = Known(mark, np.union1d(before, uncounted), uncounted, apache)
+        self.pending.begin(mark)
         self.pending.followed = first
-        now_ms = self.clock.time_ms()
-        ahead_ms = mono_ms(self.clock) - now_ms
-        await self._take_in(queue, high, known, lambda _offset: ahead_ms)
-        if len(self.pending):
-            log.info("%d timer messages wait", len(self.pending))
+        return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
         """What the records of a stretch of the log name, ascending."""
@@ -183,17 +188,19 @@ class Follower:
             units = np.frombuffer(data, UNIT_DTYPE)
             wanted = units["size"] != FILLER_SIZE
             reached = max(reached, int(units["position"].max()))
+            linked = np.zeros(len(units), bool)
             if known is not None:
                 to_do, linked = known.split(first, units)
-                for row in np.flatnonzero(wanted & linked).tolist():
-                    position, _, code = units[row].tolist()
-                    pending.note_done(position, code >> 2 if code >= CODES_BEGIN else NEVER)
+                wanted &= to_do | linked
+            for row in np.flatnonzero(wanted).tolist():
+                pending.followed = first + row  # should this one fail, those before it are not taken twice
+                position, _, code = units[row].tolist()
+                if known is not None and linked[row]:
                     if known.counts_done(first + row, position):
                         await self._uncount(position)
-                wanted &= to_do
-            for row in np.flatnonzero(wanted).tolist():
-                position, _, code = units[row].tolist()
-                await self._take(first + row, position, code, known, ahead_ms(first + row))
+                    pending.note_done(position, code >> 2 if code >= CODES_BEGIN else NEVER)
+                else:
+                    await self._take(first + row, position, code, known, ahead_ms(first + row))
             pending.followed = first + len(units)
             self.state.changes += 1
             self.state.waiting, self.state.recalls = len(pending), pending.recalls

@@ -26,6 +26,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MOST_RECALLED, _MOST_SINCE = 8, 1 << 16
+_MOST_DONE = 1 << 20  # that no mark covers: beyond it one stands for them all
 # Messages are moved on by such stretches of the log (bytes), each in the order of time.
 _MOVED_TOGETHER = 16 << 20
 
@@ -70,6 +71,8 @@ class Pending:
         """Those of the minutes asked for last: all, and those counted."""
         self._log_position = 0  # of the last mark
         self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
+        # The greatest of what marks have covered: a message that comes then may be to come before it.
+        self._covered_out = self._covered_position = -1
         self._moving_before = 0  # nothing behind it was moved on
         self._places: list[tuple[Buckets, list[int]]] = []  # keys of what holds something before that
         self._moving: list[tuple[Buckets, int, int]] = []  # the same of what `before` gave last: how many
@@ -90,6 +93,8 @@ class Pending:
     def begin(self, mark: TimerTable) -> None:
         """Go on where a mark says; what still waits is to be added."""
         self._log_position = mark.log_position
+        self._covered_out = mark.delivered_ms
+        self._covered_position = max(mark.counted_position, mark.log_position)
 
     # -- what comes
 
@@ -223,6 +228,11 @@ class Pending:
         `done` or `moved` has not been told yet."""
         first_out = self._first_out()
         first = min(log_end, self._first_position())
+        if first_out <= self._covered_out and first <= self._covered_position:
+            # The clock stepped back. What was covered is not any more, and only the log tells of it.
+            self._log_position = min(self._log_position, first)
+            self.note_done(self._covered_position, self._covered_out)
+            self._covered_out = self._covered_position = -1
         if not self._still_open(first_out, first) and first >= self._moving_before:
             self._log_position = log_end
         return TimerTable(
@@ -236,10 +246,15 @@ class Pending:
         """Whether something is done that a mark with these two does not cover; forgets what it covers."""
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
+        self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
+        self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
+        outs, positions = outs[still], positions[still]
+        if len(outs) > _MOST_DONE:  # days of them after a step of the clock: covered when the last one is
+            outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
-        self._done_outs.frombytes(outs[still].tobytes())
-        self._done_positions.frombytes(positions[still].tobytes())
-        return bool(still.any())
+        self._done_outs.frombytes(outs.tobytes())
+        self._done_positions.frombytes(positions.tobytes())
+        return len(outs) > 0
 
     def forget_recalls(self, now: Times) -> None:
         """Forget recalls whose messages, if there were any, have had their time. Only while all that came is

@@ -10,7 +10,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.broker.timers.following import RECALL_FOUND, counted_as
+from cometmq.broker.timers.following import counted_as
 from cometmq.broker.timers.pending import Listed
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
@@ -25,7 +25,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.properties.values import encode_properties, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
-from cometmq.protocol.timers import BadHandle, RecallHandle, TimerCode, out_ms_of
+from cometmq.protocol.timers import RECALL_FOUND, BadHandle, RecallHandle, TimerCode, out_ms_of
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
 from cometmq.store import Clock, MessageStore, StoreRefused, link_to
@@ -198,8 +198,13 @@ class TimerProcessor:
             for due_ms, position in await self.schedule.page(found.after, LOOKED_AT)
         ]
         waiting = sorted(waiting)[:LOOKED_AT]
+        this_turn = 0
         for seen, listed in enumerate(waiting, 1):
             record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, listed.position))
+            this_turn += len(record or b"")
+            if this_turn >= PAGE_BYTES:
+                this_turn = 0
+                await self.store.off_loop.pause(0)
             if record is not None and self._is_wanted(record, listed.out_ms, header.topic):
                 left -= len(record)
                 if found.records and left < 0:

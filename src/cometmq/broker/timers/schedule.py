@@ -5,14 +5,15 @@ The messages of a level become due in the order they were stored, so each level 
 one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves, and
 names the record that it came from: a killed process leaves no doubt about what was delivered (delivered.py).
 
-What cannot be delivered, whenever it is tried (no destination, one that no send may have, a damaged record),
-is stepped over with a line in the log: one message never stops its level. What may be delivered later (the
-store takes nothing) is waited for.
+What cannot be delivered, whenever it is tried (no destination, one that no send may have, a record that is
+damaged or that the device cannot read), is stepped over with a line in the log: one message never stops its
+level. What may be delivered later (the store takes nothing) is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import dataclass
 from functools import partial
 
@@ -153,10 +154,16 @@ class ScheduleService:
         self.offsets.log_position = min(
             self.offsets.log_position, self.store.log.end
         )  # recovery may have cut it
-        try:
-            begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
-        except Exception as error:
-            log.exception("what the delay levels delivered last may come again: %s", error)
+        while not self._stopped:
+            try:
+                begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
+                break
+            except Exception as error:
+                if not isinstance(error, OSError) or error.errno == errno.EIO:  # which may never change
+                    log.exception("what the delay levels delivered last may come again: %s", error)
+                    break
+                log.error("what the delay levels delivered last is not known, looking again: %s", error)
+                await asyncio.sleep(ERROR_S)
         self.offsets.reached = self._reached
         for level, cursor in self.cursors.items():
             cursor.busy = False
@@ -219,8 +226,8 @@ class ScheduleService:
         cursor.busy = True
         try:
             self._deliver(cursor, self._read(cursor))
-        except NotInMemory as miss:
-            task = self._loop.create_task(self._run_cold(cursor, miss))
+        except (NotInMemory, OSError) as trouble:
+            task = self._loop.create_task(self._run_cold(cursor, trouble))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         except Exception:
@@ -229,13 +236,38 @@ class ScheduleService:
     def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> Got:
         return self.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
 
-    async def _run_cold(self, cursor: LevelCursor, miss: NotInMemory) -> None:
+    async def _run_cold(self, cursor: LevelCursor, trouble: NotInMemory | OSError) -> None:
         try:
-            got = await self.store.off_loop.ask(partial(self._read, cursor), miss)
+            if isinstance(trouble, OSError):
+                raise trouble
+            got = await self.store.off_loop.ask(partial(self._read, cursor), trouble)
             if not self._stopped:
                 self._deliver(cursor, got)
+        except OSError as failure:
+            cursor.errors += failure.errno == errno.EIO
+            if cursor.errors < MOST_ERRORS or not await self._is_unreadable(cursor):
+                self._failed(cursor)
+                return
+            self._step_over(cursor, cursor.offset, None, failure)
+            cursor.busy, cursor.errors = False, 0
+            self._move(cursor, cursor.offset + 1)
+            self._wake(cursor)
         except Exception:
             self._failed(cursor)
+
+    async def _is_unreadable(self, cursor: LevelCursor) -> bool:
+        """Whether the device cannot read the record of the message at the cursor; False also if the queue
+        cannot tell where it is."""
+        queue = self.store.queues.find(SCHEDULE_TOPIC, cursor.level - 1)
+        ask, read = self.store.off_loop.ask, False
+        try:
+            unit = None if queue is None else await ask(partial(queue.unit, cursor.offset))
+            read = unit is not None
+            if unit is not None:
+                await ask(partial(self.store.lookups.record_at, unit[0]))
+        except OSError as failure:
+            return read and failure.errno == errno.EIO
+        return False
 
     def _failed(self, cursor: LevelCursor) -> None:
         log.exception("delay level %d: delivery at %d failed", cursor.level, cursor.offset)  # noqa: LOG004
@@ -292,13 +324,16 @@ class ScheduleService:
         at, reached, appended = 0, cursor.offset, False
         try:
             for message in iter_records(data):
-                due_ms = cursor.due.due_ms(message.queue_offset, message.store_timestamp_ms)
+                offset = message.queue_offset
+                if not reached <= offset < got.next_begin_offset:
+                    offset = reached  # its record is damaged where no checksum is
+                due_ms = cursor.due.due_ms(offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
                 at, begins = at + message.store_size, at
                 if message.physical_offset in self._delivered:
                     passed.append(message.physical_offset)
-                    reached = message.queue_offset + 1
+                    reached = offset + 1
                     continue
                 try:
                     # Apache's broker may have committed a transaction to here: what its half was stays.
@@ -306,8 +341,8 @@ class ScheduleService:
                     self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True
                 except CommandError as error:
-                    self._step_over(cursor, message.queue_offset, message.physical_offset, error.remark)
-                reached = message.queue_offset + 1
+                    self._step_over(cursor, offset, message.physical_offset, error.remark)
+                reached = offset + 1
             return got.next_begin_offset, appended, 0.0
         except Exception as error:
             if reached != cursor.offset:
