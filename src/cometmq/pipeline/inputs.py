@@ -34,6 +34,7 @@ def messages(
     columns: Sequence[str] = (),
     *,
     pattern: str | None = None,
+    lenient: bool = False,
 ) -> DataFrame:
     """The messages of `topics`, or of those whose names match `pattern`, stored from `begin_ms` on and
     before `end_ms` (ms since 1970, brokers' clocks), in no order; without names and pattern those of all
@@ -41,7 +42,8 @@ def messages(
 
     columns: of the pipeline's (docs/pipeline.md, Columns), without any all; an archive has no
     offset_msg_id. Whoever reads few is much faster. A row of an archive may be in two lives of its queue.
-    Bad records and lost messages end the read, as they do by default in the formats. Raises ConfigError.
+    Bad records and lost messages end the read, as they do by default in the formats; lenient: they are left
+    out, with a warning. Raises ConfigError.
     """
     if not source or source in (STORE, LIVE):
         raise ConfigError("source", source, "an archive's directory, store:DIR or live:HOST:PORT")
@@ -63,6 +65,8 @@ def messages(
         reader = spark.read.format("cometmq").option("namesrv", source.removeprefix(LIVE))
     else:
         reader = spark.read.format("cometmq-store").option("path", source.removeprefix(STORE))
+    if lenient:
+        reader = reader.options(onBadRecord="skip", failOnDataLoss="false")
     if topics:
         reader = reader.option("subscribe", ",".join(topics))
     if pattern is not None:
