@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
@@ -44,7 +44,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
 _WRITE_EVERY = 4096  # records between two writes
-_PARTS = ("consumequeue", "index")
+PARTS = ("consumequeue", "index")
 _MOST_MISPLACED = 64
 
 
@@ -92,10 +92,9 @@ def rebuild(
 def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress | None) -> RebuildReport:
     """Make the new directories and put them in the places of the old ones."""
     root = layout.root
-    if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
-        raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", root)
+    check_queues(layout)
     scratch = os.path.join(root, SCRATCH)
-    for path in (scratch, *(os.path.join(root, part) for part in _PARTS)):
+    for path in (scratch, *(os.path.join(root, part) for part in PARTS)):
         if disk.is_link(path):
             raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)
     remove_tree(disk, scratch)  # of a run that was killed
@@ -108,7 +107,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
         raise
     finally:
         files.descriptors.close()
-    for part in _PARTS:
+    for part in PARTS:
         place, old = os.path.join(root, part), os.path.join(scratch, f"{part}.old")
         if disk.is_dir(place):
             disk.rename(place, old)
@@ -117,6 +116,12 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     disk.fsync_dir(root)
     remove_tree(disk, scratch)
     return report
+
+
+def check_queues(layout: StoreLayout) -> None:
+    """Raise StoreError for a store with queues that the log does not tell."""
+    if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
+        raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", layout.root)
 
 
 class Rebuild:
@@ -130,7 +135,7 @@ class Rebuild:
         self._disk = disk
         self._progress = progress or (lambda _done, _total: None)
         self._total = len(layout.segments) * layout.config.mapped_file_size_commit_log
-        for part in _PARTS:
+        for part in PARTS:
             disk.makedirs(os.path.join(directory, part))
         config = layout.config.replace(
             store_path_root_dir=directory, store_path_commit_log=",".join(layout.config.commit_log_dirs)
@@ -142,14 +147,15 @@ class Rebuild:
         self._delays = layout.config.delay_levels_ms
         self._findings = Findings()
         self._not_served = self._hidden = self._records = 0
-        self._evidence = Evidence()
 
     def run(self) -> RebuildReport:
         """Walk the log twice, and bring what is made of it onto the device."""
-        self._look_at_old_queues()
+        self._evidence = look_at_old_queues(
+            self._disk, self._layout, self._deleted, lambda done: self._progress(done, 2 * self._total)
+        )
         self._fill()
         queues, index = self._queues, self._index
-        paths = list(_files_below(self._disk, queues.directory)) + [file.path for file in index.files]
+        paths = list(files_below(self._disk, queues.directory)) + [file.path for file in index.files]
         sync_paths(self._disk, paths)
         for directory in sorted({os.path.dirname(path) for path in paths}):
             self._disk.fsync_dir(directory)
@@ -159,23 +165,6 @@ class Rebuild:
             sum(queue.max_offset - queue.min_offset for queue in queues), len(index.files),
             sum(file.count - 1 for file in index.files), self._not_served, self._hidden, self._findings.kept,
         )  # fmt: skip
-
-    def _look_at_old_queues(self) -> None:
-        findings = Findings()  # those of `verify`, which nobody has asked for here
-        with ReadOnlyFiles(self._disk) as files:
-            check = QueueCheck(self._layout, files, findings, no_pause, None, self._deleted)
-            walk = LogWalk(self._disk, self._layout, findings)
-            for run in walk.runs():
-                check.check(run)
-                self._progress(walk.end - walk.log_min, 2 * self._total)
-            check.finish(walk)
-        self._evidence = check.evidence
-        # A queue that contradicts this many records is itself the one that is wrong.
-        places = check.evidence.places
-        in_queue = Counter(place[:2] for place in places.values())
-        self._evidence.places = {
-            at: place for at, place in places.items() if in_queue[place[:2]] <= _MOST_MISPLACED
-        }
 
     def _fill(self) -> None:
         queues, index = self._queues, self._index
@@ -243,11 +232,33 @@ class Rebuild:
         self._findings.add(WARNING, "not-served", self._layout.root, -1, problem, NOTHING)
 
 
-def _files_below(disk: Disk, directory: str) -> Iterator[str]:
+def look_at_old_queues(
+    disk: Disk, layout: StoreLayout, deleted: DeletedTopics, progress: Callable[[int], None]
+) -> Evidence:
+    """What the queues know better than the log, by a walk over both. progress: takes bytes of the log."""
+    findings = Findings()  # those of `verify`, which nobody has asked for here
+    with ReadOnlyFiles(disk) as files:
+        check = QueueCheck(layout, files, findings, no_pause, None, deleted)
+        walk = LogWalk(disk, layout, findings)
+        for run in walk.runs():
+            check.check(run)
+            progress(walk.end - walk.log_min)
+        check.finish(walk)
+    # A queue that contradicts this many records is itself the one that is wrong.
+    places = check.evidence.places
+    in_queue = Counter(place[:2] for place in places.values())
+    check.evidence.places = {
+        at: place for at, place in places.items() if in_queue[place[:2]] <= _MOST_MISPLACED
+    }
+    return check.evidence
+
+
+def files_below(disk: Disk, directory: str) -> Iterator[str]:
+    """Paths of all files in a directory and those in it."""
     for name in disk.listdir(directory):
         path = os.path.join(directory, name)
         if disk.is_dir(path):
-            yield from _files_below(disk, path)
+            yield from files_below(disk, path)
         else:
             yield path
 
