@@ -36,6 +36,8 @@ def test_each_message_of_a_batch_that_java_traces_in_one_record_has_a_row() -> N
         ),
         (line("Pub", 5, "r"), {"kind": "bad", "timestamp_ms": 7, "raw": "Pub\x015\x01r"}),
         ("nonsense", {"kind": "bad", "raw": "nonsense"}),
+        (line("Recall", 5, "r", "g" * 2000, "T", "A,B", "true"), {"kind": "bad"}),
+        (line("Recall", 5, "r", "g", "T", "A," + "B" * 2000, "true"), {"kind": "bad"}),
         (line("SubBefore", 10**15, "r", "g", "q", "M", 2, "k"), {"kind": "bad"}),
         (line("SubBefore", -1, "r", "g", "q", "M", 2, "k"), {"kind": "bad"}),
         ("x" * (MAX_RAW_BYTES + 9), {"kind": "bad", "raw": "x" * MAX_RAW_BYTES}),
@@ -71,3 +73,11 @@ def test_large_bodies_give_several_batches_that_name_their_message() -> None:
     assert found[0].schema == SCHEMA
     last = found[1].to_pylist()[-1]
     assert (last["kind"], last["queue_offset"], last["stored_ms"]) == ("bad", 3, 3000)
+
+
+def test_batches_are_bounded_by_their_raw_text_too() -> None:
+    stored = datetime.fromtimestamp(3, UTC)
+    body = ("x" * MAX_RAW_BYTES + "\x02").encode() * 60
+    places = {"broker_name": ["b"] * 4, "queue_id": [1] * 4, "queue_offset": [0, 1, 2, 3]}
+    batch = pa.RecordBatch.from_pydict(places | {"store_timestamp": [stored] * 4, "body": [body] * 4})
+    assert [each.num_rows for each in decoded(iter([batch]))] == [128, 112]

@@ -14,6 +14,8 @@ from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAf
 
 _END = b"\x02"
 _BATCH_ROWS = 5000
+_BATCH_RAW = 8 << 20  # characters of raw text
+_LONGEST = 1024  # characters of a name or an id; RocketMQ's have 255 at most
 _MOST_MS = 253_370_764_799_999  # year 9998, as of the source
 
 SCHEMA = pa.schema(
@@ -62,7 +64,7 @@ def rows_of(body: bytes, stored_ms: int) -> Iterator[dict[str, Any]]:
             yield {"kind": "bad", "timestamp_ms": stored_ms, "problem": str(error), "raw": raw}
 
 
-def _rows(trace: AnyTrace, stored_ms: int) -> Iterator[dict[str, Any]]:
+def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
     at = trace.timestamp_ms
     if at is None:
         at = stored_ms
@@ -85,13 +87,18 @@ def _rows(trace: AnyTrace, stored_ms: int) -> Iterator[dict[str, Any]]:
             row |= {"state": trace.state, "from_check": trace.from_check}
     if isinstance(trace, Pub):
         row["code"] = trace.message_type
-    for part, msg_id in enumerate(trace.msg_id.split(",")):
-        yield row | {"msg_id": msg_id, "part": part}
+    ids = trace.msg_id.split(",")
+    # Each of a million ids would get a copy of a name of a megabyte.
+    for text in (*row.values(), *ids):
+        if isinstance(text, str) and len(text) > _LONGEST:
+            raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")
+    return [row | {"msg_id": msg_id, "part": part} for part, msg_id in enumerate(ids)]
 
 
 def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For `mapInArrow`: batches of COLUMNS to batches of SCHEMA."""
     rows: list[dict[str, Any]] = []
+    raw = 0
     for batch in batches:
         for message in batch.to_pylist():
             stored: datetime = message["store_timestamp"]
@@ -99,8 +106,9 @@ def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             place = {name: message[name] for name in PLACE} | {"stored_ms": stored_ms}
             for row in rows_of(message["body"] or b"", stored_ms):
                 rows.append(row | place)
-                if len(rows) >= _BATCH_ROWS:
+                raw += len(row.get("raw", ""))
+                if len(rows) >= _BATCH_ROWS or raw >= _BATCH_RAW:
                     yield pa.RecordBatch.from_pylist(rows, SCHEMA)
-                    rows = []
+                    rows, raw = [], 0
     if rows:
         yield pa.RecordBatch.from_pylist(rows, SCHEMA)
