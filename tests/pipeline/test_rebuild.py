@@ -53,3 +53,5 @@ def test_a_directory_with_other_files_is_refused(root: Path, spark: SparkSession
     with pytest.raises(ConfigError, match="output"):
         rebuild(spark, str(root), str(tmp_path), config=small(root))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(ConfigError, match="output"):
+        rebuild(spark, str(root), "s3://bucket/new", config=small(root))

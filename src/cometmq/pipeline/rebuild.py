@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 from pyspark.sql import SparkSession
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_units, slots
 from cometmq.pipeline.results import own_directory
 from cometmq.store import StoreConfig
@@ -74,6 +75,8 @@ def rebuild(
     Raises ConfigError, StoreError if a broker holds the store or it has light queues, JobFailed, JobStopped.
     """
     began = time.monotonic()
+    if "://" in output:
+        raise ConfigError("output", output, "a directory that all machines mount")
     tasks = 4 * slots(spark)
     parts = plan_rebuild(root, output, tasks, config=config, commit_log_dir=commit_log_dir)
     own_directory(output, _JOB)

@@ -126,7 +126,8 @@ class RebuildParts:
         replace_file(disk, self._at("evidence.json"), msgspec.json.encode(known))
 
     def take_segment(self, base: int) -> Segment:
-        """Keep the units and keys of the segment that begins at `base`. After `look`. Raises OSError."""
+        """Keep the units and keys of the segment that begins at `base`; its numbers and findings. After
+        `look`. Raises OSError."""
         layout = self._layout()
         taken = _Taken(self, layout, base)
         findings = Findings()
@@ -141,7 +142,7 @@ class RebuildParts:
         segment = taken.segment
         segment.log_min, segment.findings = layout.log_min, findings.kept
         replace_file(taken.disk, self._at(f"segment-{base:020d}.json"), msgspec.json.encode(segment))
-        return segment
+        return msgspec.structs.replace(segment, queues=[], chunks=[])
 
     def make_queues(self, part: int) -> QueuesMade:
         """Make the queues of a part. After all segments. Raises OSError."""
@@ -371,6 +372,7 @@ class _Queues:
         self._parts, self._part, self._disk = parts, part, files.disk
         self._queues = parts.new_queues(files)
         self._order = QueueOrder(CleanEnds(self._disk, parts.root).ends, self._push, self._leave_out)
+        self._own: dict[tuple[str, int], ConsumeQueue | None] = {}
         self._codes: dict[int, int] = {}  # of records that may wait, by log position
         self._not_served = 0
         self._log_min = 0
@@ -378,7 +380,10 @@ class _Queues:
     def add(self, segment: Segment) -> None:
         """Take the units of the next segment."""
         self._log_min = segment.log_min
-        table = [self._queue(*each) for each in segment.queues]
+        for each in segment.queues:
+            if each not in self._own:
+                self._own[each] = self._queue(*each)
+        table = [self._own[each] for each in segment.queues]
         for number, begins in enumerate(segment.chunks):
             begin, end = begins[self._part : self._part + 2]
             path = self._parts.chunk("units", segment.base, number)
@@ -392,9 +397,6 @@ class _Queues:
         """The queue, if it is one of this part's and may be one."""
         if self._parts.part_of(topic, queue_id) != self._part:
             return None
-        known = self._queues.find(topic, queue_id)
-        if known is not None:
-            return known
         try:
             queue = self._queues.of_record(topic, queue_id)
         except QueueRefused:
