@@ -84,6 +84,7 @@ store/test_full_disk.py: store/background/space_ahead
 store/test_lengths.py: store/tables/clean_stop
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/recent
+store/test_rebuild.py: store/inspect/asked
 store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/queue_order
     store/recovery/replay
 store/test_retention.py: store/background/fullness

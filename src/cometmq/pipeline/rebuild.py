@@ -96,7 +96,8 @@ def rebuild(
     queues = [each for each in made if isinstance(each, QueuesMade)]
     (index,) = [each for each in made if isinstance(each, IndexMade)]
     parts.put_in_place(queues)
-    problems = {f"{each.path} at {each.offset}: {each.problem}" for one in taken for each in one.findings}
+    found = [each.findings for each in taken] + [each.findings for each in queues]
+    problems = {f"{each.path} at {each.offset}: {each.problem}" for some in found for each in some}
     summary = RebuildSummary(
         root=parts.root,
         output=parts.output,
