@@ -40,6 +40,8 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job
 cli/test_client_commands.py: cli/app cli/consume cli/options
+cli/test_report_commands.py: cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/reports
+    cli/pipeline/throughput cli/pipeline/trace
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
@@ -61,6 +63,7 @@ pipeline/test_archive.py: pipeline/archive_query pipeline/session
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer
+pipeline/test_trace.py: pipeline/results
 pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns
@@ -81,6 +84,7 @@ store/test_full_disk.py: store/background/space_ahead
 store/test_lengths.py: store/tables/clean_stop
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/recent
+store/test_rebuild.py: store/inspect/asked
 store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/queue_order
     store/recovery/replay
 store/test_retention.py: store/background/fullness

@@ -8,6 +8,11 @@ from cometmq.cli.lazy import LazyGroup
 
 JOBS = {
     "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet, each message once."),
+    "dedup": ("cometmq.cli.pipeline.dedup:dedup", "One message for each business key."),
+    "lag": ("cometmq.cli.pipeline.lag:lag", "How far consumer groups are behind, and whether they keep up."),
+    "rebuild": ("cometmq.cli.pipeline.rebuild:rebuild", "Queues and index of a large store, from its log."),
+    "throughput": ("cometmq.cli.pipeline.throughput:throughput", "Messages and bytes over time, top topics."),
+    "trace": ("cometmq.cli.pipeline.trace:trace", "Latencies and failures by the clients' trace records."),
 }
 
 

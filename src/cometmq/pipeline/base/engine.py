@@ -22,7 +22,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import SparkSession
 
 from cometmq.errors import CometError
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
@@ -64,18 +64,33 @@ def run_units(
     frame = spark.range(0, len(units), 1, len(units)).mapInArrow(
         _in_tasks(work, [pickle.dumps(unit) for unit in units]), "unit bigint, outcome binary"
     )
-    stop = stop or threading.Event()
-    if stop.is_set():
-        raise JobStopped(name)
-    try:
-        rows = _collect(frame, _job_of(spark, name), on_progress or (lambda _: None), stop)
-    except (PySparkException, Py4JError) as error:
-        raise (JobStopped(name) if stop.is_set() else JobFailed(name, _cause(error))) from error
+    rows = run_action(spark, name, frame.collect, on_progress=on_progress, stop=stop)
     outcomes: list[Any] = [pickle.loads(row.outcome) for row in sorted(rows, key=lambda row: row.unit)]
     for outcome in outcomes:
         if isinstance(outcome, CometError):
             raise outcome
     return outcomes
+
+
+def run_action(
+    spark: SparkSession,
+    name: str,
+    action: Callable[[], R],
+    *,
+    on_progress: Callable[[int], None] | None = None,
+    stop: threading.Event | None = None,
+) -> R:
+    """Call `action`, which runs Spark jobs of this session in the calling thread, and return its result.
+
+    on_progress, `stop` and the errors are those of `run_units`.
+    """
+    stop = stop or threading.Event()
+    if stop.is_set():
+        raise JobStopped(name)
+    try:
+        return _watched(spark, action, _job_of(spark, name), on_progress or (lambda _: None), stop)
+    except (PySparkException, Py4JError) as error:
+        raise (JobStopped(name) if stop.is_set() else JobFailed(name, _cause(error))) from error
 
 
 def slots(spark: SparkSession) -> int:
@@ -178,24 +193,28 @@ def _job_of(spark: SparkSession, name: str) -> _Job:
     return _ConnectJob(spark, mark)
 
 
-def _collect(
-    frame: DataFrame, job: _Job, on_progress: Callable[[int], None], stop: threading.Event
-) -> list[Row]:
-    """The frame's rows. A thread waits for them; this one looks at `stop` and can be interrupted."""
-    collected: Future[list[Row]] = Future()
+def _watched(
+    spark: SparkSession,
+    action: Callable[[], R],
+    job: _Job,
+    on_progress: Callable[[int], None],
+    stop: threading.Event,
+) -> R:
+    """The action's result. A thread waits for it; this one looks at `stop` and can be interrupted."""
+    ended: Future[R] = Future()
 
-    def collect() -> None:
+    def act() -> None:
         try:
             with job.known():
-                collected.set_result(frame.collect())
+                ended.set_result(action())
         except BaseException as error:
-            collected.set_exception(error)
+            ended.set_exception(error)
 
-    InheritableThread(target=collect, session=frame.sparkSession, daemon=True).start()
+    InheritableThread(target=act, session=spark, daemon=True).start()
     seen = 0
     try:
-        while not collected.done():
-            wait([collected], _POLL_S)  # not join: interrupted, it takes a thread that goes on for ended
+        while not ended.done():
+            wait([ended], _POLL_S)  # not join: interrupted, it takes a thread that goes on for ended
             if stop.is_set():
                 job.cancel()  # again until it is over: Spark may not know the job yet
             elif (done := job.done()) != seen:
@@ -203,11 +222,11 @@ def _collect(
                 on_progress(done)
     except BaseException:
         deadline = time.monotonic() + _CANCEL_S
-        while not collected.done() and time.monotonic() < deadline:
+        while not ended.done() and time.monotonic() < deadline:
             job.cancel()
-            wait([collected], _POLL_S)
+            wait([ended], _POLL_S)
         raise
-    return collected.result()
+    return ended.result()
 
 
 def _cause(error: Exception) -> str:

@@ -112,6 +112,12 @@ class IndexService:
                 self._hashed = hashes, positions, times
             self._hashed = None
 
+    def add_hashed(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> None:
+        """Chain keys of `hashed_keys`, behind those that wait. Raises OSError."""
+        self.index_waiting_keys()
+        self._hashed = hashes, positions, times_ms
+        self.index_waiting_keys()
+
     def _roll(self) -> None:
         seed_ms = seed_position = 0
         if self.files:
@@ -273,6 +279,19 @@ class IndexService:
             self._unsynced.discard(path)
             return path
         return None
+
+
+def hashed_keys(
+    prefixes: Iterable[int],
+    positions: Iterable[int],
+    times_ms: Iterable[int],
+    properties: Iterable[bytes],
+    keys: Iterable[Keys],
+) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+    """The keys of records, given as to `IndexService.add`: hashes, positions and times, for `add_hashed`."""
+    waiting = _Waiting([*keys], [*positions], [*prefixes], [*properties], [*times_ms])
+    while waiting.positions:
+        yield _hash(waiting)
 
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:

@@ -2,7 +2,19 @@
 
 from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.rebuild_parts import IndexMade, QueuesMade, RebuildParts, plan_rebuild
 from cometmq.store.inspect.stats import StoreStats, store_stats
 from cometmq.store.inspect.verify import VerifyReport, verify
 
-__all__ = ["RecordFinder", "StoreStats", "VerifyReport", "rebuild", "store_stats", "verify"]
+__all__ = [
+    "IndexMade",
+    "QueuesMade",
+    "RebuildParts",
+    "RecordFinder",
+    "StoreStats",
+    "VerifyReport",
+    "plan_rebuild",
+    "rebuild",
+    "store_stats",
+    "verify",
+]

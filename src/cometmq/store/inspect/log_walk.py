@@ -6,7 +6,7 @@ like damage there is looked at a second time before it is called damage, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ class LogWalk:
         for run in self.runs(start):
             yield from run.facts()
 
-    def runs(self, start: int = 0) -> Iterator[Run]:
+    def runs(self, start: int = 0) -> Generator[Run, None, None]:
         """The same, many at a time."""
         if self.layout.live and all(file.length != self._size for file in self.layout.segments):
             return  # the broker was about to make its first segment: its length is not known yet

@@ -7,7 +7,7 @@ once; only what differs is looked at one by one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,7 +60,7 @@ class Evidence:
         self.tags: dict[int, int] = {}
         self._superseded = array("q")
 
-    def supersede(self, positions: array[int]) -> None:
+    def supersede(self, positions: Iterable[int]) -> None:
         self._superseded.extend(positions)
 
     @property

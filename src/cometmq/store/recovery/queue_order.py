@@ -17,7 +17,7 @@ from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
 WIDEST_GAP = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
-_SPARE = 100_000
+SPARE = 100_000
 """Units, of all queues together, without room: the newest segment may have been lost, and the log has gone on
 where it began, but the queues behind their former ends, and the table of those (see CleanEnds) with it."""
 
@@ -41,7 +41,7 @@ class QueueOrder:
         self._ends = ends
         self._push = push
         self._leave_out = leave_out
-        self._spare = _SPARE
+        self._spare = SPARE
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
@@ -61,6 +61,11 @@ class QueueOrder:
         else:
             return False
         return True
+
+    @property
+    def spare_used(self) -> int:
+        """How many of the units without room, which all queues share, these have used."""
+        return SPARE - self._spare
 
     def _bridges(self, queue: ConsumeQueue, facts: Facts) -> bool:
         """Whether a record may follow on its queue's end, with a gap between. Uses up spare units."""

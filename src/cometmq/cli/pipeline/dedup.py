@@ -1,0 +1,55 @@
+"""`cometmq pipeline dedup`: one message for each business key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import HELP
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.text import counted, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.dedup import DedupSummary
+
+
+@click.command(context_settings=HELP)
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
+@source_options
+@click.option("-o", "--output", required=True, metavar="DIR", help="The table: a directory of this job's.")
+@click.option("-k", "--key", default="keys", metavar="SQL",
+              help="keys, msg_id or an expression over the columns, like properties['order'].")  # fmt: skip
+@click.option("--keep", type=click.Choice(["first", "last"]), default="first", help="By store time.")
+@click.option("--window", "window_s", type=click.FloatRange(min=0), metavar="SECONDS",
+              help="Duplicates were stored at most so long after the one before; else whenever.")  # fmt: skip
+@job_options
+def dedup(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+    """Write TOPICS to a table with one message for each key, and the duplicates beside them."""
+    if settings["topics"] and settings["pattern"]:
+        raise click.UsageError("Give topics or --pattern, not both.")
+    with running("deduplicating", master, memory) as job:
+        from cometmq.pipeline.dedup import dedup as run
+
+        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+
+
+def report(summary: DedupSummary) -> None:
+    """Say what was kept and removed."""
+    click.echo(
+        f"{counted(summary.messages, 'message')}: {summary.kept:,} kept, {summary.removed:,} removed, "
+        f"{summary.without_key:,} without a key; {summary.seconds:.1f} s; "
+        f"in {printable(summary.output, None)}"
+    )
+    columns = {"topic": "topic", "messages": "messages", "without key": "without_key", "removed": "removed"}
+    print_table(summary.topics, columns)
+    for one in summary.samples:
+        place = f"{one.broker_name}/{one.queue_id}@{one.queue_offset}"
+        kept = f"{one.kept_broker_name}/{one.kept_queue_id}@{one.kept_queue_offset}"
+        click.echo(printable(f"removed {one.topic} {place} for {kept}, key {one.key}", None))

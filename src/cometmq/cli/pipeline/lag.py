@@ -1,0 +1,66 @@
+"""`cometmq pipeline lag`: how far consumer groups are behind, and whether they keep up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP, namesrv_option
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import print_table
+from cometmq.text import counted, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.lag import LagSummary
+
+
+@click.command(context_settings=HELP)
+@click.argument("groups", nargs=-1)
+@namesrv_option
+@click.option("-o", "--output", metavar="DIR", help="For the table of samples, which grows from run to run.")
+@click.option("--samples", type=click.IntRange(min=0), default=2, metavar="N", help="0: until Ctrl-C.")
+@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=10.0, metavar="SECONDS",
+              help="Between two samples; the table takes one for each interval.")  # fmt: skip
+@click.option("--retention", "retention_h", type=click.FloatRange(min=0, min_open=True), default=72.0,
+              metavar="HOURS", help="How long the brokers keep messages (fileReservedTime).")  # fmt: skip
+@click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a broker's answer.")
+@job_options
+def lag(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+    """Show the lag of GROUPS, all without names, in messages and in time, with rates and a forecast."""
+    with running("sampling", master, memory) as job:
+        from cometmq.pipeline.lag import lag as run
+
+        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+    if not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def report(summary: LagSummary) -> None:
+    """Say how far the groups are, a line for each window."""
+    click.echo(f"{counted(summary.group_count, 'group')}, {counted(summary.samples, 'sample')}")
+    columns: dict[str, str | Callable[[Any], object]] = {
+        "group": "group",
+        "window": lambda row: _span(row.window_s),
+        "queues": "queues",
+        "lag": "lag",
+        "time lag": lambda row: _span(None if row.time_lag_ms is None else row.time_lag_ms / 1000),
+        "lost": "lost",
+        "consumed/s": "consumed_per_s",
+        "stored/s": "stored_per_s",
+        "expires in": lambda row: _span(row.expires_in_s),
+    }
+    if summary.groups:
+        print_table(summary.groups, columns)
+    for problem in summary.problems:
+        click.echo(f"not complete: {printable(problem, None)}", err=True)
+
+
+def _span(span_s: float | None) -> str | None:
+    return None if span_s is None else str(timedelta(seconds=round(span_s)))

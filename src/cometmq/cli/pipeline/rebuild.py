@@ -1,0 +1,62 @@
+"""`cometmq pipeline rebuild`: consume queues and index of a large store, made by many tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import HELP
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.store import store_config
+from cometmq.text import counted, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.rebuild import RebuildSummary
+
+
+@click.command(context_settings=HELP)
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.option("-o", "--output", required=True, metavar="DIR", help="Where queues and index are made.")
+@click.option("-c", "--config", "config_file", metavar="FILE",
+              help="The broker's configuration, if there is no broker.conf in DIR.")  # fmt: skip
+@click.option("--commitlog", "commit_log_dir", metavar="DIR", default="",
+              help="The log, if it is not in DIR/commitlog.")  # fmt: skip
+@click.option("--verify/--no-verify", "check", default=True, help="Check the result against the log.")
+@job_options
+def rebuild(
+    directory: str, config_file: str | None, master: str | None, memory: str, as_json: bool, **settings: Any
+) -> None:
+    """Make the consume queues and the index of the store in DIR anew, in another directory.
+
+    The broker must be stopped. Nothing in DIR changes.
+    """
+    config = store_config(config_file)
+    with running("rebuilding", master, memory) as job:
+        from cometmq.pipeline.rebuild import rebuild as run
+
+        summary = run(job.spark, directory, config=config, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+    if not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def report(summary: RebuildSummary) -> None:
+    """Say what was made and what `verify` found."""
+    click.echo(
+        f"{printable(summary.output, None)}: {counted(summary.queues, 'queue')} with {summary.units:,} "
+        f"units, {counted(summary.index_files, 'index file')} with {summary.index_entries:,} entries, "
+        f"made from {counted(summary.records, 'record')} in {summary.seconds:.1f} s"
+    )
+    if summary.errors is not None:
+        click.echo(
+            f"verified in {summary.verify_seconds:.1f} s: {counted(summary.errors, 'error')}, "
+            f"{counted(summary.warnings or 0, 'warning')}"
+        )
+    if summary.not_served:
+        click.echo(f"not complete: {counted(summary.not_served, 'record')} that fit no queue", err=True)
+    for finding in summary.findings:
+        click.echo(printable(finding, None), err=True)

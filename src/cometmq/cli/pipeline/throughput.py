@@ -1,0 +1,61 @@
+"""`cometmq pipeline throughput`: messages and bytes of topics and queues over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.text import counted, local_time
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.throughput import ThroughputSummary
+
+
+@click.command(context_settings=HELP)
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
+@source_options
+@click.option("--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Of rates and peaks.")
+@click.option("--top", type=COUNT, default=20, metavar="N", help="Topics to print, those with most bytes.")
+@click.option("-o", "--output", metavar="DIR", help="For the tables queues and topics.")
+@job_options
+def throughput(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+    """Count messages and bytes of TOPICS, all without names, by store time: rates, peaks, top topics."""
+    if settings["topics"] and settings["pattern"]:
+        raise click.UsageError("Give topics or --pattern, not both.")
+    if not settings["topics"] and not settings["pattern"] and settings["source"].startswith("live:"):
+        settings["pattern"] = ".*"
+    with running("counting", master, memory) as job:
+        from cometmq.pipeline.throughput import throughput as run
+
+        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+
+
+def report(summary: ThroughputSummary) -> None:
+    """Say what was counted."""
+    click.echo(
+        f"{counted(summary.messages, 'message')} ({counted(summary.bytes, 'byte')}) of "
+        f"{counted(summary.topic_count, 'topic')}; {summary.seconds:.1f} s"
+    )
+    if summary.first_ms is None or summary.last_ms is None:
+        return
+    click.echo(
+        f"stored {local_time(summary.first_ms)} to {local_time(summary.last_ms)}: "
+        f"{summary.messages_per_s:,.1f} messages/s, {summary.bytes_per_s:,.0f} bytes/s; "
+        f"peaks are means of {summary.window_s} s"
+    )
+    columns = {
+        **{name: name for name in ("topic", "queues", "messages", "bytes")},
+        "peak messages/s": "peak_messages_per_s",
+        "peak bytes/s": "peak_bytes_per_s",
+        "peak at": lambda row: local_time(row.peak_ms),
+    }
+    print_table(summary.topics, columns)

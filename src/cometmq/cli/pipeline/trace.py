@@ -1,0 +1,58 @@
+"""`cometmq pipeline trace`: latencies and failures by the records that clients write of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.text import printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.trace import TraceSummary
+
+
+@click.command(context_settings=HELP)
+@click.option("-t", "--topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
+@source_options
+@click.option("--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Of the tables.")
+@click.option("-o", "--output", metavar="DIR", help="For the tables sends, consumptions and bad.")
+@job_options
+def trace(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+    """Report what sends, the way to consumers and their listeners cost, and what failed."""
+    with running("reading traces", master, memory) as job:
+        from cometmq.pipeline.trace import trace as run
+
+        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+
+
+def report(summary: TraceSummary) -> None:
+    """Say what the records say; all times are in ms."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.records.items()))
+    click.echo(f"trace records: {kinds or 'none'}; {summary.bad:,} bad; {summary.seconds:.1f} s")
+    costs = {f"cost {part}": f"cost_{part}" for part in ("p50", "p95", "p99", "max")}
+    delays = {f"delay {part}": f"delay_{part}" for part in ("p50", "p95", "p99", "max")}
+    if summary.sends:
+        click.echo("\nslowest sends")
+        counts = {"topic": "topic", "producer group": "group", "sends": "sends", "failed": "failures"}
+        print_table(summary.sends, counts | costs, words=2)
+    if summary.groups:
+        click.echo(
+            "\nslowest consumer groups: delay from storing to the first delivery, cost of the listener"
+        )
+        counts = {"topic": "topic", "group": "group", "delivered": "deliveries", "again": "redeliveries"}
+        counts |= {"failed": "failures", "open": "unfinished"}
+        print_table(summary.groups, counts | delays | costs, words=2)
+        if skewed := sum(row.negative_delays for row in summary.groups):
+            click.echo(f"deliveries before the message was sent, by the clients' clocks: {skewed:,}")
+    for bad in summary.bad_samples:
+        place = f"{bad.broker_name}/{bad.queue_id}@{bad.queue_offset}"
+        click.echo(printable(f"bad: {place}: {bad.problem}: {bad.raw}", None), err=True)

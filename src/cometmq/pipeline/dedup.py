@@ -1,0 +1,201 @@
+"""The dedup job: of messages with the same business key, one is kept.
+
+The batch form orders the messages of a topic with one key by store time, broker, queue and offset, so it does
+not matter how Spark divides the work: the same messages survive each time. With a window, a message is a
+duplicate only if it was stored at most that long after the one before it with its key. `deduplicated` is the
+streaming form, with Spark's own operator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import Window
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.inputs import messages
+from cometmq.pipeline.results import own_directory
+
+_JOB = "dedup"
+_SAMPLES = 20
+_KEY = 200  # characters of a sample's key
+_PLACE = ("broker_name", "queue_id", "queue_offset")
+_ORDER = ("store_timestamp", *_PLACE, "physical_offset")
+
+
+class Removed(msgspec.Struct):
+    """A duplicate and the message that was kept for it: the first or last one of its key, by `kept`."""
+
+    topic: str
+    key: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    stored_ms: int
+    kept_broker_name: str
+    kept_queue_id: int
+    kept_queue_offset: int
+
+
+class TopicCount(msgspec.Struct):
+    """A topic: its messages, those without a key, which are all kept, and the duplicates."""
+
+    topic: str
+    messages: int
+    without_key: int
+    removed: int
+
+
+class DedupSummary(msgspec.Struct):
+    """What was found. topics: those with most duplicates, 50 at most; samples: 20 duplicates at most."""
+
+    source: str
+    output: str
+    key: str
+    keep: str
+    messages: int = 0
+    without_key: int = 0
+    removed: int = 0
+    topics: list[TopicCount] = []
+    samples: list[Removed] = []
+    seconds: float = 0.0
+
+    @property
+    def kept(self) -> int:
+        """Messages in the table without duplicates."""
+        return self.messages - self.removed
+
+
+def marked(
+    found: DataFrame, key: str, *, keep: Literal["first", "last"] = "first", window_s: float | None = None
+) -> DataFrame:
+    """The messages with three more columns: `dedup_key`, `state` (kept or removed), and `kept`, the place of
+    the message that was kept for it.
+
+    key: `keys`, `msg_id` (the sink's idempotency mark), or an expression in SQL over the columns of the
+    source. An empty key or NULL is none: the message is kept. Topics are looked at one by one.
+    Raises ConfigError for an expression that cannot be evaluated."""
+    try:
+        with_key = found.withColumn("dedup_key", _key(key))
+        with_key.schema  # noqa: B018 - Spark Connect looks at the expression only now
+    except PySparkException as error:
+        problem = str(error).partition("\n")[0]
+        raise ConfigError("key", key, f"keys, msg_id or an expression in SQL ({problem})") from error
+    # Messages without a key are spread over all tasks.
+    by_key: list[str | Column] = ["topic", F.coalesce("dedup_key", _alone())]
+    one_key = Window.partitionBy(*by_key)
+    if window_s is not None:
+        at = F.unix_millis("store_timestamp")
+        before = F.lag(at).over(one_key.orderBy(*_ORDER))
+        begins = F.when(at - before <= int(window_s * 1000), 0).otherwise(1)
+        runs = F.sum(begins).over(one_key.orderBy(*_ORDER).rowsBetween(Window.unboundedPreceding, 0))
+        with_key = with_key.withColumn("dedup_run", runs)
+        by_key.append("dedup_run")
+    order = [F.asc(name) if keep == "first" else F.desc(name) for name in _ORDER]
+    same = Window.partitionBy(*by_key).orderBy(*order)
+    number = F.when(F.col("dedup_key").isNull(), 1).otherwise(F.row_number().over(same))
+    kept = F.when(F.col("dedup_key").isNotNull(), F.first(F.struct(*_PLACE)).over(same))
+    return (
+        with_key.withColumn("state", F.when(number == 1, "kept").otherwise("removed"))
+        .withColumn("kept", kept)
+        .drop("dedup_run")
+    )
+
+
+def _key(key: str) -> Column:
+    text = F.expr(key).cast("string")
+    return F.when(F.length(F.trim(text)) > 0, text)
+
+
+def _alone() -> Column:
+    """Stands for the key of a message without one."""
+    return F.concat_ws("/", F.lit("\0"), *_PLACE)
+
+
+def deduplicated(stream: DataFrame, key: str, within_s: float) -> DataFrame:
+    """A stream of our source without duplicates: of messages of a topic with the same key, stored at most
+    `within_s` seconds apart, the one that comes first. key: as of `marked`; messages without one all stay.
+
+    The state that Spark keeps grows with the number of keys in `within_s`."""
+    with_key = stream.withColumn("dedup_key", F.coalesce(_key(key), _alone()))
+    late = with_key.withWatermark("store_timestamp", f"{int(within_s * 1000)} milliseconds")
+    return late.dropDuplicatesWithinWatermark(["topic", "dedup_key"]).drop("dedup_key")
+
+
+def dedup(
+    spark: SparkSession,
+    source: str,
+    output: str,
+    topics: Sequence[str] = (),
+    *,
+    pattern: str | None = None,
+    key: str = "keys",
+    keep: Literal["first", "last"] = "first",
+    window_s: float | None = None,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> DedupSummary:
+    """Write the messages of `topics`, or of those that match `pattern`, to the Parquet table in `output`:
+    those that are kept to its partition `state=kept`, duplicates to `state=removed`, nothing is thrown away.
+
+    source: live topics, stores or an archive (inputs.py); begin_ms, end_ms: store times. key, keep, window_s:
+    as of `marked`. Run again, it replaces the table, by the same one if the source has not changed.
+
+    Raises ConfigError, JobFailed, also for a message that cannot be decoded, JobStopped.
+    """
+    began = time.monotonic()
+    if keep not in ("first", "last"):
+        raise ConfigError("keep", keep, "first or last")
+    if window_s is not None and window_s < 0:
+        raise ConfigError("window_s", str(window_s), "0 or more seconds")
+    found = messages(spark, source, topics, begin_ms, end_ms, pattern=pattern)
+    rows = marked(found, key, keep=keep, window_s=window_s)
+    summary = DedupSummary(source, own_directory(output, _JOB), key, keep)
+    report = None if on_progress is None else lambda done: on_progress(done, None)
+    table = f"{summary.output}/messages"
+    write = partial(rows.write.mode("overwrite").partitionBy("state").parquet, table)
+    run_action(spark, _JOB, write, on_progress=report, stop=stop)
+    run_action(spark, _JOB, lambda: _sum_up(spark, table, summary), on_progress=report, stop=stop)
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _sum_up(spark: SparkSession, table: str, summary: DedupSummary) -> None:
+    written = spark.read.schema(_SUMMED).parquet(table)
+    counted = written.groupBy("topic").agg(
+        F.count("*").alias("messages"),
+        F.count(F.when(F.col("dedup_key").isNull(), 1)).alias("without_key"),
+        F.count(F.when(F.col("state") == "removed", 1)).alias("removed"),
+    )
+    counts = ["messages", "without_key", "removed"]
+    total = counted.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in counts)).collect()[0]
+    summary.messages, summary.without_key, summary.removed = (total[name] for name in counts)
+    worst = counted.orderBy(F.desc("removed"), "topic").limit(50).collect()
+    summary.topics = [TopicCount(**row.asDict()) for row in worst]
+    gone = written.filter("state = 'removed'").orderBy("topic", *_ORDER).limit(_SAMPLES)
+    samples = gone.select(
+        "topic",
+        F.substring("dedup_key", 1, _KEY).alias("key"),
+        *_PLACE,
+        F.unix_millis("store_timestamp").alias("stored_ms"),
+        *(F.col(f"kept.{name}").alias(f"kept_{name}") for name in _PLACE),
+    )
+    summary.samples = [Removed(**row.asDict()) for row in samples.collect()]
+
+
+_SUMMED = (
+    "topic string, dedup_key string, state string, broker_name string, queue_id int, queue_offset bigint, "
+    "physical_offset bigint, store_timestamp timestamp, "
+    "kept struct<broker_name string, queue_id int, queue_offset bigint>"
+)

@@ -1,0 +1,113 @@
+"""Where jobs take messages from: an archive, store directories or live topics, by one word, the source.
+
+| source | messages of |
+|---|---|
+| `/data/archive`, `s3://…` | an archive: a directory or URI, as of its last commit |
+| `store:/backup/*/store,/other` | store directories (`cometmq-store`): no broker is asked |
+| `live:host:port;host:port` | topics of these name servers (`cometmq`), as they are when it is planned |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.archive_query import archived
+from cometmq.pipeline.live.source import full_schema
+from cometmq.pipeline.table.directory import open_filesystem
+
+STORE = "store:"
+LIVE = "live:"
+
+
+def messages(
+    spark: SparkSession,
+    source: str,
+    topics: Sequence[str] = (),
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    columns: Sequence[str] = (),
+    *,
+    pattern: str | None = None,
+    lenient: bool = False,
+) -> DataFrame:
+    """The messages of `topics`, or of those whose names match `pattern`, stored from `begin_ms` on and
+    before `end_ms` (ms since 1970, brokers' clocks), in no order; without names and pattern those of all
+    topics, which live ones do not allow.
+
+    columns: of the pipeline's (docs/pipeline.md, Columns), without any all; an archive has no
+    offset_msg_id. Whoever reads few is much faster. A row of an archive may be in two lives of its queue.
+    Bad records and lost messages end the read, as they do by default in the formats; lenient: they are left
+    out, with a warning. Raises ConfigError.
+    """
+    if not source or source in (STORE, LIVE):
+        raise ConfigError("source", source, "an archive's directory, store:DIR or live:HOST:PORT")
+    if topics and pattern is not None:
+        raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
+    schema = full_schema()
+    archive = not source.startswith((STORE, LIVE))
+    names = columns or [name for name in schema.names if not (archive and name == "offset_msg_id")]
+    unknown = [name for name in names if name not in schema.names or (archive and name == "offset_msg_id")]
+    if unknown:
+        raise ConfigError("columns", ", ".join(unknown), f"columns of: {', '.join(schema.names)}")
+    if archive:
+        return _of_archive(spark, source, topics, pattern, begin_ms, end_ms).select(*names)
+    if source.startswith(LIVE):
+        if not topics and pattern is None:
+            raise ConfigError("topics", "", "the names of live topics, or a pattern")
+        reader = spark.read.format("cometmq").option("namesrv", source.removeprefix(LIVE))
+    else:
+        reader = spark.read.format("cometmq-store").option("path", source.removeprefix(STORE))
+    if lenient:
+        reader = reader.options(onBadRecord="skip", failOnDataLoss="false")
+    if topics:
+        reader = reader.option("subscribe", ",".join(topics))
+    if pattern is not None:
+        reader = reader.option("subscribePattern", pattern)
+    for option, time_ms in (("startingTimestamp", begin_ms), ("endingTimestamp", end_ms)):
+        if time_ms is not None:
+            reader = reader.option(option, str(time_ms))
+    wanted = [schema[name] for name in names]
+    return reader.schema(", ".join(f"{one.name} {one.dataType.simpleString()}" for one in wanted)).load()
+
+
+def _of_archive(
+    spark: SparkSession,
+    output: str,
+    topics: Sequence[str],
+    pattern: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
+) -> DataFrame:
+    output = output if "://" in output else open_filesystem(output)[1]
+    try:
+        rows = archived(spark, output)
+    except (FileNotFoundError, AnalysisException):
+        raise ConfigError("source", output, "an archive with messages, store:DIR or live:HOST:PORT") from None
+    # Spark guesses the types of directory names.
+    rows = rows.withColumn("topic", F.col("topic").cast("string"))
+    if topics:
+        rows = rows.filter(F.col("topic").isin(*topics))
+    if pattern is not None:
+        rows = rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
+    at, hour = (
+        F.col("store_timestamp"),
+        F.concat_ws(" ", F.col("dt").cast("string"), F.lpad(F.col("hour").cast("string"), 2, "0")),
+    )
+    if begin_ms is not None:
+        rows = rows.filter((at >= F.timestamp_millis(F.lit(begin_ms))) & (hour >= _hour(begin_ms)))
+    if end_ms is not None:
+        rows = rows.filter((at < F.timestamp_millis(F.lit(end_ms))) & (hour <= _hour(end_ms)))
+    return rows
+
+
+def _hour(time_ms: int) -> str:
+    """The archive's directory of a time, in which Spark need not look at others."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H")

@@ -1,0 +1,370 @@
+"""The lag job: how far consumer groups are behind, in messages and in time, sampled into a table.
+
+A sample asks the brokers for all queues of all groups at once; Spark computes rates and forecasts over the
+samples. The time lag of a queue is the age of the first message that its group has not consumed: a topic
+with one message an hour is not late because one message is open for a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.structs import asdict
+from pyarrow import fs
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.values import GroupProgress
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.loop_thread import LoopThread
+from cometmq.errors import BrokerError, CometError, ConfigError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.base.options import parse_addresses
+from cometmq.pipeline.base.plan import Bounds
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.results import own_directory
+from cometmq.pipeline.table.directory import open_filesystem
+
+WINDOWS_S = (60, 300, 3600)
+_SLACK = 1.1  # samples come a little late
+_GROUPS_AT_ONCE = 16
+_MOST = 50  # rows of a summary's lists
+_JOB = "lag"
+
+
+class QueueLag(msgspec.Struct):
+    """A group in a queue at one moment; times in ms. lost: messages that were deleted before the group
+    consumed them. time_lag_ms: 0 if there is nothing to consume, None if the message's time is not known."""
+
+    sampled_ms: int
+    group: str
+    topic: str
+    broker_name: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    group_offset: int
+    lag: int
+    lost: int
+    time_lag_ms: int | None
+
+
+SCHEMA = pa.schema(
+    [
+        ("sampled_ms", pa.int64()),
+        *((name, pa.string()) for name in ("group", "topic", "broker_name")),
+        ("queue_id", pa.int32()),
+        *((name, pa.int64()) for name in QueueLag.__struct_fields__[5:]),
+    ]
+)
+_QUEUE = ("group", "topic", "broker_name", "queue_id")
+
+
+class GroupLag(msgspec.Struct):
+    """A group in all its queues, over the samples of a window. time_lag_ms is that of the queue that is
+    furthest behind. Rates in messages/s, None with one sample only. expires_in_s: when retention deletes
+    the first message that the group has not consumed, if all goes on as in the window; None: never."""
+
+    group: str
+    window_s: int
+    queues: int
+    samples: int
+    lag: int
+    max_lag: int
+    lost: int
+    time_lag_ms: int | None
+    consumed_per_s: float | None
+    stored_per_s: float | None
+    expires_in_s: float | None
+
+
+class LagSummary(msgspec.Struct):
+    """groups: those that are furthest behind, a row for each window that has samples. queues: the last sample
+    of those furthest behind. problems: what could not be asked."""
+
+    output: str | None = None
+    samples: int = 0
+    group_count: int = 0
+    groups: list[GroupLag] = []
+    queues: list[QueueLag] = []
+    problems: list[str] = []
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all groups and queues could be asked."""
+        return not self.problems
+
+
+def sample(
+    namesrv: str, groups: Sequence[str] = (), *, timeout_ms: int = 30_000
+) -> tuple[list[QueueLag], list[str]]:
+    """The lag of `groups` (of all that were ever online, by default) now, and what could not be asked.
+
+    Raises UnknownNameError for a named group that has consumed nothing, and the errors of the network."""
+    addresses = parse_addresses(namesrv)
+    thread = LoopThread.acquire()
+    try:
+        found, problems = thread.run(_ask(namesrv, groups))
+    finally:
+        thread.release()
+    places = [
+        (group.group, MessageQueue(row.topic, row.broker_name, row.queue_id), row.consumer_offset)
+        for group in found
+        for row in group.queues
+    ]
+    queues = sorted({queue for _, queue, _ in places})
+    with Cluster(addresses, timeout_ms=timeout_ms) as cluster:
+        bounds = cluster.bounds(queues, missing_ok=True)
+        problems += [f"{queue}: its broker does not answer" for queue in queues if queue not in bounds]
+        places = [place for place in places if place[1] in bounds]
+        wanted = {
+            (queue, max(offset, bounds[queue].minimum))
+            for _, queue, offset in places
+            if offset < bounds[queue].maximum
+        }
+        stored = _store_times(cluster, wanted, problems)
+    now_ms = time.time_ns() // 1_000_000
+    return [_queue_lag(*place, bounds[place[1]], stored, now_ms) for place in places], problems
+
+
+def _queue_lag(
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    held: Bounds,
+    stored: Mapping[tuple[MessageQueue, int], int],
+    now_ms: int,
+) -> QueueLag:
+    end = max(held.maximum, offset)  # the group may have gone on meanwhile
+    first = max(offset, held.minimum)
+    time_lag_ms = None if first < end else 0
+    if (queue, first) in stored:
+        time_lag_ms = max(now_ms - stored[queue, first], 0)
+    return QueueLag(
+        sampled_ms=now_ms,
+        group=group,
+        topic=queue.topic,
+        broker_name=queue.broker_name,
+        queue_id=queue.queue_id,
+        min_offset=held.minimum,
+        max_offset=end,
+        group_offset=offset,
+        lag=end - offset,
+        lost=first - offset,
+        time_lag_ms=time_lag_ms,
+    )
+
+
+def _store_times(
+    cluster: Cluster, wanted: set[tuple[MessageQueue, int]], problems: list[str]
+) -> dict[tuple[MessageQueue, int], int]:
+    """When the messages at these places were stored, as far as brokers give them."""
+    stored: dict[tuple[MessageQueue, int], int] = {}
+    while True:
+        try:
+            for each in _rounds(wanted):
+                found = cluster.marks(each).items()
+                stored |= {(queue, each[queue]): mark.stored_ms for queue, mark in found}
+            return stored
+        except BrokerError as error:  # a topic that may not be read; the others may
+            left = {place for place in wanted if place[0].topic != error.topic}
+            problems.append(str(error))
+            if len(left) == len(wanted):
+                return stored
+            wanted = left - stored.keys()
+
+
+def _rounds(wanted: set[tuple[MessageQueue, int]]) -> list[dict[MessageQueue, int]]:
+    """The places as few tables with one offset for each queue: groups share queues."""
+    rounds: list[dict[MessageQueue, int]] = []
+    used: dict[MessageQueue, int] = {}
+    for queue, offset in sorted(wanted):
+        number = used.get(queue, 0)
+        used[queue] = number + 1
+        if number == len(rounds):
+            rounds.append({})
+        rounds[number][queue] = offset
+    return rounds
+
+
+async def _ask(namesrv: str, groups: Sequence[str]) -> tuple[list[GroupProgress], list[str]]:
+    problems: list[str] = []
+    async with Admin(namesrv) as admin:
+        if groups:
+            return await for_each(groups, admin.progress, _GROUPS_AT_ONCE), problems
+
+        async def ask(group: str) -> GroupProgress | None:
+            try:
+                return await admin.progress(group)
+            except CometError as error:
+                problems.append(f"group {group}: {error}")
+                return None
+
+        found = await for_each(await admin.group_names(), ask, _GROUPS_AT_ONCE)
+    return [each for each in found if each is not None], problems
+
+
+class Samples:
+    """The table of samples: a Parquet file for each, named by the interval in which it was taken.
+
+    A sample is in the table as a whole or not at all. If the interval has one already (of a run that was
+    killed, or of a second one), that one stays."""
+
+    def __init__(self, output: str, interval_s: float) -> None:
+        self.output = own_directory(output, _JOB)
+        self._filesystem, self._root = open_filesystem(f"{self.output}/samples")
+        self._filesystem.create_dir(self._root, recursive=True)
+        self._interval_ms = max(int(interval_s * 1000), 1)
+
+    def append(self, rows: Sequence[QueueLag], now_ms: int) -> bool:
+        """Whether the sample was added."""
+        slot = now_ms - now_ms % self._interval_ms
+        name = f"lag-{slot:013d}.parquet"
+        if name in self._names():
+            return False
+        table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA)
+        staged = f"{self._root}/_{name}"
+        with self._filesystem.open_output_stream(staged) as stream:
+            pq.write_table(table, stream)
+        self._filesystem.move(staged, f"{self._root}/{name}")
+        return True
+
+    def read(self, spark: SparkSession, since_ms: int) -> DataFrame:
+        """The samples that were taken then or later."""
+        least = f"lag-{max(since_ms - self._interval_ms, 0):013d}.parquet"
+        paths = [f"{self.output}/samples/{name}" for name in self._names() if name >= least]
+        frame = spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
+        return frame.filter(F.col("sampled_ms") >= since_ms)
+
+    def _names(self) -> list[str]:
+        found = self._filesystem.get_file_info(fs.FileSelector(self._root))
+        return sorted(info.base_name for info in found if info.base_name.startswith("lag-"))
+
+
+def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: float) -> DataFrame:
+    """One row for each group and queue that has samples in the window which ends at `now_ms`: its last lag,
+    its largest, and its rates. The columns are those of GroupLag, for a queue."""
+    inside = samples.filter(F.col("sampled_ms") >= now_ms - int(window_s * 1000 * _SLACK))
+    ends = [
+        end(name, "sampled_ms").alias(f"{word}_{name}")
+        for word, end in (("first", F.min_by), ("last", F.max_by))
+        for name in ("group_offset", "max_offset", "time_lag_ms", "lag", "lost")
+    ]
+    spans = [F.min("sampled_ms").alias("first_ms"), F.max("sampled_ms").alias("last_ms")]
+    found = inside.groupBy(*_QUEUE).agg(
+        F.count("*").alias("samples"), F.max("lag").alias("max_lag"), *spans, *ends
+    )
+    span = F.nullif(F.col("last_ms") - F.col("first_ms"), F.lit(0))
+
+    def rate(name: str) -> Column:
+        grown = F.col(f"last_{name}") - F.col(f"first_{name}")
+        return F.when(grown >= 0, grown * 1000 / span)  # an offset that was set back is no rate
+
+    slope = (F.col("last_time_lag_ms") - F.col("first_time_lag_ms")) / span
+    left = F.greatest(F.lit(retention_h * 3_600_000) - F.col("last_time_lag_ms"), F.lit(0.0))
+    return found.select(
+        *_QUEUE,
+        F.lit(window_s).alias("window_s"),
+        "samples",
+        F.col("last_lag").alias("lag"),
+        "max_lag",
+        F.col("last_lost").alias("lost"),
+        F.col("last_time_lag_ms").alias("time_lag_ms"),
+        rate("group_offset").alias("consumed_per_s"),
+        rate("max_offset").alias("stored_per_s"),
+        F.when((F.col("last_lag") > 0) & (slope > 0), left / slope / 1000).alias("expires_in_s"),
+    )
+
+
+def group_windows(queues: DataFrame) -> DataFrame:
+    """The rows of `queue_windows` added up for each group: the columns of GroupLag."""
+    return queues.groupBy("group", "window_s").agg(
+        F.count("*").cast("int").alias("queues"),
+        F.max("samples").alias("samples"),
+        F.sum("lag").alias("lag"),
+        F.sum("max_lag").alias("max_lag"),
+        F.sum("lost").alias("lost"),
+        F.max("time_lag_ms").alias("time_lag_ms"),
+        F.sum("consumed_per_s").alias("consumed_per_s"),
+        F.sum("stored_per_s").alias("stored_per_s"),
+        F.min("expires_in_s").alias("expires_in_s"),
+    )
+
+
+def lag(
+    spark: SparkSession,
+    namesrv: str,
+    groups: Sequence[str] = (),
+    *,
+    output: str | None = None,
+    samples: int = 2,
+    interval_s: float = 10.0,
+    retention_h: float = 72.0,
+    timeout_ms: int = 30_000,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> LagSummary:
+    """Sample the lag of `groups` (of all, by default) `samples` times, every `interval_s` seconds; 0: until
+    `stop` is set.
+
+    output: a directory whose table `samples` takes each of them (the columns of QueueLag), one for each
+    interval; the windows of 1, 5 and 60 minutes then also use those of earlier runs. retention_h: how long
+    brokers keep messages (fileReservedTime), for the forecast.
+
+    Raises ConfigError, UnknownNameError for a group that has consumed nothing, the errors of the network,
+    JobFailed.
+    """
+    began = time.monotonic()
+    if samples < 0:
+        raise ConfigError("samples", str(samples), "0 or more")
+    if interval_s <= 0:
+        raise ConfigError("interval_s", str(interval_s), "more than 0 seconds")
+    stop = stop or threading.Event()
+    table = None if output is None else Samples(output, interval_s)
+    summary = LagSummary(None if table is None else table.output)
+    taken: list[QueueLag] = []
+    newest: list[QueueLag] = []
+    while not stop.is_set():
+        newest, summary.problems = sample(namesrv, groups, timeout_ms=timeout_ms)
+        now_ms = time.time_ns() // 1_000_000
+        if table is None:
+            since_ms = now_ms - int(WINDOWS_S[-1] * 1000 * _SLACK)
+            taken = [row for row in taken if row.sampled_ms >= since_ms] + newest
+        else:
+            table.append(newest, now_ms)
+        summary.samples += 1
+        if on_progress is not None:
+            on_progress(summary.samples, samples or None)
+        if summary.samples == samples:
+            break
+        stop.wait(interval_s - time.time() % interval_s)  # one in each interval
+    if newest:
+        since_ms = now_ms - int(WINDOWS_S[-1] * 1000 * _SLACK)
+        frame = _frame(spark, taken) if table is None else table.read(spark, since_ms)
+        summary.groups = run_action(spark, _JOB, lambda: _sum_up(frame, now_ms, retention_h))
+    summary.group_count = len({row.group for row in newest})
+    newest.sort(key=lambda row: (-(row.time_lag_ms or 0), -row.lag))
+    summary.queues = newest[:_MOST]
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _frame(spark: SparkSession, rows: Sequence[QueueLag]) -> DataFrame:
+    return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA))
+
+
+def _sum_up(samples: DataFrame, now_ms: int, retention_h: float) -> list[GroupLag]:
+    windows = [queue_windows(samples, now_ms, each, retention_h) for each in WINDOWS_S]
+    found = group_windows(reduce(DataFrame.unionByName, windows))
+    worst = found.orderBy(F.desc_nulls_last("time_lag_ms"), F.desc("lag"), "group", "window_s")
+    return [GroupLag(**row.asDict()) for row in worst.limit(_MOST * len(WINDOWS_S)).collect()]

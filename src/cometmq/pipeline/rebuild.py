@@ -1,0 +1,127 @@
+"""The rebuild job: consume queues and index of a large store, made from its log by many tasks.
+
+The store stays as it is. The new directories grow in another one and take their places there when they are
+complete; `cometmq.store.inspect` does the work and says what the parts are. They equal those that
+`cometmq store rebuild` makes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.engine import run_units, slots
+from cometmq.pipeline.results import own_directory
+from cometmq.store import StoreConfig
+from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
+
+_JOB = "rebuild"
+_INDEX = -1  # among the numbers of parts
+_MOST = 50  # findings of a summary
+U = TypeVar("U")
+R = TypeVar("R")
+
+
+class RebuildSummary(msgspec.Struct):
+    """What was made. not_served: records that fit no queue; hidden: records of deleted topics. errors and
+    warnings: of `verify` over the result and the log, None if it was not asked."""
+
+    root: str
+    output: str
+    segments: int = 0
+    records: int = 0
+    queues: int = 0
+    units: int = 0
+    index_files: int = 0
+    index_entries: int = 0
+    not_served: int = 0
+    hidden: int = 0
+    errors: int | None = None
+    warnings: int | None = None
+    findings: list[str] = []
+    seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every record has its place and `verify` found no damage."""
+        return not (self.not_served or self.errors)
+
+
+def rebuild(
+    spark: SparkSession,
+    root: str,
+    output: str,
+    *,
+    config: StoreConfig | None = None,
+    commit_log_dir: str = "",
+    check: bool = True,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> RebuildSummary:
+    """Make consume queues and index of the store in `root` anew, in the directory `output`: a new one, or one
+    of this job. All tasks must see both. A task reads one file of the log; then each makes some queues.
+
+    config, commit_log_dir: as for `cometmq store rebuild`. check: `verify` the result against the log, in one
+    process. A job that was killed begins again, and ends with the same files.
+
+    Raises ConfigError, StoreError if a broker holds the store or it has light queues, JobFailed, JobStopped.
+    """
+    began = time.monotonic()
+    if "://" in output:
+        raise ConfigError("output", output, "a directory that all machines mount")
+    tasks = 4 * slots(spark)
+    parts = plan_rebuild(root, output, tasks, config=config, commit_log_dir=commit_log_dir)
+    own_directory(output, _JOB)
+    done, total = 0, 1 + len(parts.segments) + 1 + parts.parts
+
+    def run(name: str, work: Callable[[U], R], units: Sequence[U]) -> list[R]:
+        nonlocal done
+        before = done
+        report = None if on_progress is None else lambda more: on_progress(before + more, total)
+        results = run_units(spark, f"{_JOB}: {name}", work, units, on_progress=report, stop=stop)
+        done += len(units)
+        return results
+
+    run("old queues", partial(_look, parts), [0])
+    taken = run("segments", parts.take_segment, parts.segments)
+    made = run("queues and index", partial(_make, parts), [_INDEX, *range(parts.parts)])
+    queues = [each for each in made if isinstance(each, QueuesMade)]
+    (index,) = [each for each in made if isinstance(each, IndexMade)]
+    parts.put_in_place(queues)
+    found = [each.findings for each in taken] + [each.findings for each in queues]
+    problems = {f"{each.path} at {each.offset}: {each.problem}" for some in found for each in some}
+    summary = RebuildSummary(
+        root=parts.root,
+        output=parts.output,
+        segments=len(parts.segments),
+        records=sum(each.records for each in taken),
+        queues=sum(each.queues for each in queues),
+        units=sum(each.units for each in queues),
+        index_files=index.files,
+        index_entries=index.entries,
+        not_served=sum(each.not_served for each in queues),
+        hidden=sum(each.hidden for each in taken),
+        findings=sorted(problems)[:_MOST],
+        seconds=time.monotonic() - began,
+    )
+    if check:
+        report = verify(parts.output, config=parts.config, commit_log_dir=parts.commit_log_dir)
+        summary.errors, summary.warnings = report.errors, report.warnings
+        summary.verify_seconds = time.monotonic() - began - summary.seconds
+    return summary
+
+
+def _look(parts: RebuildParts, _unit: int) -> None:
+    parts.look()
+
+
+def _make(parts: RebuildParts, unit: int) -> QueuesMade | IndexMade:
+    return parts.make_index() if unit == _INDEX else parts.make_queues(unit)

@@ -1,0 +1,245 @@
+"""The trace job: how long sends, the way to the consumers and their listeners took, and what failed.
+
+It reads the records that clients write into a trace topic (docs/reference/client.md, Traces). A message's
+delay is the time from its storing to its first delivery. Its Pub record is joined to the SubBefore record by
+the message id, and the middle of the send stands for the time of storing, as in Java's tools. Clocks of
+different machines are compared here: `negative_delays` counts where they contradict each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.inputs import messages
+from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.trace_records import COLUMNS, SCHEMA, decoded
+from cometmq.protocol.codes import TRACE_TOPIC
+
+_ACCURACY = 10_000  # of percentile_approx: off by a ten thousandth of the rank
+_MOST = 20  # rows of a summary's list
+_SAMPLES = 5
+_RAW = 200  # characters of a sample
+_JOB = "trace"
+
+
+class SendLatency(msgspec.Struct):
+    """Sends of a producer group to a topic; times in ms. failures: answered, but not with SEND_OK."""
+
+    topic: str
+    group: str
+    sends: int
+    messages: int
+    failures: int
+    cost_p50: int
+    cost_p95: int
+    cost_p99: int
+    cost_max: int
+
+
+class ConsumeLatency(msgspec.Struct):
+    """Deliveries of a topic's messages to a consumer group; times in ms, None where no record says them.
+    `topic` is empty where no Pub record was found."""
+
+    topic: str
+    group: str
+    deliveries: int
+    redeliveries: int
+    failures: int
+    unfinished: int
+    negative_delays: int
+    delay_p50: int | None
+    delay_p95: int | None
+    delay_p99: int | None
+    delay_max: int | None
+    cost_p50: int | None
+    cost_p95: int | None
+    cost_p99: int | None
+    cost_max: int | None
+
+
+class BadTrace(msgspec.Struct):
+    """A record that could not be read; the place is that of its message in the trace topic."""
+
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    problem: str
+    raw: str
+
+
+class TraceSummary(msgspec.Struct):
+    """What the records of the window say. sends and groups: the slowest 20 by their p99 cost."""
+
+    source: str
+    output: str | None = None
+    records: dict[str, int] = {}
+    """How many rows of each kind: one for each message that a record names."""
+    bad: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    sends: list[SendLatency] = []
+    groups: list[ConsumeLatency] = []
+    bad_samples: list[BadTrace] = []
+    seconds: float = 0.0
+
+
+def traces(
+    spark: SparkSession,
+    source: str,
+    topic: str = TRACE_TOPIC,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+) -> DataFrame:
+    """A row for each message that a record of the trace topic names (columns: trace_records.SCHEMA). Records
+    that cannot be read are rows of kind `bad`, with the reason and the raw text."""
+    found = messages(spark, source, [topic], begin_ms, end_ms, COLUMNS, lenient=True)
+    return found.mapInArrow(decoded, from_arrow_schema(SCHEMA))
+
+
+def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
+    """The columns of SendLatency for each topic and group; with `window_s` for each window of that length,
+    too, whose begin is in the column `window`. rows: of `traces`."""
+    # A client that got no answer may have sent a trace message twice.
+    once = rows.filter("kind = 'Pub'").dropDuplicates(["msg_id", "part", "timestamp_ms"])
+    first = F.col("part") == 0
+    return once.groupBy(*_keys(window_s)).agg(
+        F.sum(first.cast("int")).alias("sends"),
+        F.count("*").alias("messages"),
+        F.sum((first & ~F.col("success")).cast("int")).alias("failures"),
+        *_latency("cost", F.when(first, F.col("cost_ms"))),
+    )
+
+
+def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
+    """As `sends`, the columns of ConsumeLatency. A delivery belongs to the window in which it began."""
+    call = ["request_id", "msg_id"]
+    before = (
+        rows.filter("kind = 'SubBefore'")
+        .groupBy(*call)
+        .agg(
+            F.min("timestamp_ms").alias("begun_ms"),
+            F.min("group").alias("group"),
+            F.max("retries").alias("retries"),
+        )
+    )
+    after = (
+        rows.filter("kind = 'SubAfter'")
+        .groupBy(*call)
+        .agg(
+            F.min("timestamp_ms").alias("ended_ms"),
+            F.min("group").alias("ended_group"),
+            F.max("cost_ms").alias("cost_ms"),
+            F.min("success").alias("success"),
+        )
+    )
+    stored = (
+        rows.filter("kind = 'Pub'")
+        .groupBy("msg_id")
+        .agg(
+            F.min(F.expr("timestamp_ms + cost_ms div 2")).alias("sent_ms"),
+            F.min("topic").alias("topic"),
+        )
+    )
+    joined = before.join(after, call, "full").join(stored, "msg_id", "left")
+    delay = F.when(F.coalesce("retries", F.lit(0)) == 0, F.col("begun_ms") - F.col("sent_ms"))
+    deliveries = joined.select(
+        F.coalesce("begun_ms", F.col("ended_ms") - F.col("cost_ms")).alias("timestamp_ms"),
+        F.coalesce("group", "ended_group").alias("group"),
+        *("topic", "begun_ms", "ended_ms", "retries", "cost_ms", "success"),
+        delay.alias("delay_ms"),
+    )
+    return deliveries.groupBy(*_keys(window_s)).agg(
+        F.count("*").alias("deliveries"),
+        F.count(F.when(F.col("retries") > 0, 1)).alias("redeliveries"),
+        F.count(F.when(~F.col("success"), 1)).alias("failures"),
+        F.count(F.when(F.col("ended_ms").isNull(), 1)).alias("unfinished"),
+        F.count(F.when(F.col("delay_ms") < 0, 1)).alias("negative_delays"),
+        *_latency("delay", F.col("delay_ms")),
+        *_latency("cost", F.col("cost_ms")),
+    )
+
+
+def _keys(window_s: int | None) -> list[Column]:
+    keys = [F.coalesce(name, F.lit("")).alias(name) for name in ("topic", "group")]
+    if window_s is None:
+        return keys
+    span = window_s * 1000
+    begin = F.col("timestamp_ms") - F.pmod("timestamp_ms", F.lit(span))
+    return [F.timestamp_millis(begin).alias("window"), *keys]
+
+
+def _latency(name: str, value: Column) -> list[Column]:
+    """p50, p95, p99 and max of a span in ms."""
+    parts = [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)]
+    found = [F.percentile_approx(value, share, _ACCURACY).alias(f"{name}_{part}") for part, share in parts]
+    return [*found, F.max(value).alias(f"{name}_max")]
+
+
+def trace(
+    spark: SparkSession,
+    source: str,
+    *,
+    topic: str = TRACE_TOPIC,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    window_s: int = 60,
+    output: str | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> TraceSummary:
+    """Report the latencies that the records of the trace topic show, of records that were stored at
+    `begin_ms` or later and before `end_ms`.
+
+    source: live topics, stores or an archive (inputs.py). output: a directory for the tables `sends` and
+    `consumptions`, with a row for each window of `window_s` seconds, topic and group, and `bad`, with the
+    records that could not be read; an earlier run's tables are replaced.
+
+    Raises ConfigError, JobFailed, JobStopped.
+    """
+    began = time.monotonic()
+    if output is not None:
+        output = own_directory(output, _JOB)
+    summary = TraceSummary(source, output)
+    report = None if on_progress is None else lambda done: on_progress(done, None)
+    rows = traces(spark, source, topic, begin_ms, end_ms).persist()
+    try:
+        run_action(spark, _JOB, lambda: _sum_up(rows, summary), on_progress=report, stop=stop)
+        if output is not None:
+            tables = {"sends": sends(rows, window_s), "consumptions": consumptions(rows, window_s)}
+            tables["bad"] = rows.filter("kind = 'bad'").select(
+                "stored_ms", "broker_name", "queue_id", "queue_offset", "problem", "raw"
+            )
+            write_tables(output, _JOB, tables, on_progress=report, stop=stop)
+    finally:
+        rows.unpersist()
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _sum_up(rows: DataFrame, summary: TraceSummary) -> None:
+    ends = [F.min("timestamp_ms").alias("first"), F.max("timestamp_ms").alias("last")]
+    for kind in rows.groupBy("kind").agg(F.count("*").alias("rows"), *ends).collect():
+        if kind["kind"] == "bad":
+            summary.bad = kind["rows"]
+            continue
+        summary.records[kind["kind"]] = kind["rows"]
+        summary.first_ms = min(kind["first"], summary.first_ms or kind["first"])
+        summary.last_ms = max(kind["last"], summary.last_ms or kind["last"])
+    slowest = [F.desc_nulls_last("cost_p99"), F.col("topic"), F.col("group")]
+    top = sends(rows).orderBy(*slowest).limit(_MOST).collect()
+    summary.sends = [SendLatency(**row.asDict()) for row in top]
+    top = consumptions(rows).orderBy(*slowest).limit(_MOST).collect()
+    summary.groups = [ConsumeLatency(**row.asDict()) for row in top]
+    if summary.bad:
+        place = ["broker_name", "queue_id", "queue_offset"]
+        bad = rows.filter("kind = 'bad'").select(*place, "problem", F.substring("raw", 1, _RAW).alias("raw"))
+        found = bad.orderBy(*place).limit(_SAMPLES).collect()
+        summary.bad_samples = [BadTrace(**row.asDict()) for row in found]

@@ -1,0 +1,114 @@
+"""Bodies of trace messages to rows: one for each message that a record names, and for each bad record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from cometmq.errors import BodyError
+from cometmq.protocol.record.arrow import MAX_RAW_BYTES
+from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAfter, SubBefore, decode_trace
+
+_END = b"\x02"
+_BATCH_ROWS = 5000
+_BATCH_RAW = 8 << 20  # characters of raw text
+_LONGEST = 1024  # characters of a name or an id; RocketMQ's have 255 at most
+_MOST_MS = 253_370_764_799_999  # year 9998, as of the source
+
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),  # the record's, or "bad"
+        ("timestamp_ms", pa.int64()),  # the client's clock; the broker's where a record says none
+        ("stored_ms", pa.int64()),  # of the trace message
+        ("region", pa.string()),
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("msg_id", pa.string()),
+        ("part", pa.int32()),  # of a batch that Java traces in one record: 0, 1 …
+        ("request_id", pa.string()),
+        ("cost_ms", pa.int64()),
+        ("success", pa.bool_()),
+        ("code", pa.int64()),  # context code of a SubAfter, message type of a Pub
+        ("retries", pa.int64()),
+        ("state", pa.string()),  # of a transaction
+        ("from_check", pa.bool_()),
+        ("broker_name", pa.string()),  # with queue_id and queue_offset: where the trace message lies
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("problem", pa.string()),  # of a bad record
+        ("raw", pa.string()),
+    ]
+)
+PLACE = ("broker_name", "queue_id", "queue_offset")
+COLUMNS = (*PLACE, "store_timestamp", "body")
+"""What is read of the trace messages."""
+
+
+def rows_of(body: bytes, stored_ms: int) -> Iterator[dict[str, Any]]:
+    """The rows of a body, without the place of its message. What cannot be read is a row of kind `bad` with
+    the reason and the raw text, up to 64 KiB of it."""
+    start = 0
+    while start < len(body):
+        end = body.find(_END, start)
+        end = len(body) if end < 0 else end
+        line, start = body[start:end], end + 1
+        if not line.strip():
+            continue
+        try:
+            yield from _rows(decode_trace(line.decode("utf-8", "replace")), stored_ms)
+        except BodyError as error:
+            raw = line[:MAX_RAW_BYTES].decode("utf-8", "replace")
+            yield {"kind": "bad", "timestamp_ms": stored_ms, "problem": str(error), "raw": raw}
+
+
+def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
+    at = trace.timestamp_ms
+    if at is None:
+        at = stored_ms
+    elif not 0 <= at <= _MOST_MS:
+        raise BodyError("trace", "a time of the years 1970 to 9998 is expected", "timestampMs")
+    row: dict[str, Any] = {"kind": type(trace).__name__, "timestamp_ms": at, "group": trace.group}
+    match trace:
+        case SubAfter():
+            row |= {"request_id": trace.request_id, "code": trace.context_code}
+        case SubBefore():
+            row |= {"request_id": trace.request_id, "retries": trace.retry_times, "region": trace.region}
+        case Pub() | EndTransaction() | Recall():
+            row |= {"topic": trace.topic, "region": trace.region}
+    match trace:
+        case Pub() | SubAfter():
+            row |= {"cost_ms": trace.cost_ms, "success": trace.success}
+        case Recall():
+            row["success"] = trace.success
+        case EndTransaction():
+            row |= {"state": trace.state, "from_check": trace.from_check}
+    if isinstance(trace, Pub):
+        row["code"] = trace.message_type
+    ids = trace.msg_id.split(",")
+    # Each of a million ids would get a copy of a name of a megabyte.
+    for text in (*row.values(), *ids):
+        if isinstance(text, str) and len(text) > _LONGEST:
+            raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")
+    return [row | {"msg_id": msg_id, "part": part} for part, msg_id in enumerate(ids)]
+
+
+def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: batches of COLUMNS to batches of SCHEMA."""
+    rows: list[dict[str, Any]] = []
+    raw = 0
+    for batch in batches:
+        for message in batch.to_pylist():
+            stored: datetime = message["store_timestamp"]
+            stored_ms = round(stored.timestamp() * 1000)
+            place = {name: message[name] for name in PLACE} | {"stored_ms": stored_ms}
+            for row in rows_of(message["body"] or b"", stored_ms):
+                rows.append(row | place)
+                raw += len(row.get("raw", ""))
+                if len(rows) >= _BATCH_ROWS or raw >= _BATCH_RAW:
+                    yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+                    rows, raw = [], 0
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, SCHEMA)

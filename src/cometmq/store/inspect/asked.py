@@ -1,0 +1,203 @@
+"""What the records of a log ask for, and the queues that are made of it: the two halves of a rebuild.
+
+The rules are those of recovery, and what the old queues know better (see Evidence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.properties.key_hashes import Keys, key_prefix
+from cometmq.protocol.properties.template import codes_and_keys
+from cometmq.protocol.record.layout import TRANSACTION_MASK
+from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.one import Facts
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.refusal import QueueRefused
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.index_service import IndexService, hashed_keys
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.inspect.findings import NOTHING, WARNING, Findings
+from cometmq.store.inspect.queue_check import Evidence
+from cometmq.store.recovery.queue_order import QueueOrder
+from cometmq.store.recovery.replay import WAITING_TOPICS, tags_code_of
+from cometmq.store.tables.deleted_topics import DeletedTopics
+
+UNITS = np.dtype([("queue", "i4"), ("size", "i4"), ("position", "i8"), ("tags", "i8"), ("offset", "i8")])
+"""A unit before its queue is made. queue: a number in `Asked.queues`."""
+KEYS = np.dtype([("hash", "i8"), ("position", "i8"), ("ms", "i8")])
+
+Array = NDArray[np.void]
+
+
+class Asked:
+    """The units and keys that records ask for, in the order of the log. queues: (topic, id) by number;
+    indexed: how many records have gone to the index, also without keys."""
+
+    def __init__(self, config: StoreConfig, evidence: Evidence, deleted: DeletedTopics) -> None:
+        self.queues: list[tuple[str, int]] = []
+        self.records = self.hidden = self.indexed = 0
+        self._evidence = evidence
+        self._superseded = evidence.superseded
+        self._deleted = deleted
+        self._delays = config.delay_levels_ms
+        self._indexes = config.message_index_enable
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._units: list[Array] = []
+        self._keys: list[Array] = []
+
+    def add(self, run: Run) -> None:
+        """Take the next records."""
+        self.records += len(run.properties)
+        served = ~np.isin(run.position, self._superseded)
+        if self._deleted:
+            hidden = self._deleted.hidden(run)
+            self.hidden += int(hidden.sum())
+            rows = np.flatnonzero(~hidden)
+            if not len(rows):
+                return
+            run, served = Run.of(list(run.facts(rows))), served[rows]
+        if self._evidence.places:
+            moved = [position in self._evidence.places for position in run.position.tolist()]
+            if any(moved):
+                run, served = Run.of(list(map(self._in_place, run.facts()))), served | moved
+        codes, keys = codes_and_keys(run.properties)
+        if self._indexes:
+            self._add_keys(run, keys)
+        self._add_units(run, codes, np.flatnonzero(served & run.queued))
+
+    @property
+    def waiting(self) -> int:
+        """Units or keys that were not taken yet, whichever are more."""
+        return max(sum(map(len, self._units)), sum(map(len, self._keys)))
+
+    def take(self) -> tuple[Array, Array]:
+        """The units and the keys since the last call, as UNITS and KEYS."""
+        units = np.concatenate([*self._units, np.empty(0, UNITS)])
+        keys = np.concatenate([*self._keys, np.empty(0, KEYS)])
+        self._units, self._keys = [], []
+        return units, keys
+
+    def _in_place(self, facts: Facts) -> Facts:
+        place = self._evidence.places.get(facts.position)
+        if place is None:
+            return facts
+        topic, queue_id, offset = place
+        flag = facts.sys_flag & ~TRANSACTION_MASK
+        return facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
+
+    def _add_keys(self, run: Run, keys: list[bytes] | None) -> None:
+        self.indexed += len(run.properties)
+        given: list[Keys] = [None] * len(run.properties) if keys is None else [*keys]
+        for row in np.flatnonzero(run.rolled_back).tolist():
+            given[row] = ()
+        prefixes = [key_prefix(name) for name in run.names]
+        numbers = [prefixes[number] for number in run.topic.tolist()]
+        columns = numbers, run.position.tolist(), run.store_ms.tolist(), run.properties, given
+        for hashes, positions, times in hashed_keys(*columns):
+            made = np.empty(len(hashes), KEYS)
+            made["hash"], made["position"], made["ms"] = hashes, positions, times
+            self._keys.append(made)
+
+    def _add_units(self, run: Run, codes: list[int], rows: NDArray[np.int64]) -> None:
+        units = np.empty(len(rows), UNITS)
+        units["position"], units["size"] = run.position[rows], run.size[rows]
+        units["offset"] = run.queue_offset[rows]
+        tags = np.array(codes, np.int64)
+        for topic in WAITING_TOPICS.intersection(run.names):
+            waiting = np.flatnonzero(run.topic == run.names.index(topic))
+            tags[waiting] = [tags_code_of(each, self._delays) for each in run.facts(waiting)]
+        units["tags"] = tags[rows]
+        if self._evidence.tags:
+            known = self._evidence.tags
+            pairs = zip(units["position"].tolist(), units["tags"].tolist(), strict=True)
+            units["tags"] = [known.get(position, code) for position, code in pairs]
+        queue = run.topic[rows] << 32 | run.queue_id[rows] & 0xFFFFFFFF
+        _, firsts, which = np.unique(queue, return_index=True, return_inverse=True)
+        found = rows[firsts]
+        topics = [run.names[number] for number in run.topic[found].tolist()]
+        numbers = list(map(self._number, topics, run.queue_id[found].tolist()))
+        units["queue"] = np.array(numbers, np.int32)[which]
+        self._units.append(units)
+
+    def _number(self, topic: str, queue_id: int) -> int:
+        number = self._numbers.setdefault((topic, queue_id), len(self._numbers))
+        if number == len(self.queues):
+            self.queues.append((topic, queue_id))
+        return number
+
+
+class QueueMaker:
+    """Queues in the making. former_ends: of QueueOrder; findings: takes what is not served."""
+
+    def __init__(
+        self, queues: QueueTable, former_ends: Mapping[str, Mapping[int, int]], findings: Findings, root: str
+    ) -> None:
+        self.not_served = 0
+        self.order = QueueOrder(former_ends, self._push, self._out_of_order)
+        self._queues = queues
+        self._findings = findings
+        self._root = root
+        self._codes: dict[int, int] = {}  # of records that may wait, by log position
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue of these records; None if there can be none."""
+        try:
+            return self._queues.of_record(topic, queue_id)
+        except QueueRefused:
+            return None
+
+    def add(self, units: Array, numbered: list[tuple[str, int]], table: list[ConsumeQueue | None]) -> None:
+        """Add the next units. numbered: topics and ids by the numbers in them; table: their queues."""
+        waiting = self.order.waiting
+        columns = [units[name].tolist() for name in ("queue", "position", "size", "tags", "offset")]
+        for number, position, size, code, offset in zip(*columns, strict=True):
+            queue = table[number]
+            if queue is None:
+                what = "a topic that can name no directory, or a queue that can be none"
+                topic, queue_id = numbered[number]
+                self._leave_out(position, topic, queue_id, what)
+            elif offset == queue.max_offset and queue not in waiting:
+                queue.push(position, size, code, offset)
+                if not queue.dirty:
+                    self._queues.add_dirty(queue)
+            else:
+                self._codes[position] = code
+                facts = Facts(position, size, queue.queue_id, offset, 0, 0, queue.topic, b"")
+                self.order.add(queue, facts)
+        self._queues.write_dirty()
+
+    def finish(self, log_min: int) -> int:
+        """After the last unit: write what waits; how many units readers find behind `log_min`."""
+        self.order.finish()
+        self._queues.write_dirty()
+        for queue in self._queues:
+            queue.correct_min(log_min)
+        return sum(queue.max_offset - queue.min_offset for queue in self._queues)
+
+    def _push(self, queue: ConsumeQueue, facts: Facts) -> None:
+        queue.push(facts.position, facts.size, self._codes.pop(facts.position), facts.queue_offset)
+        if not queue.dirty:
+            self._queues.add_dirty(queue)
+
+    def _out_of_order(self, facts: Facts, end: int, following: Facts | None) -> None:
+        self._codes.pop(facts.position)
+        why = f"queue offset {facts.queue_offset}"
+        why += (
+            f" where {end} was expected" if following is None else f", and {following.queue_offset} behind it"
+        )
+        self._leave_out(facts.position, facts.topic, facts.queue_id, why)
+
+    def _leave_out(self, position: int, topic: str, queue_id: int, why: str) -> None:
+        self.not_served += 1
+        problem = f"the record at {position}, of {topic}/{queue_id}, has {why}: not served"
+        self._findings.add(WARNING, "not-served", self._root, -1, problem, NOTHING)
+
+
+def add_keys(index: IndexService, keys: Array) -> None:
+    """Put keys into the index and write them. Raises OSError."""
+    index.add_hashed(keys["hash"].copy(), keys["position"].copy(), keys["ms"].copy())
+    index.write()

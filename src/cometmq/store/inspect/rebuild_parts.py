@@ -1,0 +1,293 @@
+"""A rebuild in parts, which several processes make for the log of one store at the same time.
+
+    look           what the old queues know better than the log does, if there are any
+    take_segment   the records of one segment, as the units and keys that they ask for
+    make_queues    some of the queues, from the units of all segments
+    make_index     the index, from the keys of all segments
+
+Each part reads what those before it left in a scratch directory. A part that is done again leaves the same.
+The queues and the index equal those of `rebuild`, byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.store.background.derived_writer import sync_paths
+from cometmq.store.base.clock import Clock, SystemClock
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk, opened, read_file, replace_file
+from cometmq.store.base.files import StoreFiles
+from cometmq.store.base.guards import lock_held
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.inspect.asked import KEYS, UNITS, Asked, QueueMaker, add_keys
+from cometmq.store.inspect.findings import Finding, Findings
+from cometmq.store.inspect.log_walk import LogWalk
+from cometmq.store.inspect.queue_check import Evidence
+from cometmq.store.inspect.rebuild import (
+    PARTS,
+    SCRATCH,
+    check_queues,
+    files_below,
+    look_at_old_queues,
+    remove_tree,
+)
+from cometmq.store.recovery.queue_order import SPARE
+from cometmq.store.recovery.store_layout import StoreLayout, read_layout
+from cometmq.store.tables.clean_stop import CleanEnds
+from cometmq.store.tables.deleted_topics import DeletedTopics
+
+_CHUNK = 1 << 20  # units or keys in one file of the scratch directory
+_COPIED = ("checkpoint", "abort", "broker.conf")  # with the tables: what `verify` and a broker look at
+_IN_USE = "a broker is using this store; stop it first"
+
+
+class Segment(msgspec.Struct):
+    """What was taken of a segment. queues: topic and id by the numbers in its units; chunks: for each file of
+    units, where those of each part begin, and where the last ones end."""
+
+    base: int
+    log_min: int
+    records: int
+    hidden: int
+    indexed: int
+    queues: list[tuple[str, int]]
+    chunks: list[list[int]]
+    findings: list[Finding]
+
+
+class QueuesMade(msgspec.Struct):
+    """Some of the queues. spare: units without room in the log that the order of these queues has used."""
+
+    queues: int
+    units: int
+    not_served: int
+    spare: int
+    findings: list[Finding]
+
+
+class IndexMade(msgspec.Struct):
+    """The index."""
+
+    files: int
+    entries: int
+
+
+class _Known(msgspec.Struct):
+    """Evidence, as it is kept in the scratch directory."""
+
+    places: dict[int, tuple[str, int, int]] = {}
+    tags: dict[int, int] = {}
+    superseded: list[int] = []
+
+
+@dataclass(frozen=True)
+class RebuildParts:
+    """The parts of one rebuild, made by `plan_rebuild`. `segments`: where they begin in the log; `parts`:
+    into how many the queues are divided."""
+
+    root: str
+    output: str
+    config: StoreConfig
+    commit_log_dir: str
+    clean: bool
+    segments: tuple[int, ...]
+    parts: int
+
+    def look(self) -> None:
+        """Keep what the old queues know better. The whole log is walked if there are any. What a killed
+        rebuild has left is removed first. Raises OSError."""
+        disk, layout = OsDisk(), self._layout()
+        remove_tree(disk, self._at(""))
+        disk.makedirs(self._at(""))
+        found = look_at_old_queues(disk, layout, DeletedTopics(disk, self.root), lambda _done: None)
+        known = _Known(found.places, found.tags, found.superseded.tolist())
+        replace_file(disk, self._at("evidence.json"), msgspec.json.encode(known))
+
+    def take_segment(self, base: int) -> Segment:
+        """Keep the units and keys of the segment that begins at `base`; its numbers and findings. After
+        `look`. Raises OSError."""
+        disk, layout = OsDisk(), self._layout()
+        asked = Asked(self.config, self._evidence(disk), DeletedTopics(disk, self.root))
+        chunks: list[list[int]] = []
+
+        def write() -> None:
+            units, keys = asked.take()
+            # In the order of their parts; in each part that of the log stays.
+            own = np.array([self.part_of(*each) for each in asked.queues], np.int64)
+            part = own[units["queue"]] if len(own) else np.empty(0, np.int64)
+            order = np.argsort(part, kind="stable")
+            begins = np.searchsorted(part[order], np.arange(self.parts + 1)).tolist()
+            number = len(chunks)
+            chunks.append(begins)
+            replace_file(disk, self._chunk("units", base, number), units[order].tobytes())
+            replace_file(disk, self._chunk("keys", base, number), keys.tobytes())
+
+        findings = Findings()
+        walk = LogWalk(disk, layout, findings)
+        # The first records of the next segment tell whether this one was closed.
+        with closing(walk.runs(base)) as runs:
+            for run in runs:
+                if run.position[0] >= base + layout.config.mapped_file_size_commit_log:
+                    break
+                asked.add(run)
+                if asked.waiting >= _CHUNK:
+                    write()
+        write()
+        segment = Segment(
+            base,
+            layout.log_min,
+            asked.records,
+            asked.hidden,
+            asked.indexed,
+            asked.queues,
+            chunks,
+            findings.kept,
+        )
+        replace_file(disk, self._at(f"segment-{base:020d}.json"), msgspec.json.encode(segment))
+        return msgspec.structs.replace(segment, queues=[], chunks=[])
+
+    def make_queues(self, part: int) -> QueuesMade:
+        """Make the queues of a part. After all segments. Raises OSError."""
+        disk = OsDisk()
+        files = StoreFiles(disk)
+        queues, findings = QueueTable(files, self._new_config()), Findings()
+        maker = QueueMaker(queues, CleanEnds(disk, self.root).ends, findings, self.root)
+        own: dict[tuple[str, int], ConsumeQueue | None] = {}
+        log_min = 0
+        try:
+            for segment in self._segments(disk):
+                log_min = segment.log_min
+                for each in segment.queues:
+                    if each not in own and self.part_of(*each) == part:
+                        queue = own[each] = maker.queue(*each)
+                        if queue is not None:
+                            remove_tree(disk, queue.path)  # of a process that was killed
+                table = [own.get(each) for each in segment.queues]
+                for number, begins in enumerate(segment.chunks):
+                    begin, end = begins[part : part + 2]
+                    with opened(disk, self._chunk("units", segment.base, number), write=False) as fd:
+                        size = UNITS.itemsize
+                        data = disk.pread(fd, (end - begin) * size, begin * size)
+                    maker.add(np.frombuffer(data, UNITS), segment.queues, table)
+            units = maker.finish(log_min)
+            for queue in queues:
+                _sync(disk, queue.path)
+        finally:
+            files.descriptors.close()
+        return QueuesMade(len(queues), units, maker.not_served, maker.order.spare_used, findings.kept)
+
+    def make_index(self, clock: Clock | None = None) -> IndexMade:
+        """Make the index. After all segments. Raises OSError."""
+        disk = OsDisk()
+        files = StoreFiles(disk)
+        directory = self._at("index")
+        remove_tree(disk, directory)  # of a process that was killed
+        disk.makedirs(directory)
+        index = IndexService(files, clock or SystemClock(), self._new_config())
+        try:
+            for segment in self._segments(disk):
+                for number in range(len(segment.chunks) if segment.indexed else 0):
+                    path = self._chunk("keys", segment.base, number)
+                    add_keys(index, np.frombuffer(_content(disk, path), KEYS))
+            index.write(slots=True)
+        finally:
+            files.descriptors.close()
+        _sync(disk, directory)
+        return IndexMade(len(index.files), sum(file.count - 1 for file in index.files))
+
+    def part_of(self, topic: str, queue_id: int) -> int:
+        """The part that makes this queue."""
+        return zlib.crc32(f"{topic}/{queue_id}".encode("utf-8", "replace")) % self.parts
+
+    def _chunk(self, kind: str, base: int, number: int) -> str:
+        """Path of a file with units or keys of a segment."""
+        return self._at(f"{kind}-{base:020d}-{number:06d}")
+
+    def _evidence(self, disk: Disk) -> Evidence:
+        known = msgspec.json.decode(_content(disk, self._at("evidence.json")), type=_Known)
+        evidence = Evidence()
+        evidence.places, evidence.tags = known.places, known.tags
+        evidence.supersede(known.superseded)
+        return evidence
+
+    def _segments(self, disk: Disk) -> Iterator[Segment]:
+        for name in disk.listdir(os.path.join(self.output, SCRATCH)):
+            if name.startswith("segment-"):
+                yield msgspec.json.decode(_content(disk, self._at(name)), type=Segment)
+
+    def _new_config(self) -> StoreConfig:
+        return self.config.replace(store_path_root_dir=os.path.join(self.output, SCRATCH))
+
+    def _layout(self) -> StoreLayout:
+        found = read_layout(OsDisk(), self.root, config=self.config, commit_log_dir=self.commit_log_dir)
+        return found._replace(live=False, clean=self.clean)
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.output, SCRATCH, name)
+
+    def put_in_place(self, made: Sequence[QueuesMade]) -> None:
+        """Give the output what was made, in place of what an earlier rebuild made, and copies of the store's
+        tables. After all parts. Raises StoreError if a broker uses the store now, OSError."""
+        disk = OsDisk()
+        if lock_held(disk, self.root):
+            raise StoreError(_IN_USE, self.root)
+        if sum(each.spare for each in made) > SPARE:
+            problem = "a log with such gaps that the order of its queues matters; use `cometmq store rebuild`"
+            raise StoreError(problem, self.root)
+        for part in PARTS:
+            place = os.path.join(self.output, part)
+            remove_tree(disk, place)
+            disk.makedirs(self._at(part))
+            disk.rename(self._at(part), place)
+        for name in (*_COPIED, *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))):
+            source, target = os.path.join(self.root, name), os.path.join(self.output, name)
+            facts = disk.facts(source)
+            if facts is not None and facts.regular:
+                disk.makedirs(os.path.dirname(target))
+                replace_file(disk, target, read_file(disk, source))
+            elif disk.facts(target) is not None:
+                disk.unlink(target)
+        disk.fsync_dir(self.output)
+        remove_tree(disk, os.path.join(self.output, SCRATCH))
+
+
+def plan_rebuild(
+    root: str, output: str, parts: int, *, config: StoreConfig | None = None, commit_log_dir: str = ""
+) -> RebuildParts:
+    """The parts of a rebuild of the store in `root` into the directory `output`; nothing is written yet.
+
+    config, commit_log_dir: as for `rebuild`. Raises StoreError if a broker holds the store, if it has light
+    queues, or if the output is the store, OSError."""
+    disk = OsDisk()
+    layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    output = os.path.realpath(output)
+    if layout.live:
+        raise StoreError(_IN_USE, layout.root)
+    check_queues(layout)
+    if f"{output}/".startswith(f"{layout.root}/"):
+        raise StoreError("the new queues and index go to another directory, outside of the store", output)
+    return RebuildParts(
+        layout.root, output, layout.config, ",".join(layout.config.commit_log_dirs), layout.clean,
+        tuple(file.base for file in layout.segments), parts,
+    )  # fmt: skip
+
+
+def _sync(disk: Disk, directory: str) -> None:
+    paths = list(files_below(disk, directory)) if disk.is_dir(directory) else []
+    sync_paths(disk, paths, [directory, os.path.dirname(directory)])
+
+
+def _content(disk: Disk, path: str) -> bytes:
+    facts = disk.facts(path)
+    return read_file(disk, path, facts.size) if facts is not None else b""

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.pipeline.feeding import Topic
+from tests.pipeline.store_files import START_MS, StoreFiles
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.archive import archive
+from cometmq.pipeline.inputs import messages
+
+
+def test_the_same_messages_of_an_archive_and_of_live_topics(
+    topic: Topic, output: str, spark: SparkSession
+) -> None:
+    topic.send(40)
+    archive(spark, topic.namesrv, [topic.name], output)
+    live = messages(spark, f"live:{topic.namesrv}", [topic.name], columns=["msg_id", "store_timestamp"])
+    rows = sorted(map(tuple, live.collect()))
+    assert len(rows) == 40
+    kept = messages(spark, output, pattern=f"{topic.name[:-1]}.", columns=["msg_id", "store_timestamp"])
+    assert sorted(map(tuple, kept.collect())) == rows
+    middle = sorted(row[1] for row in rows)[20]
+    at_ms = int(middle.timestamp() * 1000)
+    after = messages(spark, output, [topic.name], begin_ms=at_ms, columns=["msg_id", "store_timestamp"])
+    before = messages(spark, output, [topic.name], end_ms=at_ms, columns=["msg_id", "store_timestamp"])
+    assert sorted(map(tuple, after.collect())) == [row for row in rows if row[1] >= middle]
+    assert sorted(map(tuple, before.collect())) == [row for row in rows if row[1] < middle]
+
+
+def test_times_and_topics_of_store_directories(tmp_path: Path, spark: SparkSession) -> None:
+    files = StoreFiles()
+    for number in range(8):
+        files.add(b"%d" % number, topic="TU"[number % 2])
+    source = f"store:{files.write(tmp_path / 'store')}"
+    found = messages(spark, source, ["T"], START_MS + 2, START_MS + 6, ["body"])
+    assert sorted(bytes(row.body) for row in found.collect()) == [b"2", b"4"]
+    assert messages(spark, source).count() == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"source": ""}, "source"),
+        ({"source": "store:"}, "source"),
+        ({"source": "/nowhere"}, "source"),
+        ({"source": "live:127.0.0.1:9"}, "topics"),
+        ({"source": "/nowhere", "topics": ["a"], "pattern": "b"}, "topics"),
+        ({"source": "/nowhere", "begin_ms": 5, "end_ms": 5}, "end"),
+        ({"source": "/nowhere", "columns": ["boddy"]}, "columns"),
+        ({"source": "/nowhere", "columns": ["offset_msg_id"]}, "columns"),
+    ],
+)
+def test_what_cannot_be_read_is_named(given: dict[str, object], key: str, spark: SparkSession) -> None:
+    with pytest.raises(ConfigError) as raised:
+        messages(spark, **given)  # type: ignore[arg-type]
+    assert raised.value.key == key

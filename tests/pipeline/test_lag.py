@@ -1,0 +1,159 @@
+"""How far groups are behind: from a real broker, and over samples with known numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from msgspec.structs import asdict
+from pyspark.sql import SparkSession
+from tests.pipeline.feeding import Topic
+
+from cometmq.admin.admin import Admin, TopicSettings
+from cometmq.admin.errors import UnknownNameError
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.options import Topics
+from cometmq.pipeline.lag import (
+    SCHEMA,
+    QueueLag,
+    Samples,
+    group_windows,
+    lag,
+    queue_windows,
+    sample,
+)
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.protocol.codes import RETRY_PREFIX
+
+NOW = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+def row(sampled_ms: int, **given: Any) -> QueueLag:
+    usual: dict[str, Any] = {
+        "group": "g", "topic": "T", "broker_name": "b", "queue_id": 0, "min_offset": 0, "max_offset": 100,
+        "group_offset": 100, "lag": 0, "lost": 0, "time_lag_ms": 0,
+    }  # fmt: skip
+    return QueueLag(sampled_ms=sampled_ms, **(usual | given))
+
+
+def windows(spark: SparkSession, rows: list[QueueLag], window_s: int) -> list[Any]:
+    frame = spark.createDataFrame(pa.Table.from_pylist([asdict(each) for each in rows], SCHEMA))
+    queues = queue_windows(frame, NOW, window_s, retention_h=1.0)
+    return group_windows(queues).orderBy("group").collect()
+
+
+def test_rates_and_the_time_until_retention_are_those_of_the_window(spark: SparkSession) -> None:
+    rows = [
+        row(NOW - 300_000, group_offset=0, max_offset=0),
+        row(NOW - 60_000, group_offset=100, max_offset=400, lag=300, time_lag_ms=60_000),
+        row(NOW, group_offset=160, max_offset=700, lag=540, time_lag_ms=90_000),
+        row(NOW, group="idle", queue_id=1, group_offset=5, lag=95, lost=3, time_lag_ms=None),
+    ]
+    found, idle = windows(spark, rows, 60)
+    assert (found.samples, found.lag, found.max_lag) == (2, 540, 540)
+    assert (found.consumed_per_s, found.stored_per_s, found.time_lag_ms) == (1.0, 5.0, 90_000)
+    # The time lag grows by half a second a second; the message goes when it is an hour old.
+    assert found.expires_in_s == pytest.approx((HOUR_MS - 90_000) / 1000 / 0.5)
+    assert (idle.samples, idle.lag, idle.lost) == (1, 95, 3)
+    assert (idle.consumed_per_s, idle.expires_in_s, idle.time_lag_ms) == (None, None, None)
+    longer = windows(spark, rows, 300)[0]
+    assert (longer.samples, longer.consumed_per_s) == (3, pytest.approx(160 / 300))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "consumed", "expires"),
+    [
+        ({"group_offset": 90}, {"group_offset": 20, "lag": 80, "time_lag_ms": 10}, None, True),  # set back
+        ({"time_lag_ms": 90}, {"lag": 1, "time_lag_ms": 80}, 0.0, False),  # it catches up
+        ({}, {"lag": 5, "time_lag_ms": 2 * HOUR_MS}, 0.0, True),  # too late
+    ],
+)
+def test_odd_pairs_of_samples(
+    before: dict[str, Any], after: dict[str, Any], consumed: float | None, expires: bool, spark: SparkSession
+) -> None:
+    (found,) = windows(spark, [row(NOW - 60_000, **before), row(NOW, **after)], 60)
+    assert (found.consumed_per_s, found.expires_in_s is not None) == (consumed, expires)
+    assert found.expires_in_s is None or found.expires_in_s >= 0
+
+
+async def make_known(group: str, namesrv: str) -> None:
+    """As a first consumer of the group does."""
+    async with Admin(namesrv) as admin:
+        settings = TopicSettings(topic=RETRY_PREFIX + group, read_queue_nums=1, write_queue_nums=1)
+        async for _ in admin.create_topic(settings, cluster="DefaultCluster"):
+            pass
+
+
+@pytest.fixture
+def consumed(topic: Topic) -> str:
+    """The topic's group, which has consumed the first message of each queue."""
+    topic.send(8)
+    group = f"G{topic.name}"
+    asyncio.run(make_known(group, topic.namesrv))
+    with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+        held = cluster.bounds(cluster.queues(Topics(names=(topic.name,))))
+        cluster.commit(group, {queue: min(1, bounds.maximum) for queue, bounds in held.items()})
+    topic.send(32)
+    return group
+
+
+def test_a_sample_of_a_broker(topic: Topic, consumed: str) -> None:
+    rows, problems = sample(topic.namesrv, [consumed])
+
+    own = [each for each in rows if each.topic == topic.name]
+    assert len(own) == 4
+    assert {(each.min_offset, each.lost) for each in own} == {(0, 0)}
+    assert sum(each.lag for each in own) == 40 - sum(each.group_offset for each in own)
+    assert all(each.time_lag_ms is not None and 0 <= each.time_lag_ms < 60_000 for each in own)
+    assert problems == []
+
+
+def test_each_interval_has_one_sample_whatever_is_killed(
+    topic: Topic, consumed: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "lag")
+    first = lag(spark, topic.namesrv, [consumed], output=output, samples=1, interval_s=HOUR_MS / 1000)
+    again = lag(spark, topic.namesrv, [consumed], output=output, samples=1, interval_s=HOUR_MS / 1000)
+    assert (first.samples, again.group_count, first.complete) == (1, 1, True)
+    assert {each.window_s for each in again.groups} == {60, 300, 3600}
+    assert first.queues[0].group == consumed
+
+    table = Samples(output, 60)
+    staged = tmp_path / "lag" / "samples" / f"_lag-{NOW:013d}.parquet"
+    staged.write_bytes(b"half a sample")  # of a job that was killed
+    at_ms = NOW - NOW % 60_000
+    assert table.append([row(at_ms)], at_ms)
+    assert not table.append([row(at_ms + 1)], at_ms + 59_000)
+    assert table.append([row(at_ms + 60_000)], at_ms + 60_000)
+    early = table.read(spark, 0).filter(f"sampled_ms < {at_ms + HOUR_MS}")
+    assert sorted(each.sampled_ms for each in early.collect()) == [at_ms, at_ms + 60_000]
+
+
+def test_two_samples_without_a_table_and_a_stop(topic: Topic, consumed: str, spark: SparkSession) -> None:
+    seen: list[tuple[int, int | None]] = []
+    stop = threading.Event()
+
+    def show(done: int, total: int | None) -> None:
+        seen.append((done, total))
+        if done == 2:
+            stop.set()
+
+    options = {"samples": 0, "interval_s": 0.2, "on_progress": show, "stop": stop}
+    summary = lag(spark, topic.namesrv, [consumed], **options)  # type: ignore[arg-type]
+    assert seen == [(1, None), (2, None)]
+    shortest = min(summary.groups, key=lambda each: each.window_s)
+    assert (shortest.samples, shortest.consumed_per_s) == (2, 0.0)
+
+
+def test_what_cannot_be_sampled_is_named(topic: Topic, spark: SparkSession) -> None:
+    with pytest.raises(UnknownNameError):
+        lag(spark, topic.namesrv, ["nobody"], samples=1)
+    with pytest.raises(ConfigError, match="interval_s"):
+        lag(spark, topic.namesrv, interval_s=0)
+    with pytest.raises(ConfigError, match="samples"):
+        lag(spark, topic.namesrv, samples=-1)
