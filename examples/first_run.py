@@ -6,6 +6,7 @@
    the order status, its user properties priority and clerk, its body JSON.
 4. The Spark archive job writes the topic to Parquet.
 5. Spark sums up the events it finds there; the sums must be those of the source data, to the cent.
+6. A page with all of that, `report.html`, is written beside the archive.
 
 Run it with `make run`, or `python examples/first_run.py --scale 1 --data /tmp/first-run`.
 """
@@ -33,6 +34,7 @@ from rich.table import Table
 
 from cometmq import Message, Producer, ProducerOptions
 from cometmq.pipeline.archive import ArchiveProgress, archive
+from cometmq.pipeline.base.report import Report
 from cometmq.pipeline.session import spark_session
 from cometmq.testing import StandaloneProcess
 
@@ -40,6 +42,7 @@ TOPIC = "orders"
 SEND_AT_ONCE = 256
 ROWS_AT_ONCE = 8192
 DEFAULT_DATA = Path(__file__).parents[1] / "data" / "first-run"
+RIGHT, WRONG = "the archive holds every order exactly", "THE ARCHIVE IS NOT WHAT WAS SENT"
 # Prices are decimals, written as JSON numbers digit by digit: no cent is lost on the way.
 to_json = msgspec.json.Encoder(decimal_format="number").encode
 console = Console()
@@ -54,6 +57,11 @@ class Stage:
     size_bytes: int = 0
     seconds: float = 0.0
 
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / max(self.seconds, 1e-9)
+
 
 Totals = dict[str, tuple[int, Decimal]]
 """Order status -> (orders, sum of their prices)."""
@@ -66,7 +74,7 @@ def main() -> int:
     data = prepare_directory(options.data)
     began = time.monotonic()
     with progress_display() as progress:
-        source = make_orders(progress, data, options.scale)
+        source = make_source(progress, data, "orders", options.scale)
         with StandaloneProcess(data / "store") as cluster:
             sent = asyncio.run(send_orders(progress, cluster.namesrv, source))
             spark = start_spark(progress)
@@ -76,7 +84,10 @@ def main() -> int:
             finally:
                 spark.stop()
         expected = totals_of_source(source)
-    report([sent, archived, summed], expected, found, data, time.monotonic() - began)
+    stages = [sent, archived, summed]
+    report(stages, expected, found, data, time.monotonic() - began)
+    page = page_of("CometMQ first run", stages, found == expected)
+    write_page(page, data)
     return 0 if found == expected else 1
 
 
@@ -117,19 +128,19 @@ def prepare_directory(chosen: Path | None) -> Path:
     return data
 
 
-def make_orders(progress: Progress, data: Path, scale: float) -> pq.ParquetFile:
-    """Have tpchgen-cli write the orders; returns the opened Parquet file."""
-    task = progress.add_task("making TPC-H orders", total=None)
+def make_source(progress: Progress, data: Path, table: str, scale: float) -> pq.ParquetFile:
+    """Have tpchgen-cli write a table of TPC-H; returns the opened Parquet file."""
+    task = progress.add_task(f"making TPC-H {table}", total=None)
     tool = shutil.which("tpchgen-cli", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if tool is None:
         raise SystemExit("first_run: tpchgen-cli is missing: pip install 'cometmq[demo]'")
-    command = [tool, "parquet", "-s", str(scale), "--tables", "orders", "-o", str(data / "source")]
+    command = [tool, "parquet", "-s", str(scale), "--tables", table, "-o", str(data / "source")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"first_run: tpchgen-cli failed: {done.stderr.strip()}")
-    orders = pq.ParquetFile(data / "source" / "orders.parquet")
-    progress.update(task, total=orders.metadata.num_rows, completed=orders.metadata.num_rows)
-    return orders
+    source = pq.ParquetFile(data / "source" / f"{table}.parquet")
+    progress.update(task, total=source.metadata.num_rows, completed=source.metadata.num_rows)
+    return source
 
 
 def events(source: pq.ParquetFile) -> Iterator[list[Message]]:
@@ -230,9 +241,9 @@ def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, sec
     for name in ("messages", "MB", "seconds", "messages/s", "MB/s"):
         table.add_column(name, justify="right")
     for stage in stages:
-        megabytes, took = stage.size_bytes / 1e6, max(stage.seconds, 1e-9)
-        rates = (f"{stage.messages / took:,.0f}", f"{megabytes / took:,.1f}")
-        table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", f"{stage.seconds:.2f}", *rates)
+        megabytes, took = stage.size_bytes / 1e6, f"{stage.seconds:.2f}"
+        rates = (f"{stage.rate:,.0f}", f"{megabytes / max(stage.seconds, 1e-9):,.1f}")
+        table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", took, *rates)
     console.print(table)
     check = Table("status", "orders", "sum of prices by Spark", "in the source", "", title="Checked")
     for column in check.columns[1:4]:
@@ -243,8 +254,22 @@ def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, sec
         check.add_row(status, f"{archived[0]:,}", f"{archived[1]:,.2f}", f"{source[1]:,.2f}", verdict)
     console.print(check)
     console.print(f"Parquet: {data / 'archive'}", soft_wrap=True)
-    right, wrong = "the archive holds every order exactly", "THE ARCHIVE IS NOT WHAT WAS SENT"
-    console.print(f"done in {seconds:.1f} s: {right if found == expected else wrong}")
+    console.print(f"done in {seconds:.1f} s: {RIGHT if found == expected else WRONG}")
+
+
+def page_of(title: str, stages: list[Stage], right: bool) -> Report:
+    """The run as a page that opens in any browser, without a network."""
+    page = Report(title)
+    page.fact("checked", RIGHT if right else WRONG)
+    rows = [(stage.name, stage.messages, stage.size_bytes, stage.seconds, stage.rate) for stage in stages]
+    page.table("Stages", ["stage", "messages", "bytes", "seconds", "messages/s"], rows)
+    page.bars("Messages a second", {stage.name: stage.rate for stage in stages})
+    return page
+
+
+def write_page(page: Report, data: Path) -> None:
+    page.write(str(data / "report.html"))
+    console.print(f"Report: {data / 'report.html'}", soft_wrap=True)
 
 
 if __name__ == "__main__":

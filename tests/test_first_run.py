@@ -32,6 +32,8 @@ def test_a_small_run_archives_every_order_and_checks_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the archive holds every order exactly" in done.stdout
     assert str(data / "archive") in done.stdout
+    assert str(data / "report.html") in done.stdout
+    assert "holds every order exactly" in (data / "report.html").read_text()
     # Independent of Spark and of the example's own check: each order key once, each event as it was made.
     table = pq.read_table(data / "archive", columns=["keys", "tags", "body", "properties"])
     source = pq.read_table(data / "source" / "orders.parquet")
@@ -59,7 +61,7 @@ def first_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     async def sent(*arguments: object) -> object:
         return module.Stage("send", 2, 10, 0.1)
 
-    monkeypatch.setattr(module, "make_orders", lambda *arguments: None)
+    monkeypatch.setattr(module, "make_source", lambda *arguments: None)
     monkeypatch.setattr(module, "StandaloneProcess", cluster)
     monkeypatch.setattr(module, "send_orders", sent)
     monkeypatch.setattr(module, "start_spark", lambda progress: SimpleNamespace(stop=lambda: None))

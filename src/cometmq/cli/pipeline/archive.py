@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP, namesrv_option
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -52,11 +52,13 @@ if TYPE_CHECKING:
 @click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
 @click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
+@report_option
 @job_options
 def archive(
     topics: tuple[str, ...],
     pattern: str | None,
     continuous: bool,
+    report_path: str | None,
     master: str | None,
     memory: str,
     as_json: bool,
@@ -79,6 +81,10 @@ def archive(
             stop=job.stop,
             **settings,
         )
+        if report_path is not None:
+            from cometmq.pipeline.archive_report import archive_report
+
+            write_report(archive_report(job.spark, summary), report_path)
     report(summary, as_json)
     if not summary.complete:
         raise click.exceptions.Exit(1)

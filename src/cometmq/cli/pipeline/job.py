@@ -22,6 +22,8 @@ from cometmq.text import printable_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cometmq.pipeline.base.report import Report
+
 F = TypeVar("F", bound=Callable[..., Any])
 JOB_OPTIONS = (
     click.option("--master", metavar="URL",
@@ -37,6 +39,26 @@ def job_options(command: F) -> F:
     for option in reversed(JOB_OPTIONS):
         command = option(command)
     return command
+
+
+def report_option(command: F) -> F:
+    """`--report`: a page with plots, of jobs that can write one."""
+    option = click.option(
+        "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
+        help="Write a report there: one HTML file with tables and plots.",
+    )  # fmt: skip
+    return option(command)
+
+
+def _checked_report(_context: click.Context, _option: click.Parameter, path: str | None) -> str | None:
+    """A report that cannot be written is refused before the job, which may take hours."""
+    if path is None:
+        return None
+    _check_extra("report", "reports need matplotlib", "matplotlib")
+    place = os.path.dirname(os.path.abspath(path))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{place} is no directory that can be written to")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +145,15 @@ def stop_event() -> Iterator[threading.Event]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def write_report(report: Report, path: str) -> None:
+    """Write the report, and say where it is."""
+    try:
+        report.write(path)
+    except OSError as error:
+        raise click.ClickException(f"the report {path} cannot be written: {error.strerror}") from error
+    click.echo(f"report: {path}", err=True)
 
 
 def print_json(summary: object) -> None:
