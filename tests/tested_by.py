@@ -38,7 +38,7 @@ broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
-cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job
+cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job cli/pipeline/run
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone

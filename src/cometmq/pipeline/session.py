@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.resources import files
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 JVM_FLAGS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData -Djava.net.preferIPv4Stack=true"
@@ -71,6 +72,8 @@ def _own_jvm(master: str, memory: str, *, quiet: bool, quick_start: bool) -> dic
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if quiet:
+        # PySpark raises an error of a query and logs it beside that, with all its Java.
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
         log4j = files("cometmq.pipeline").joinpath("log4j2.properties")
         settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile=file:{log4j}"
     return settings

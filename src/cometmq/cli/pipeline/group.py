@@ -8,6 +8,7 @@ from cometmq.cli.lazy import LazyGroup
 
 JOBS = {
     "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet, each message once."),
+    "run": ("cometmq.cli.pipeline.run:run", "Run a file of sources, SQL steps and sinks."),
 }
 
 

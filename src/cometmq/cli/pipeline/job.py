@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cometmq.pipeline.base.report import Report
+    from cometmq.pipeline.metrics import PipelineMetrics
 
 F = TypeVar("F", bound=Callable[..., Any])
 JOB_OPTIONS = (
@@ -61,6 +62,30 @@ def _checked_report(_context: click.Context, _option: click.Parameter, path: str
     return path
 
 
+def metrics_option(command: F) -> F:
+    """`--metrics`: numbers for Prometheus, of jobs that go on for long."""
+    return click.option(
+        "--metrics", "metrics_at", metavar="PORT|FILE",
+        help="Give numbers to Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
+    )(command)  # fmt: skip
+
+
+@contextmanager
+def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics | None]:
+    """The numbers of the streams of this session, if wanted."""
+    if where is None:
+        yield None
+        return
+    from cometmq.pipeline.metrics import PipelineMetrics
+
+    with PipelineMetrics(where) as metrics:
+        spark.streams.addListener(metrics.listener)
+        try:
+            yield metrics
+        finally:
+            spark.streams.removeListener(metrics.listener)
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """What a command hands to its job."""
@@ -95,6 +120,7 @@ def own_names(command: click.Command) -> Iterator[None]:
     options = [item for item in command.params if isinstance(item, click.Option)]
     names = {str(item.name): item.opts[-1] for item in options}
     names |= {f"{item.name}=False": item.secondary_opts[0] for item in options if item.secondary_opts}
+    names["metrics"] = "--metrics"
     names["offsets"] = names.get("starting", "offsets")
     try:
         yield

@@ -70,7 +70,7 @@ def run_units(
     try:
         rows = _collect(frame, _job_of(spark, name), on_progress or (lambda _: None), stop)
     except (PySparkException, Py4JError) as error:
-        raise (JobStopped(name) if stop.is_set() else JobFailed(name, _cause(error))) from error
+        raise (JobStopped(name) if stop.is_set() else JobFailed(name, cause(error))) from error
     outcomes: list[Any] = [pickle.loads(row.outcome) for row in sorted(rows, key=lambda row: row.unit)]
     for outcome in outcomes:
         if isinstance(outcome, CometError):
@@ -210,7 +210,7 @@ def _collect(
     return collected.result()
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """The one line of Spark's many that says what happened: a task's own exception, if it raised one."""
     text = str(error)
     raised = _RAISED.findall(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -44,9 +45,11 @@ def load(path: str, data: bytes) -> Node:
         return _Loader(path, yaml.parse(text, Loader=yaml.SafeLoader)).document()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise PipelineFileError(path, [(line, f"a character that YAML does not allow: {error.reason}")]) from None
+        raise PipelineFileError(
+            path, [(line, f"a character that YAML does not allow: {error.reason}")]
+        ) from None
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        line = _line(error.problem_mark)
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise PipelineFileError(path, [(line, problem or "this is no YAML")]) from None
 
@@ -70,23 +73,23 @@ class _Loader:
         assert isinstance(next(self._events), kind)
 
     def _refuse(self, event: yaml.Event, problem: str) -> None:
-        raise PipelineFileError(self._path, [(event.start_mark.line + 1, problem)])
+        raise PipelineFileError(self._path, [(_line(event.start_mark), problem)])
 
     def _node(self, event: yaml.Event, depth: int, key_line: int | None = None) -> Node:
-        own_line = event.start_mark.line + 1
+        own_line = _line(event.start_mark)
         line = key_line or own_line
         self._nodes += 1
         if self._nodes > NODES_MAX:
             self._refuse(event, f"more than {NODES_MAX} values")
         if depth > _DEPTH_MAX:
             self._refuse(event, f"nested deeper than {_DEPTH_MAX}")
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        if getattr(event, "anchor", None) is not None:
             self._refuse(event, "anchors and aliases (&, *) are not allowed")
-        if event.tag not in (None, "!"):  # "!" is what PyYAML says of quoted text
+        if getattr(event, "tag", None) not in (None, "!"):  # "!" is what PyYAML says of quoted text
             self._refuse(event, "tags (!) are not allowed")
         if isinstance(event, yaml.ScalarEvent):
             block = event.style == "|"
-            whole = block or event.end_mark.line == event.start_mark.line
+            whole = block or _line(event.end_mark) == own_line
             return Node(event.value, line, own_line + block if whole else None)
         if isinstance(event, yaml.SequenceStartEvent):
             items = []
@@ -107,3 +110,7 @@ class _Loader:
                 self._refuse(key, f"{shortened(name.value, _WORD)!r} is here twice, first in line {first}")
             pairs[name.value] = self._node(next(self._events), depth + 1, name.line)
         return pairs
+
+
+def _line(mark: Any) -> int:
+    return mark.line + 1 if mark else 1
