@@ -26,6 +26,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession, functions
 from rich.console import Console
@@ -38,11 +39,11 @@ from cometmq.pipeline.base.report import Report
 from cometmq.pipeline.session import spark_session
 from cometmq.testing import StandaloneProcess
 
-TOPIC = "orders"
+TITLE, TOPIC = "CometMQ first run", "orders"
 SEND_AT_ONCE = 256
 ROWS_AT_ONCE = 8192
 DEFAULT_DATA = Path(__file__).parents[1] / "data" / "first-run"
-RIGHT, WRONG = "the archive holds every order exactly", "THE ARCHIVE IS NOT WHAT WAS SENT"
+RIGHT, WRONG = "the archive holds every event exactly", "THE ARCHIVE IS NOT WHAT WAS SENT"
 # Prices are decimals, written as JSON numbers digit by digit: no cent is lost on the way.
 to_json = msgspec.json.Encoder(decimal_format="number").encode
 console = Console()
@@ -64,12 +65,12 @@ class Stage:
 
 
 Totals = dict[str, tuple[int, Decimal]]
-"""Order status -> (orders, sum of their prices)."""
+"""Tag -> (events, sum of their prices). The tag of an order is its status."""
 
 
 def main() -> int:
     """Run all stages. Returns 0 if Spark's sums are those of the source, 1 if not."""
-    options = parse_arguments()
+    options = parse_arguments(__doc__, 0.1, "1.5 million orders", DEFAULT_DATA)
     check_java()
     data = prepare_directory(options.data)
     began = time.monotonic()
@@ -79,14 +80,14 @@ def main() -> int:
             sent = asyncio.run(send_orders(progress, cluster.namesrv, source))
             spark = start_spark(progress)
             try:
-                archived = archive_orders(progress, spark, cluster.namesrv, data)
-                summed, found = sum_up(progress, spark, data)
+                archived = archive_topic(progress, spark, cluster.namesrv, TOPIC, data)
+                summed, found = sum_up(progress, spark, data, "o_totalprice")
             finally:
                 spark.stop()
-        expected = totals_of_source(source)
+        expected = totals_of_source(source, "o_orderstatus", "o_totalprice")
     stages = [sent, archived, summed]
-    report(stages, expected, found, data, time.monotonic() - began)
-    page = page_of("CometMQ first run", stages, found == expected)
+    report(TITLE, stages, expected, found, data, time.monotonic() - began)
+    page = page_of(TITLE, stages, found == expected)
     write_page(page, data)
     return 0 if found == expected else 1
 
@@ -97,12 +98,13 @@ def progress_display() -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--scale", type=float, default=0.1, help="TPC-H scale factor; 0.1 is 150,000 orders")
-    where = f"an empty or new directory (default {DEFAULT_DATA}, emptied first)"
+def parse_arguments(description: str | None, scale: float, events: str, data: Path) -> argparse.Namespace:
+    """Options of a run. events: what scale 1 means; data: the default directory."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
+    scales = f"TPC-H scale factor (default {scale:g}); 1 is {events}"
+    parser.add_argument("--scale", type=float, default=scale, help=scales)
+    where = f"an empty or new directory (default {data}, emptied first)"
     parser.add_argument("--data", type=Path, default=None, help=where)
     options = parser.parse_args()
     if not 0 < options.scale <= 1000:
@@ -117,9 +119,9 @@ def check_java() -> None:
         sys.exit("Java 17 or newer is needed for Spark: install it, or set JAVA_HOME")
 
 
-def prepare_directory(chosen: Path | None) -> Path:
+def prepare_directory(chosen: Path | None, default: Path = DEFAULT_DATA) -> Path:
     """The run's directory, empty. Only the default one is emptied; any other must be so already."""
-    data = (chosen or DEFAULT_DATA).resolve()
+    data = (chosen or default).resolve()
     if chosen is None:
         shutil.rmtree(data, ignore_errors=True)
     elif data.exists() and any(data.iterdir()):
@@ -190,54 +192,59 @@ def start_spark(progress: Progress) -> SparkSession:
     return spark
 
 
-def archive_orders(progress: Progress, spark: SparkSession, namesrv: str, data: Path) -> Stage:
+def archive_topic(progress: Progress, spark: SparkSession, namesrv: str, topic: str, data: Path) -> Stage:
     """Have Spark write the topic to Parquet."""
     task = progress.add_task("archiving with Spark", total=None)
 
     def show(at: ArchiveProgress) -> None:
         progress.update(task, completed=at.records, total=at.total)
 
-    summary = archive(spark, namesrv, [TOPIC], str(data / "archive"), on_progress=show)
+    summary = archive(spark, namesrv, [topic], str(data / "archive"), on_progress=show)
     if not summary.complete:
         raise SystemExit(f"first_run: {summary.lost} messages lost, {summary.bad} bad")
     return Stage("archive", summary.records, summary.bytes, summary.seconds)
 
 
-def sum_up(progress: Progress, spark: SparkSession, data: Path) -> tuple[Stage, Totals]:
-    """Orders and prices by status, computed by Spark from the bodies in the archive."""
+def sum_up(progress: Progress, spark: SparkSession, data: Path, price: str) -> tuple[Stage, Totals]:
+    """Events and the sum of a field of their bodies, by tag, computed by Spark from the archive."""
     task = progress.add_task("summing up with Spark", total=None)
     began = time.monotonic()
     events = spark.read.parquet(str(data / "archive"))
-    price = functions.from_json(events.body.cast("string"), "o_totalprice decimal(15,2)").o_totalprice
+    value = functions.from_json(events.body.cast("string"), f"{price} decimal(15,2)")[price]
     rows = (
-        events.groupBy(events.tags.alias("status"))
+        events.groupBy(events.tags.alias("tag"))
         .agg(
-            functions.countDistinct("keys").alias("orders"),
-            functions.sum(price).alias("price"),
+            functions.countDistinct("keys").alias("events"),
+            functions.sum(value).alias("price"),
             functions.count("*").alias("messages"),
             functions.sum(functions.length("body")).alias("size"),
         )
         .collect()
     )
-    found = {row.status: (row.orders, row.price) for row in rows}
+    found = {row.tag: (row.events, row.price) for row in rows}
     stage = Stage("sum up", sum(row.messages for row in rows), sum(row["size"] for row in rows))
     stage.seconds = time.monotonic() - began
     progress.update(task, total=stage.messages, completed=stage.messages)
     return stage, found
 
 
-def totals_of_source(source: pq.ParquetFile) -> Totals:
+def totals_of_source(source: pq.ParquetFile, tag: str, price: str) -> Totals:
     """The same sums from the source, without Spark."""
-    orders = source.read(["o_orderstatus", "o_totalprice"])
-    grouped = orders.group_by("o_orderstatus").aggregate([([], "count_all"), ("o_totalprice", "sum")])
-    columns = ("o_orderstatus", "count_all", "o_totalprice_sum")
-    return {row[columns[0]]: (row[columns[1]], row[columns[2]]) for row in grouped.to_pylist()}
+    totals: Totals = {}
+    for batch in source.iter_batches(1_000_000, columns=[tag, price]):
+        grouped = pa.Table.from_batches([batch]).group_by(tag).aggregate([([], "count_all"), (price, "sum")])
+        for row in grouped.to_pylist():
+            count, total = totals.get(row[tag], (0, Decimal(0)))
+            totals[row[tag]] = (count + row["count_all"], total + row[f"{price}_sum"])
+    return totals
 
 
-def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, seconds: float) -> None:
+def report(
+    title: str, stages: list[Stage], expected: Totals, found: Totals, data: Path, seconds: float
+) -> None:
     """What a reader wants to know of the run, in two tables and two lines."""
     caption = "MB of bodies; for archive of whole records"
-    table = Table("stage", title="CometMQ first run", caption=caption)
+    table = Table("stage", title=title, caption=caption)
     for name in ("messages", "MB", "seconds", "messages/s", "MB/s"):
         table.add_column(name, justify="right")
     for stage in stages:
@@ -245,12 +252,12 @@ def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, sec
         rates = (f"{stage.rate:,.0f}", f"{megabytes / max(stage.seconds, 1e-9):,.1f}")
         table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", took, *rates)
     console.print(table)
-    check = Table("status", "orders", "sum of prices by Spark", "in the source", "", title="Checked")
+    check = Table("tag", "events", "sum of prices by Spark", "in the source", "", title="Checked")
     for column in check.columns[1:4]:
         column.justify = "right"
     for status in sorted(expected.keys() | found.keys()):
         archived, source = found.get(status, (0, Decimal(0))), expected.get(status, (0, Decimal(0)))
-        verdict = "equal" if archived == source else f"NOT EQUAL, {source[0]:,} orders in the source"
+        verdict = "equal" if archived == source else f"NOT EQUAL, {source[0]:,} events in the source"
         check.add_row(status, f"{archived[0]:,}", f"{archived[1]:,.2f}", f"{source[1]:,.2f}", verdict)
     console.print(check)
     console.print(f"Parquet: {data / 'archive'}", soft_wrap=True)

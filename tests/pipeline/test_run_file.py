@@ -130,3 +130,15 @@ def test_a_stream_needs_a_topic(file: Path) -> None:
     text = "mode: stream\nsources:\n  a: {format: json, path: /a}\nsinks:\n  s: {from: a, format: console}\n"
 
     assert problems(file, text) == ["1: a stream needs a source of format cometmq; the others are tables"]
+
+
+def test_the_example_of_the_docs_says_what_they_say(file: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    file.write_text(example)
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(str(file), {"NAMESRV": "127.0.0.1:9876"})
+
+    assert str(caught.value).replace(str(file), "cometmq: paid.yml") in page
+    file.write_text(example.replace("paid_as_json", "totals"))
+    assert load_pipeline(str(file), {"NAMESRV": "127.0.0.1:9876"}).streaming
