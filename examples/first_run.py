@@ -184,10 +184,11 @@ def watched(messages: list[Message], progress: Progress, task: TaskID) -> Iterat
             progress.advance(task, at % SEND_AT_ONCE or SEND_AT_ONCE)
 
 
-def start_spark(progress: Progress) -> SparkSession:
-    """A session on this machine's cores, or on the master that SPARK_MASTER names."""
+def start_spark(progress: Progress, *, quick: bool = True) -> SparkSession:
+    """A session on this machine's cores, or on the master that SPARK_MASTER names. quick: starts sooner, and
+    works slower in the JVM."""
     task = progress.add_task("starting Spark", total=None)
-    spark = spark_session("first run", quick_start=True)
+    spark = spark_session("first run", quick_start=quick)
     progress.update(task, total=1, completed=1)
     return spark
 

@@ -103,7 +103,7 @@ def main() -> int:
         with StandaloneProcess(data / "store") as cluster:
             memory = Memory(cluster.process.pid)
             memory.start()
-            spark = start_spark(progress)
+            spark = start_spark(progress, quick=False)
             try:
                 memory.stage("send")
                 sent = send_lines(progress, spark, cluster.namesrv, data, source.metadata.num_rows)
@@ -116,6 +116,7 @@ def main() -> int:
                 spark.stop()
                 memory.end()
         expected = totals_of_source(source, "l_returnflag", "l_extendedprice")
+    sent.size_bytes = summed.size_bytes
     stages, right = [sent, archived, summed], found == expected and not missing
     report(TITLE, stages, expected, found, data, time.monotonic() - began)
     page = page_of(TITLE, stages, right)

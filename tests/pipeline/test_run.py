@@ -206,30 +206,29 @@ def test_a_sink_that_fails_while_it_runs_is_named(spark: SparkSession, topic: To
     assert "[USER_RAISED_EXCEPTION] no " in str(caught.value)
 
 
-def test_the_command_checks_runs_and_reports(topic: Topic, write: Write, tmp_path: Path) -> None:
-    topic.send(9)
+def test_the_command_runs_through_spark_connect(
+    connect_address: str, topic: Topic, write: Write, tmp_path: Path
+) -> None:
+    topic.send(90)
 
     def command(file: str, *options: str) -> subprocess.CompletedProcess[str]:
-        words = [
-            str(Path(sys.executable).parent / "cometmq"),
-            "pipeline",
-            "run",
-            file,
-            "--master",
-            "local[1]",
-        ]
-        return subprocess.run([*words, *options], capture_output=True, text=True, timeout=120)
+        program = str(Path(sys.executable).parent / "cometmq")
+        words = [program, "pipeline", "run", file, "--master", connect_address, *options]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
-    done = command(write(BATCH), "--json")
-    wrong = command(write(BATCH.replace("sources", "sorces")))
+    numbers = tmp_path / "run.prom"
+    done = command(write(STREAM, trigger="available now"), "--json", "--metrics", str(numbers))
+    wrong = command(write(BATCH.replace("FROM orders\n", "FROM order\n")), "--check")
+    early = command(write(BATCH.replace("sources", "sorces")))
 
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert [sink["rows"] for sink in summary["sinks"]] == [3, 9, 3]
-    assert summary["complete"]
-    assert 'shown 0: {"tags":"A","n":3}' in done.stderr
-    assert wrong.returncode == 1
-    assert wrong.stderr.startswith(f"cometmq: {tmp_path}/f.yml:1: the file has no 'sorces'; it may have")
+    assert [(sink["rows"], sink["complete"]) for sink in summary["sinks"]] == [(90, True)] * 2
+    assert 'cometmq_pipeline_rows_total{query="files"}' in numbers.read_text()
+    assert wrong.returncode == early.returncode == 1
+    assert f"cometmq: {tmp_path}/f.yml:7: by_tag: [TABLE_OR_VIEW_NOT_FOUND]" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    assert early.stderr.startswith(f"cometmq: {tmp_path}/f.yml:1: the file has no 'sorces'; it may have")
 
 
 @pytest.mark.parametrize(

@@ -11,31 +11,16 @@ from cometmq.pipeline.archive import ArchiveSummary
 from cometmq.pipeline.archive_query import batches, completeness, files
 from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, ROWS_MAX, Report
 
-_QUEUE = ["topic", "broker_name", "queue_id", "start", "end", "records", "bad", "lost"]
-
 
 def archive_report(spark: SparkSession, summary: ArchiveSummary) -> Report:
     """What a run did, and what the archive holds by its log. Nothing of the messages themselves is read."""
     report = Report(f"Archive {summary.output}")
-    report.fact("complete", summary.complete)
-    report.fact("messages of this run", summary.records)
-    report.fact("bytes, as the brokers store them", summary.bytes)
-    report.fact("seconds", summary.seconds)
+    report.summary(summary)
     report.fact("messages a second", summary.records / max(summary.seconds, 1e-9))
-    report.fact("files", summary.files)
-    report.fact("bytes of files", summary.file_bytes)
-    report.fact("lost before they were archived", summary.lost)
-    report.fact("bad, in quarantine", summary.bad)
-    report.fact("brokers away", ", ".join(summary.away) or "none")
-    report.fact("queues that began anew", summary.replaced)
-    report.fact("last error", summary.put_off or "none")
     by_topic = Counter[str]()
     for queue in summary.queues:
         by_topic[queue.topic] += queue.records
     report.bars("Messages of this run by topic", dict(by_topic.most_common()), "messages")
-    report.table(
-        "Queues of this run", _QUEUE, ([getattr(q, name) for name in _QUEUE] for q in summary.queues)
-    )
     if summary.batches or summary.resumed_behind_batch is not None:
         _of_the_table(report, spark, summary.output)
     return report

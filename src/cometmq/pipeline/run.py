@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors import ParseException, PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, MapType, NullType, StructType
@@ -195,6 +195,10 @@ def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
     if not frame.isStreaming:
         raise ConfigError("from", sink.table.value, "a table that comes from a source of format cometmq")
     if not isinstance(spark, SparkSession):
+        if sink.format == "console":
+            raise ConfigError(
+                "format", "console", "another one: through Spark Connect a stream prints nowhere"
+            )
         return
     jvm, plan = spark._jvm, frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - no public way
     assert jvm is not None
@@ -313,12 +317,19 @@ def _count(
     for _, summary, query in queries:
         batches = seen.setdefault(summary.name, {})
         for progress in query.recentProgress:
-            if (found := progress.observedMetrics.get(_WRITTEN)) is not None and found.rows:
-                batches[progress.batchId] = int(found.rows)
+            rows = _rows(progress.observedMetrics)
+            if rows:
+                batches[progress.batchId] = rows
         summary.rows, summary.batches = sum(batches.values()), len(batches)
         if may_fail and query.exception() is not None:
             run.stop.set()
     run.on_progress(sum(summary.rows for _, summary, _ in queries), None)
+
+
+def _rows(observed: Mapping[str, Row]) -> int:
+    """The rows of a batch. Through Spark Connect a row comes as {"values": [...], "schema": ...}."""
+    named: dict[str, Any] = observed[_WRITTEN].asDict() if _WRITTEN in observed else {"rows": 0}
+    return int(named["rows"] if "rows" in named else named["values"][0])
 
 
 class _failing:  # noqa: N801 - reads as a statement

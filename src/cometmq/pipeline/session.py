@@ -42,6 +42,8 @@ def spark_session(
     process is returned as it is.
     """
     master = chosen_master(master)
+    if quiet:  # PySpark raises an error of a query and logs it beside that, with all its Java
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
     settings = {
         "spark.sql.session.timeZone": "UTC",
@@ -72,8 +74,6 @@ def _own_jvm(master: str, memory: str, *, quiet: bool, quick_start: bool) -> dic
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if quiet:
-        # PySpark raises an error of a query and logs it beside that, with all its Java.
-        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
         log4j = files("cometmq.pipeline").joinpath("log4j2.properties")
         settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile=file:{log4j}"
     return settings

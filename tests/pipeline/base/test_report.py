@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cometmq.pipeline.base.report import BARS_MAX, LINES_MAX, POINTS_MAX, ROWS_MAX, Report
@@ -106,6 +107,33 @@ def test_values_are_shown_as_people_write_them() -> None:
     page = Page(report.html())
 
     assert {"1,234,567", "0.1235", "98,765", "yes"} <= set(page.text)
+
+
+class Row(msgspec.Struct):
+    topic_name: str
+    messages: int
+
+
+class Summary(msgspec.Struct):
+    output: str
+    rows: list[Row]
+    away: list[str]
+    kinds: dict[str, int]
+    seconds: float = 1.5
+
+    @property
+    def complete(self) -> bool:
+        return False
+
+
+def test_a_summary_becomes_facts_and_tables() -> None:
+    report = Report("t")
+    report.summary(Summary("/out", [Row("orders", 7)], ["a", "b"], {"Pub": 3}))
+
+    assert Page(report.html()).text[-15:] == [
+        "complete", "no", "output", "/out", "away", "a, b", "kinds", "Pub: 3", "seconds", "1.5",
+        "Rows", "topic name", "messages", "orders", "7",
+    ]  # fmt: skip
 
 
 def test_what_is_too_much_is_left_out_and_said() -> None:

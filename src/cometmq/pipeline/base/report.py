@@ -26,6 +26,8 @@ from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cometmq.text import printable
 
 if TYPE_CHECKING:
@@ -77,6 +79,23 @@ class Report:
     def fact(self, name: str, value: Value) -> None:
         """A line of the table at the top."""
         self._facts.append((name, value))
+
+    def summary(self, summary: msgspec.Struct) -> None:
+        """A job's summary: single values as facts, lists of structs as tables. Fields keep their names."""
+        if (complete := getattr(summary, "complete", None)) is not None:
+            self.fact("complete", complete)
+        for name in summary.__struct_fields__:
+            value, words = getattr(summary, name), name.replace("_", " ")
+            if isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+                columns = value[0].__struct_fields__
+                rows = ([getattr(row, column) for column in columns] for row in value)
+                self.table(words.capitalize(), [column.replace("_", " ") for column in columns], rows)
+            elif isinstance(value, list):
+                self.fact(words, ", ".join(map(str, value)) or "none")
+            elif isinstance(value, dict):
+                self.fact(words, ", ".join(f"{key}: {item}" for key, item in value.items()) or "none")
+            elif name != "complete":
+                self.fact(words, value)
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """The first `ROWS_MAX` rows; columns whose first value is a number are aligned as numbers."""
