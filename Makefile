@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: help install java run test test-long check bench clean
+.PHONY: help install java run run-large test test-long check bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -23,6 +23,9 @@ java:  # said before anything is installed or sent, not when Spark starts at las
 
 run: java install  ## start a cluster, send TPC-H orders, archive them with Spark, check, report
 	$(BIN)/python examples/first_run.py $(RUN_ARGS)
+
+run-large: java install  ## the same with 18 million change events and a look at memory (RUN_ARGS='--scale 0.1' for less)
+	$(BIN)/python examples/large_run.py $(RUN_ARGS)
 
 check: install  ## lint, format, strict types, import directions
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@
    the order status, its user properties priority and clerk, its body JSON.
 4. The Spark archive job writes the topic to Parquet.
 5. Spark sums up the events it finds there; the sums must be those of the source data, to the cent.
+6. A page with all of that, `report.html`, is written beside the archive.
 
 Run it with `make run`, or `python examples/first_run.py --scale 1 --data /tmp/first-run`.
 """
@@ -25,6 +26,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession, functions
 from rich.console import Console
@@ -33,13 +35,15 @@ from rich.table import Table
 
 from cometmq import Message, Producer, ProducerOptions
 from cometmq.pipeline.archive import ArchiveProgress, archive
+from cometmq.pipeline.base.report import Report
 from cometmq.pipeline.session import spark_session
 from cometmq.testing import StandaloneProcess
 
-TOPIC = "orders"
+TITLE, TOPIC = "CometMQ first run", "orders"
 SEND_AT_ONCE = 256
 ROWS_AT_ONCE = 8192
 DEFAULT_DATA = Path(__file__).parents[1] / "data" / "first-run"
+RIGHT, WRONG = "the archive holds every event exactly", "THE ARCHIVE IS NOT WHAT WAS SENT"
 # Prices are decimals, written as JSON numbers digit by digit: no cent is lost on the way.
 to_json = msgspec.json.Encoder(decimal_format="number").encode
 console = Console()
@@ -54,29 +58,37 @@ class Stage:
     size_bytes: int = 0
     seconds: float = 0.0
 
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / max(self.seconds, 1e-9)
+
 
 Totals = dict[str, tuple[int, Decimal]]
-"""Order status -> (orders, sum of their prices)."""
+"""Tag -> (events, sum of their prices). The tag of an order is its status."""
 
 
 def main() -> int:
     """Run all stages. Returns 0 if Spark's sums are those of the source, 1 if not."""
-    options = parse_arguments()
+    options = parse_arguments(__doc__, 0.1, "1.5 million orders", DEFAULT_DATA)
     check_java()
     data = prepare_directory(options.data)
     began = time.monotonic()
     with progress_display() as progress:
-        source = make_orders(progress, data, options.scale)
+        source = make_source(progress, data, "orders", options.scale)
         with StandaloneProcess(data / "store") as cluster:
             sent = asyncio.run(send_orders(progress, cluster.namesrv, source))
             spark = start_spark(progress)
             try:
-                archived = archive_orders(progress, spark, cluster.namesrv, data)
-                summed, found = sum_up(progress, spark, data)
+                archived = archive_topic(progress, spark, cluster.namesrv, TOPIC, data)
+                summed, found = sum_up(progress, spark, data, "o_totalprice")
             finally:
                 spark.stop()
-        expected = totals_of_source(source)
-    report([sent, archived, summed], expected, found, data, time.monotonic() - began)
+        expected = totals_of_source(source, "o_orderstatus", "o_totalprice")
+    stages = [sent, archived, summed]
+    report(TITLE, stages, expected, found, data, time.monotonic() - began)
+    page = page_of(TITLE, stages, found == expected)
+    write_page(page, data)
     return 0 if found == expected else 1
 
 
@@ -86,12 +98,13 @@ def progress_display() -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--scale", type=float, default=0.1, help="TPC-H scale factor; 0.1 is 150,000 orders")
-    where = f"an empty or new directory (default {DEFAULT_DATA}, emptied first)"
+def parse_arguments(description: str | None, scale: float, events: str, data: Path) -> argparse.Namespace:
+    """Options of a run. events: what scale 1 means; data: the default directory."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
+    scales = f"TPC-H scale factor (default {scale:g}); 1 is {events}"
+    parser.add_argument("--scale", type=float, default=scale, help=scales)
+    where = f"an empty or new directory (default {data}, emptied first)"
     parser.add_argument("--data", type=Path, default=None, help=where)
     options = parser.parse_args()
     if not 0 < options.scale <= 1000:
@@ -106,9 +119,9 @@ def check_java() -> None:
         sys.exit("Java 17 or newer is needed for Spark: install it, or set JAVA_HOME")
 
 
-def prepare_directory(chosen: Path | None) -> Path:
+def prepare_directory(chosen: Path | None, default: Path = DEFAULT_DATA) -> Path:
     """The run's directory, empty. Only the default one is emptied; any other must be so already."""
-    data = (chosen or DEFAULT_DATA).resolve()
+    data = (chosen or default).resolve()
     if chosen is None:
         shutil.rmtree(data, ignore_errors=True)
     elif data.exists() and any(data.iterdir()):
@@ -117,19 +130,19 @@ def prepare_directory(chosen: Path | None) -> Path:
     return data
 
 
-def make_orders(progress: Progress, data: Path, scale: float) -> pq.ParquetFile:
-    """Have tpchgen-cli write the orders; returns the opened Parquet file."""
-    task = progress.add_task("making TPC-H orders", total=None)
+def make_source(progress: Progress, data: Path, table: str, scale: float) -> pq.ParquetFile:
+    """Have tpchgen-cli write a table of TPC-H; returns the opened Parquet file."""
+    task = progress.add_task(f"making TPC-H {table}", total=None)
     tool = shutil.which("tpchgen-cli", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if tool is None:
         raise SystemExit("first_run: tpchgen-cli is missing: pip install 'cometmq[demo]'")
-    command = [tool, "parquet", "-s", str(scale), "--tables", "orders", "-o", str(data / "source")]
+    command = [tool, "parquet", "-s", str(scale), "--tables", table, "-o", str(data / "source")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"first_run: tpchgen-cli failed: {done.stderr.strip()}")
-    orders = pq.ParquetFile(data / "source" / "orders.parquet")
-    progress.update(task, total=orders.metadata.num_rows, completed=orders.metadata.num_rows)
-    return orders
+    source = pq.ParquetFile(data / "source" / f"{table}.parquet")
+    progress.update(task, total=source.metadata.num_rows, completed=source.metadata.num_rows)
+    return source
 
 
 def events(source: pq.ParquetFile) -> Iterator[list[Message]]:
@@ -171,80 +184,100 @@ def watched(messages: list[Message], progress: Progress, task: TaskID) -> Iterat
             progress.advance(task, at % SEND_AT_ONCE or SEND_AT_ONCE)
 
 
-def start_spark(progress: Progress) -> SparkSession:
-    """A session on this machine's cores, or on the master that SPARK_MASTER names."""
+def start_spark(progress: Progress, *, quick: bool = True) -> SparkSession:
+    """A session on this machine's cores, or on the master that SPARK_MASTER names. quick: starts sooner, and
+    works slower in the JVM."""
     task = progress.add_task("starting Spark", total=None)
-    spark = spark_session("first run", quick_start=True)
+    spark = spark_session("first run", quick_start=quick)
     progress.update(task, total=1, completed=1)
     return spark
 
 
-def archive_orders(progress: Progress, spark: SparkSession, namesrv: str, data: Path) -> Stage:
+def archive_topic(progress: Progress, spark: SparkSession, namesrv: str, topic: str, data: Path) -> Stage:
     """Have Spark write the topic to Parquet."""
     task = progress.add_task("archiving with Spark", total=None)
 
     def show(at: ArchiveProgress) -> None:
         progress.update(task, completed=at.records, total=at.total)
 
-    summary = archive(spark, namesrv, [TOPIC], str(data / "archive"), on_progress=show)
+    summary = archive(spark, namesrv, [topic], str(data / "archive"), on_progress=show)
     if not summary.complete:
         raise SystemExit(f"first_run: {summary.lost} messages lost, {summary.bad} bad")
     return Stage("archive", summary.records, summary.bytes, summary.seconds)
 
 
-def sum_up(progress: Progress, spark: SparkSession, data: Path) -> tuple[Stage, Totals]:
-    """Orders and prices by status, computed by Spark from the bodies in the archive."""
+def sum_up(progress: Progress, spark: SparkSession, data: Path, price: str) -> tuple[Stage, Totals]:
+    """Events and the sum of a field of their bodies, by tag, computed by Spark from the archive."""
     task = progress.add_task("summing up with Spark", total=None)
     began = time.monotonic()
     events = spark.read.parquet(str(data / "archive"))
-    price = functions.from_json(events.body.cast("string"), "o_totalprice decimal(15,2)").o_totalprice
+    value = functions.from_json(events.body.cast("string"), f"{price} decimal(15,2)")[price]
     rows = (
-        events.groupBy(events.tags.alias("status"))
+        events.groupBy(events.tags.alias("tag"))
         .agg(
-            functions.countDistinct("keys").alias("orders"),
-            functions.sum(price).alias("price"),
+            functions.countDistinct("keys").alias("events"),
+            functions.sum(value).alias("price"),
             functions.count("*").alias("messages"),
             functions.sum(functions.length("body")).alias("size"),
         )
         .collect()
     )
-    found = {row.status: (row.orders, row.price) for row in rows}
+    found = {row.tag: (row.events, row.price) for row in rows}
     stage = Stage("sum up", sum(row.messages for row in rows), sum(row["size"] for row in rows))
     stage.seconds = time.monotonic() - began
     progress.update(task, total=stage.messages, completed=stage.messages)
     return stage, found
 
 
-def totals_of_source(source: pq.ParquetFile) -> Totals:
+def totals_of_source(source: pq.ParquetFile, tag: str, price: str) -> Totals:
     """The same sums from the source, without Spark."""
-    orders = source.read(["o_orderstatus", "o_totalprice"])
-    grouped = orders.group_by("o_orderstatus").aggregate([([], "count_all"), ("o_totalprice", "sum")])
-    columns = ("o_orderstatus", "count_all", "o_totalprice_sum")
-    return {row[columns[0]]: (row[columns[1]], row[columns[2]]) for row in grouped.to_pylist()}
+    totals: Totals = {}
+    for batch in source.iter_batches(1_000_000, columns=[tag, price]):
+        grouped = pa.Table.from_batches([batch]).group_by(tag).aggregate([([], "count_all"), (price, "sum")])
+        for row in grouped.to_pylist():
+            count, total = totals.get(row[tag], (0, Decimal(0)))
+            totals[row[tag]] = (count + row["count_all"], total + row[f"{price}_sum"])
+    return totals
 
 
-def report(stages: list[Stage], expected: Totals, found: Totals, data: Path, seconds: float) -> None:
+def report(
+    title: str, stages: list[Stage], expected: Totals, found: Totals, data: Path, seconds: float
+) -> None:
     """What a reader wants to know of the run, in two tables and two lines."""
     caption = "MB of bodies; for archive of whole records"
-    table = Table("stage", title="CometMQ first run", caption=caption)
+    table = Table("stage", title=title, caption=caption)
     for name in ("messages", "MB", "seconds", "messages/s", "MB/s"):
         table.add_column(name, justify="right")
     for stage in stages:
-        megabytes, took = stage.size_bytes / 1e6, max(stage.seconds, 1e-9)
-        rates = (f"{stage.messages / took:,.0f}", f"{megabytes / took:,.1f}")
-        table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", f"{stage.seconds:.2f}", *rates)
+        megabytes, took = stage.size_bytes / 1e6, f"{stage.seconds:.2f}"
+        rates = (f"{stage.rate:,.0f}", f"{megabytes / max(stage.seconds, 1e-9):,.1f}")
+        table.add_row(stage.name, f"{stage.messages:,}", f"{megabytes:,.1f}", took, *rates)
     console.print(table)
-    check = Table("status", "orders", "sum of prices by Spark", "in the source", "", title="Checked")
+    check = Table("tag", "events", "sum of prices by Spark", "in the source", "", title="Checked")
     for column in check.columns[1:4]:
         column.justify = "right"
     for status in sorted(expected.keys() | found.keys()):
         archived, source = found.get(status, (0, Decimal(0))), expected.get(status, (0, Decimal(0)))
-        verdict = "equal" if archived == source else f"NOT EQUAL, {source[0]:,} orders in the source"
+        verdict = "equal" if archived == source else f"NOT EQUAL, {source[0]:,} events in the source"
         check.add_row(status, f"{archived[0]:,}", f"{archived[1]:,.2f}", f"{source[1]:,.2f}", verdict)
     console.print(check)
     console.print(f"Parquet: {data / 'archive'}", soft_wrap=True)
-    right, wrong = "the archive holds every order exactly", "THE ARCHIVE IS NOT WHAT WAS SENT"
-    console.print(f"done in {seconds:.1f} s: {right if found == expected else wrong}")
+    console.print(f"done in {seconds:.1f} s: {RIGHT if found == expected else WRONG}")
+
+
+def page_of(title: str, stages: list[Stage], right: bool) -> Report:
+    """The run as a page that opens in any browser, without a network."""
+    page = Report(title)
+    page.fact("checked", RIGHT if right else WRONG)
+    rows = [(stage.name, stage.messages, stage.size_bytes, stage.seconds, stage.rate) for stage in stages]
+    page.table("Stages", ["stage", "messages", "bytes", "seconds", "messages/s"], rows)
+    page.bars("Messages a second", {stage.name: stage.rate for stage in stages})
+    return page
+
+
+def write_page(page: Report, data: Path) -> None:
+    page.write(str(data / "report.html"))
+    console.print(f"Report: {data / 'report.html'}", soft_wrap=True)
 
 
 if __name__ == "__main__":

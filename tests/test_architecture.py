@@ -116,6 +116,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "lark": ("protocol/sql/grammar.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
+    "matplotlib": ("pipeline/base/report.py",),
+    "yaml": ("pipeline/",),
+    "prometheus_client": ("pipeline/metrics.py",),
 }
 
 

@@ -30,8 +30,10 @@ def test_a_small_run_archives_every_order_and_checks_it(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the archive holds every order exactly" in done.stdout
+    assert "the archive holds every event exactly" in done.stdout
     assert str(data / "archive") in done.stdout
+    assert str(data / "report.html") in done.stdout
+    assert "holds every event exactly" in (data / "report.html").read_text()
     # Independent of Spark and of the example's own check: each order key once, each event as it was made.
     table = pq.read_table(data / "archive", columns=["keys", "tags", "body", "properties"])
     source = pq.read_table(data / "source" / "orders.parquet")
@@ -59,19 +61,19 @@ def first_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     async def sent(*arguments: object) -> object:
         return module.Stage("send", 2, 10, 0.1)
 
-    monkeypatch.setattr(module, "make_orders", lambda *arguments: None)
+    monkeypatch.setattr(module, "make_source", lambda *arguments: None)
     monkeypatch.setattr(module, "StandaloneProcess", cluster)
     monkeypatch.setattr(module, "send_orders", sent)
     monkeypatch.setattr(module, "start_spark", lambda progress: SimpleNamespace(stop=lambda: None))
-    monkeypatch.setattr(module, "archive_orders", lambda *arguments: module.Stage("archive", 2, 10, 0.1))
-    monkeypatch.setattr(module, "totals_of_source", lambda source: {"O": (2, Decimal("10.00"))})
+    monkeypatch.setattr(module, "archive_topic", lambda *arguments: module.Stage("archive", 2, 10, 0.1))
+    monkeypatch.setattr(module, "totals_of_source", lambda *arguments: {"O": (2, Decimal("10.00"))})
     return module
 
 
 @pytest.mark.parametrize(
     ("found", "code", "words"),
     [
-        ({"O": (2, Decimal("10.00"))}, 0, "holds every order exactly"),
+        ({"O": (2, Decimal("10.00"))}, 0, "holds every event exactly"),
         ({"O": (2, Decimal("10.01"))}, 1, "NOT WHAT WAS SENT"),
         ({"O": (1, Decimal("10.00"))}, 1, "NOT WHAT WAS SENT"),
         ({}, 1, "NOT WHAT WAS SENT"),

@@ -38,7 +38,7 @@ broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
-cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job
+cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job cli/pipeline/run
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_report_commands.py: cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/reports
     cli/pipeline/throughput cli/pipeline/trace
@@ -59,7 +59,7 @@ client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/archive_query pipeline/session
+pipeline/test_archive.py: pipeline/archive_query pipeline/archive_report pipeline/session
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer

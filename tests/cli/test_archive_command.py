@@ -34,7 +34,9 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
         monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
         monkeypatch.setenv("SPARK_MASTER", "local[1]")
         run("cometmq", "send", "events", "a", "b", "c")
-        first = run("cometmq", "pipeline", "archive", "events", "-o", str(archive), "--json")
+        page = tmp_path / "report.html"
+        wanted = ("--json", "--report", str(page))
+        first = run("cometmq", "pipeline", "archive", "events", "-o", str(archive), *wanted)
         run("cometmq", "send", "events", "d")
         arguments = ("--pattern", "event.*", "-o", str(archive), "--continuous", "--interval", "0.2")
         commits = archive / "_cometmq" / "commits"
@@ -52,6 +54,10 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
 
     summary = json.loads(first.stdout)
     assert (first.returncode, summary["records"], summary["lost"], summary["bad"]) == (0, 3, 0, 0)
+    shown = page.read_text()
+    assert f"report: {page}\n" in first.stderr
+    assert "<td>events</td><td>broker-a</td>" in shown
+    assert shown.count("<img ") == 3
     assert "archived 1 message (" in job.output
     assert "went on behind batch" in job.output
     assert bodies(archive) == [b"a", b"b", b"c", b"d"]
@@ -85,6 +91,16 @@ def test_settings_that_cannot_be_used_are_named_as_the_command_spells_them(
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "plain").glob("topic=*/**/*.parquet")
     assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "UNCOMPRESSED"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_job(run: Run, tmp_path: Path) -> None:
+    failed = run(
+        "cometmq", "archive", "events", "-o", str(tmp_path), "--report", str(tmp_path / "no" / "r.html")
+    )
+
+    assert failed.returncode == 2
+    assert "'--report': " in failed.stderr
+    assert "no is no directory that can be written to" in failed.stderr
 
 
 def test_the_command_and_the_function_agree_on_what_is_usual() -> None:

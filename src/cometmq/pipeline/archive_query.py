@@ -18,7 +18,8 @@ _FILE = "path string, topic string, dt string, hour int, rows bigint, bytes bigi
 
 def _commits(spark: SparkSession, output: str) -> DataFrame:
     schema = (
-        f"batch bigint, run string, time string, ranges array<struct<{_RANGE}>>, files array<struct<{_FILE}>>"
+        "batch bigint, run string, time string, seconds double, "
+        f"ranges array<struct<{_RANGE}>>, files array<struct<{_FILE}>>"
     )
     reader = spark.read.schema(schema).option("pathGlobFilter", COMMIT_NAME)
     return reader.json(f"{output.rstrip('/')}/_cometmq/commits")
@@ -42,6 +43,18 @@ def manifest(spark: SparkSession, output: str) -> DataFrame:
 def files(spark: SparkSession, output: str) -> DataFrame:
     """One row for each file of the table; `path` is relative to the archive."""
     return _commits(spark, output).select("batch", F.explode("files").alias("f")).select("batch", "f.*")
+
+
+def batches(spark: SparkSession, output: str) -> DataFrame:
+    """One row for each batch that added messages: when it was committed (s since 1970), how long it took, how
+    many records and bytes (as the brokers store them) it brought."""
+    ranges = _commits(spark, output).select("batch", "time", "seconds", F.explode("ranges").alias("r"))
+    return (
+        ranges.groupBy("batch", F.to_timestamp("time").cast("double").alias("epoch_s"), "seconds")
+        .agg(F.sum("r.records").alias("records"), F.sum("r.bytes").alias("bytes"))
+        .filter("records > 0")
+        .orderBy("batch")
+    )
 
 
 def completeness(spark: SparkSession, output: str) -> DataFrame:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.resources import files
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 JVM_FLAGS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData -Djava.net.preferIPv4Stack=true"
@@ -41,6 +42,8 @@ def spark_session(
     process is returned as it is.
     """
     master = chosen_master(master)
+    if quiet:  # PySpark raises an error of a query and logs it beside that, with all its Java
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
     settings = {
         "spark.sql.session.timeZone": "UTC",

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP, namesrv_option
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import (
+    job_options,
+    measured,
+    metrics_option,
+    print_json,
+    report_option,
+    running,
+    write_report,
+)
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.archive import ArchiveSummary
+    from cometmq.pipeline.archive import ArchiveProgress, ArchiveSummary
 
 
 @click.command(context_settings=HELP)
@@ -52,11 +60,15 @@ if TYPE_CHECKING:
 @click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
 @click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
+@metrics_option
+@report_option
 @job_options
 def archive(
     topics: tuple[str, ...],
     pattern: str | None,
     continuous: bool,
+    metrics_at: str | None,
+    report_path: str | None,
     master: str | None,
     memory: str,
     as_json: bool,
@@ -70,15 +82,26 @@ def archive(
     with running("archiving", master, memory) as job:
         from cometmq.pipeline.archive import archive as run_archive
 
-        summary = run_archive(
-            job.spark,
-            topics=topics,
-            pattern=pattern,
-            mode="continuous" if continuous else "available_now",
-            on_progress=lambda at: job.show(at.records, at.total),
-            stop=job.stop,
-            **settings,
-        )
+        with measured(metrics_at, job.spark) as metrics:
+
+            def on_progress(at: ArchiveProgress) -> None:
+                job.show(at.records, at.total)
+                if metrics is not None:
+                    metrics.archived(at)
+
+            summary = run_archive(
+                job.spark,
+                topics=topics,
+                pattern=pattern,
+                mode="continuous" if continuous else "available_now",
+                on_progress=on_progress,
+                stop=job.stop,
+                **settings,
+            )
+        if report_path is not None:
+            from cometmq.pipeline.archive_report import archive_report
+
+            write_report(archive_report(job.spark, summary), report_path)
     report(summary, as_json)
     if not summary.complete:
         raise click.exceptions.Exit(1)

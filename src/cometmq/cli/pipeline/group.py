@@ -13,6 +13,7 @@ JOBS = {
     "rebuild": ("cometmq.cli.pipeline.rebuild:rebuild", "Queues and index of a large store, from its log."),
     "throughput": ("cometmq.cli.pipeline.throughput:throughput", "Messages and bytes over time, top topics."),
     "trace": ("cometmq.cli.pipeline.trace:trace", "Latencies and failures by the clients' trace records."),
+    "run": ("cometmq.cli.pipeline.run:run", "Run a file of sources, SQL steps and sinks."),
 }
 
 

@@ -22,6 +22,9 @@ from cometmq.text import printable_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cometmq.pipeline.base.report import Report
+    from cometmq.pipeline.metrics import PipelineMetrics
+
 F = TypeVar("F", bound=Callable[..., Any])
 JOB_OPTIONS = (
     click.option("--master", metavar="URL",
@@ -37,6 +40,50 @@ def job_options(command: F) -> F:
     for option in reversed(JOB_OPTIONS):
         command = option(command)
     return command
+
+
+def report_option(command: F) -> F:
+    """`--report`: a page with plots, of jobs that can write one."""
+    option = click.option(
+        "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
+        help="Write a report there: one HTML file with tables and plots.",
+    )  # fmt: skip
+    return option(command)
+
+
+def _checked_report(_context: click.Context, _option: click.Parameter, path: str | None) -> str | None:
+    """A report that cannot be written is refused before the job, which may take hours."""
+    if path is None:
+        return None
+    _check_extra("report", "reports need matplotlib", "matplotlib")
+    place = os.path.dirname(os.path.abspath(path))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{place} is no directory that can be written to")
+    return path
+
+
+def metrics_option(command: F) -> F:
+    """`--metrics`: numbers for Prometheus, of jobs that go on for long."""
+    return click.option(
+        "--metrics", "metrics_at", metavar="PORT|FILE",
+        help="Give numbers to Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
+    )(command)  # fmt: skip
+
+
+@contextmanager
+def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics | None]:
+    """The numbers of the streams of this session, if wanted."""
+    if where is None:
+        yield None
+        return
+    from cometmq.pipeline.metrics import PipelineMetrics
+
+    with PipelineMetrics(where) as metrics:
+        spark.streams.addListener(metrics.listener)
+        try:
+            yield metrics
+        finally:
+            spark.streams.removeListener(metrics.listener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +120,7 @@ def own_names(command: click.Command) -> Iterator[None]:
     options = [item for item in command.params if isinstance(item, click.Option)]
     names = {str(item.name): item.opts[-1] for item in options}
     names |= {f"{item.name}=False": item.secondary_opts[0] for item in options if item.secondary_opts}
+    names["metrics"] = "--metrics"
     names["offsets"] = names.get("starting", "offsets")
     try:
         yield
@@ -123,6 +171,15 @@ def stop_event() -> Iterator[threading.Event]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def write_report(report: Report, path: str) -> None:
+    """Write the report, and say where it is."""
+    try:
+        report.write(path)
+    except OSError as error:
+        raise click.ClickException(f"the report {path} cannot be written: {error.strerror}") from error
+    click.echo(f"report: {path}", err=True)
 
 
 def print_json(summary: object) -> None:

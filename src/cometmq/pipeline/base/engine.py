@@ -90,7 +90,7 @@ def run_action(
     try:
         return _watched(spark, action, _job_of(spark, name), on_progress or (lambda _: None), stop)
     except (PySparkException, Py4JError) as error:
-        raise (JobStopped(name) if stop.is_set() else JobFailed(name, _cause(error))) from error
+        raise (JobStopped(name) if stop.is_set() else JobFailed(name, cause(error))) from error
 
 
 def slots(spark: SparkSession) -> int:
@@ -229,7 +229,7 @@ def _watched(
     return ended.result()
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """The one line of Spark's many that says what happened: a task's own exception, if it raised one."""
     text = str(error)
     raised = _RAISED.findall(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cometmq.errors import CometError, Transient
 from cometmq.message import MessageQueue
 
@@ -134,6 +136,16 @@ class ArchiveError(PipelineError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}" + (f". Raise {self.setting} to go on" if self.setting else "")
+
+
+class PipelineFileError(PipelineError):
+    """A file that describes a pipeline cannot be used. problems: (line, what is wrong there)."""
+
+    path: str
+    problems: Sequence[tuple[int, str]]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.path}:{line}: {problem}" for line, problem in self.problems)
 
 
 def _named(queue: MessageQueue) -> str:

@@ -162,7 +162,7 @@ _STORE = (
 )  # fmt: skip
 _WRITE = (
     "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
-    "writeId", "badRecordsPath", "checkpointLocation",
+    "writeId", "badRecordsPath", "checkpointLocation", "queryName",  # the last two are Spark's own
 )  # fmt: skip
 
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")

@@ -1,0 +1,116 @@
+"""YAML files as values that know their lines, so that every complaint about a file can name one.
+
+All values are text: a file says what it says, and `no` or `1e3` is not turned into something else. What a
+hostile file could use is refused: anchors and aliases (a few hundred bytes that become gigabytes), tags,
+several documents, a key twice, deep nesting, size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cometmq.pipeline.base.errors import PipelineFileError
+from cometmq.text import shortened
+
+BYTES_MAX = 256 * 1024
+NODES_MAX = 10_000
+_DEPTH_MAX = 20
+_WORD = 60  # characters of a key in a complaint
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its place. line: of its key, or of itself in a list; text_line: where a text begins, if its
+    lines are those of the file."""
+
+    value: str | list[Node] | dict[str, Node]
+    line: int
+    text_line: int | None = None
+
+
+def load(path: str, data: bytes) -> Node:
+    """The value of a file. Raises PipelineFileError, with all lines of the file counted from 1."""
+    if len(data) > BYTES_MAX:
+        raise PipelineFileError(path, [(1, f"the file has {len(data)} bytes, at most {BYTES_MAX} are read")])
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise PipelineFileError(path, [(line, "this is no UTF-8 text")]) from None
+    try:
+        return _Loader(path, yaml.parse(text, Loader=yaml.SafeLoader)).document()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise PipelineFileError(
+            path, [(line, f"a character that YAML does not allow: {error.reason}")]
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        line = _line(error.problem_mark)
+        problem = ", ".join(part for part in (error.problem, error.context) if part)
+        raise PipelineFileError(path, [(line, problem or "this is no YAML")]) from None
+
+
+class _Loader:
+    def __init__(self, path: str, events: Iterator[yaml.Event]) -> None:
+        self._path, self._events, self._nodes = path, events, 0
+
+    def document(self) -> Node:
+        self._next(yaml.StreamStartEvent)
+        first = next(self._events)
+        if isinstance(first, yaml.StreamEndEvent):
+            raise PipelineFileError(self._path, [(1, "the file is empty")])
+        node = self._node(next(self._events), 0)
+        self._next(yaml.DocumentEndEvent)
+        if not isinstance(after := next(self._events), yaml.StreamEndEvent):
+            self._refuse(after, "a second document begins here: one is allowed")
+        return node
+
+    def _next(self, kind: type[yaml.Event]) -> None:
+        assert isinstance(next(self._events), kind)
+
+    def _refuse(self, event: yaml.Event, problem: str) -> None:
+        raise PipelineFileError(self._path, [(_line(event.start_mark), problem)])
+
+    def _node(self, event: yaml.Event, depth: int, key_line: int | None = None) -> Node:
+        own_line = _line(event.start_mark)
+        line = key_line or own_line
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            self._refuse(event, f"more than {NODES_MAX} values")
+        if depth > _DEPTH_MAX:
+            self._refuse(event, f"nested deeper than {_DEPTH_MAX}")
+        if getattr(event, "anchor", None) is not None:
+            self._refuse(event, "anchors and aliases (&, *) are not allowed")
+        if getattr(event, "tag", None) not in (None, "!"):  # "!" is what PyYAML says of quoted text
+            self._refuse(event, "tags (!) are not allowed")
+        if isinstance(event, yaml.ScalarEvent):
+            block = event.style == "|"
+            whole = block or _line(event.end_mark) == own_line
+            return Node(event.value, line, own_line + block if whole else None)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = []
+            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._node(item, depth + 1))
+            return Node(items, line)
+        return Node(self._pairs(depth), line)
+
+    def _pairs(self, depth: int) -> dict[str, Node]:
+        pairs: dict[str, Node] = {}
+        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
+            name = self._node(key, depth + 1)
+            if not isinstance(name.value, str):
+                self._refuse(key, "a key must be text")
+                continue
+            if name.value in pairs:
+                first = pairs[name.value].line
+                self._refuse(key, f"{shortened(name.value, _WORD)!r} is here twice, first in line {first}")
+            pairs[name.value] = self._node(next(self._events), depth + 1, name.line)
+        return pairs
+
+
+def _line(mark: Any) -> int:
+    return mark.line + 1 if mark else 1

@@ -1,0 +1,210 @@
+"""What running jobs do, for Prometheus: on a port of this machine, or in a file for its textfile collector.
+
+    with PipelineMetrics("9404") as metrics:  # or "/var/lib/node_exporter/cometmq.prom"
+        spark.streams.addListener(metrics.listener)
+        archive(spark, ..., on_progress=metrics.archived)
+
+Streams report by a StreamingQueryListener, which runs in this process, with Spark Connect too. How far a
+query is in its queues, and what it has not read yet, is in the positions that the source reports with each
+batch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server, write_to_textfile
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.pipeline.archive import ArchiveProgress
+from cometmq.pipeline.base.offsets import Offsets, from_tree
+from cometmq.text import printable
+
+log = logs.logger(__name__)
+
+QUERIES_MAX = 100
+"""Names of queries that are told from each other; all further ones are `others`."""
+QUEUES_MAX = 2000
+"""Queues with numbers of their own, of all queries together; `cometmq_pipeline_lag` counts all."""
+_OTHERS = "others"
+_QUERY = ("query",)
+_QUEUE = ("query", "topic", "broker", "queue")
+
+
+class PipelineMetrics:
+    """The numbers of the jobs of this process. where: a port on 127.0.0.1, 0 for any free one, or a file.
+
+    Raises ConfigError where the port is taken or the file cannot be written."""
+
+    def __init__(self, where: str) -> None:
+        self.registry = CollectorRegistry()
+        self.port: int | None = None
+        self._path: str | None = None
+        self._lock = threading.Lock()  # the listener and the job report from threads of their own
+        self._names: dict[str, str] = {}  # id of a query -> its label
+        self._labels: set[str] = set()
+        self._queues: set[tuple[str, ...]] = set()
+        self._left_out: set[tuple[str, ...]] = set()
+        self._archived = self._archived_bytes = 0
+        self._metrics()
+        self.listener = _Listener(self)
+        try:
+            if where.isdecimal():
+                self._server, self._thread = start_http_server(int(where), "127.0.0.1", self.registry)
+                self.port = self._server.server_port
+            else:
+                self._path = where
+                write_to_textfile(where, self.registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                "metrics", where, f"a free port, or a file that can be written ({error})"
+            ) from None
+
+    def _metrics(self) -> None:
+        """The numbers there are."""
+
+        def counter(name: str, words: str) -> Counter:
+            return Counter(f"cometmq_pipeline_{name}", words, _QUERY, registry=self.registry)
+
+        def gauge(name: str, words: str, labels: tuple[str, ...] = _QUERY) -> Gauge:
+            return Gauge(f"cometmq_pipeline_{name}", words, labels, registry=self.registry)
+
+        self._rows = counter("rows", "Rows read.")
+        self._batches = counter("batches", "Batches done.")
+        self._bytes = counter("bytes", "Bytes of archived messages, as the brokers store them.")
+        self._failures = counter("failures", "Queries that ended with an error.")
+        self._input_rate = gauge("input_rows_per_second", "Rows that came, of the newest batch.")
+        self._done_rate = gauge("processed_rows_per_second", "Rows read, of the newest batch.")
+        self._seconds = gauge("batch_seconds", "Parts of the newest batch.", ("query", "phase"))
+        self._newest = gauge("last_batch_timestamp_seconds", "When the newest batch began.")
+        self._running = gauge("running", "Whether the query runs.")
+        self._lag = gauge("lag", "Messages that the brokers hold and that were not read yet.")
+        self._offset = gauge("queue_offset", "The next offset to read; what the group gets.", _QUEUE)
+        self._queue_lag = gauge("queue_lag", "Messages of a queue that were not read yet.", _QUEUE)
+        self._queues_left_out = Gauge(
+            "cometmq_pipeline_queues_left_out", "Queues without numbers of their own.", registry=self.registry
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.port is not None:
+            self.port = None
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    # -- what happened
+
+    def started(self, query_id: str, name: str | None) -> None:
+        with self._lock:
+            label = printable(name or query_id, 100)
+            if label not in self._labels and len(self._labels) >= QUERIES_MAX:
+                label = _OTHERS
+            self._labels.add(label)
+            self._names[query_id] = label
+            self._running.labels(label).set(1)
+
+    def ended(self, query_id: str, error: str | None) -> None:
+        with self._lock:
+            label = self._names.pop(query_id, _OTHERS)
+            self._running.labels(label).set(0)
+            self._failures.labels(label).inc(1 if error else 0)
+            self._written()
+
+    def progressed(self, progress: StreamingQueryProgress) -> None:
+        """A batch of a query is done."""
+        with self._lock:
+            label = self._names.get(str(progress.id), _OTHERS)
+            self._rows.labels(label).inc(max(progress.numInputRows, 0))
+            self._batches.labels(label).inc()
+            self._input_rate.labels(label).set(progress.inputRowsPerSecond)
+            self._done_rate.labels(label).set(progress.processedRowsPerSecond)
+            self._newest.labels(label).set(datetime.fromisoformat(progress.timestamp).timestamp())
+            for phase, milliseconds in progress.durationMs.items():
+                self._seconds.labels(label, phase).set(milliseconds / 1000)
+            lag = 0
+            for source in progress.sources:
+                read = _offsets(source.endOffset)
+                held = _offsets(source.latestOffset)
+                lag += self._positions(label, read, held)
+            self._lag.labels(label).set(lag)
+            self._written()
+
+    def archived(self, at: ArchiveProgress) -> None:
+        """Progress of the archive job (its `on_progress`)."""
+        with self._lock:
+            self._rows.labels("archive").inc(max(at.records - self._archived, 0))
+            self._bytes.labels("archive").inc(max(at.bytes - self._archived_bytes, 0))
+            self._archived, self._archived_bytes = at.records, at.bytes
+            self._lag.labels("archive").set(max(at.total - at.records, 0))
+            self._newest.labels("archive").set_to_current_time()
+            self._written()
+
+    def _positions(self, label: str, read: Offsets, held: Offsets) -> int:
+        """Set the numbers of each queue; the lag of all."""
+        lag = 0
+        for queue, offset in read.items():
+            behind = max(held.get(queue, offset) - offset, 0)
+            lag += behind
+            values = (label, queue.topic, queue.broker_name, str(queue.queue_id))
+            if values not in self._queues and len(self._queues) >= QUEUES_MAX:
+                if len(self._left_out) < 10 * QUEUES_MAX:
+                    self._left_out.add(values)
+                    self._queues_left_out.set(len(self._left_out))
+                continue
+            self._queues.add(values)
+            self._offset.labels(*values).set(offset)
+            self._queue_lag.labels(*values).set(behind)
+        return lag
+
+    def _written(self) -> None:
+        if self._path is None:
+            return
+        try:
+            write_to_textfile(self._path, self.registry)
+        except OSError as error:  # the next batch tries again: numbers must not end a job
+            log.warning("the numbers cannot be written to %s: %s", self._path, error.strerror)
+
+
+class _Listener(StreamingQueryListener):
+    """Hands Spark's events on. Spark calls it in a thread of its own."""
+
+    def __init__(self, metrics: PipelineMetrics) -> None:
+        self._metrics = metrics
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        self._metrics.started(str(event.id), event.name)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        self._metrics.progressed(event.progress)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        self._metrics.ended(str(event.id), event.exception)
+
+
+def _offsets(text: str | None) -> Offsets:
+    """Positions of our source; nothing for those of other sources."""
+    try:
+        tree = json.loads(text or "{}")
+        return from_tree(tree) if isinstance(tree, dict) else {}
+    except (ValueError, ConfigError):
+        return {}

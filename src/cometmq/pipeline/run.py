@@ -1,0 +1,348 @@
+"""`cometmq pipeline run FILE.yml`: from sources through SQL to sinks, once or as streams.
+
+The file is checked as a whole before anything is written: its form (run_file.py), then the real tables. Every
+source is opened and every query is analysed by Spark against it, and sinks are held against the columns that
+they would get. Errors name the file and the line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import DataFrame, Observation, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import ArrayType, BinaryType, MapType, NullType, StructType
+
+from cometmq.errors import CometError, ConfigError
+from cometmq.pipeline.archive_query import archived
+from cometmq.pipeline.base.engine import cause
+from cometmq.pipeline.base.errors import JobFailed
+from cometmq.pipeline.base.options import read_options, write_options
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.source import check_schema
+from cometmq.pipeline.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
+from cometmq.pipeline.sink.rows import check_columns
+from cometmq.text import printable
+
+CONSOLE_ROWS = 20
+_POLL_S = 0.5
+_WRITTEN = "cometmq_written"
+_PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
+
+
+class SinkSummary(msgspec.Struct):
+    """What came to one sink."""
+
+    name: str
+    format: str
+    to: str
+    rows: int = 0
+    batches: int = 0
+    complete: bool = False
+
+
+class RunSummary(msgspec.Struct):
+    """What a run did. `complete` is False when it was stopped before all sinks of a batch were written."""
+
+    file: str
+    mode: str
+    sinks: list[SinkSummary] = []
+    seconds: float = 0.0
+    complete: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    spark: SparkSession
+    pipeline: Pipeline
+    show: Callable[[str], object]
+    on_progress: Callable[[int, int | None], None]
+    stop: threading.Event
+    summary: RunSummary
+    tables: dict[str, DataFrame] = field(default_factory=dict)
+
+
+def run(
+    spark: SparkSession,
+    file: str,
+    *,
+    check_only: bool = False,
+    show: Callable[[str], object] = sys.stdout.write,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> RunSummary:
+    """Check the file, then run it until its end, or until `stop` is set; batches under way end first.
+
+    check_only: do not start. show: is given the lines that a sink of format `console` prints. on_progress: is
+    called with the rows written so far. The tables are temporary views of the session, by their names.
+
+    Raises PipelineFileError (file and line), JobFailed with the name of a sink, OSError.
+    """
+    began = time.monotonic()
+    pipeline = load_pipeline(file)
+    summary = RunSummary(file, "stream" if pipeline.streaming else "batch")
+    given = _Run(
+        spark, pipeline, show, on_progress or (lambda _done, _total: None), stop or threading.Event(), summary
+    )
+    _prepare(given)
+    for sink in pipeline.sinks:
+        to = sink.path or sink.options.get("topic")
+        summary.sinks.append(SinkSummary(sink.name, sink.format, to.shown if to else ""))
+    if not check_only:
+        (_streams if pipeline.streaming else _batches)(given)
+        summary.complete = all(sink.complete for sink in summary.sinks)
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+# -- checks
+
+
+def _prepare(run: _Run) -> None:
+    """Make all tables, and hold the sinks against them. Raises PipelineFileError."""
+    pipeline = run.pipeline
+    for source in pipeline.sources:
+        _enter(run, source, source.line, partial(_opened, run, source))
+    for step in pipeline.steps:
+        # In brackets only a query can stand: no command that would change something while it is checked.
+        _enter(run, step, step.sql_line, partial(run.spark.sql, f"SELECT * FROM ({step.sql}\n)"))
+    for sink in pipeline.sinks:
+        try:
+            _check_sink(run, sink, run.tables[sink.table.value.lower()])
+        except ConfigError as error:
+            raise pipeline.wrong(sink.line, f"sink {sink.name}: {error}") from None
+
+
+def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) -> None:
+    """Give a table its name. What Spark says about it gets the file's line."""
+    try:
+        frame = make()
+        if table.watermark is not None:
+            line = table.watermark.line
+            frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
+        _ = frame.schema  # through Spark Connect nothing is looked at before
+    except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
+        text = cause(error).lstrip("\n")
+        place = _PLACE.search(str(error))
+        if isinstance(table, Source) and table.columns and isinstance(error, ParseException | ConfigError):
+            line = table.columns.line
+        if isinstance(table, Step) and place and line == table.sql_line:
+            line = table.line_of(int(place[1]))
+        raise run.pipeline.wrong(line, f"{table.name}: {_PLACE.sub('', text)}") from None
+    frame.createOrReplaceTempView(table.name)
+    run.tables[table.name.lower()] = frame
+
+
+def _opened(run: _Run, source: Source) -> DataFrame:
+    spark, options = run.spark, source.plain()
+    path = source.path.value if source.path else None
+    if source.format == "archive":
+        return archived(spark, str(path))
+    streaming = run.pipeline.streaming and source.format == "cometmq"
+    if source.format == "cometmq":
+        # What Spark would find only when it reads: brokers that are away, a topic that is not there.
+        wanted = read_options(options, streaming=streaming)
+        with Cluster(wanted.namesrv, timeout_ms=wanted.pull.timeout_ms) as cluster:
+            cluster.queues(wanted.topics)
+    reader: Any = spark.readStream if streaming else spark.read
+    reader = reader.format(source.format).options(**options)
+    if source.columns:
+        reader = reader.schema(source.columns.value)
+    frame: DataFrame = reader.load(path) if path else reader.load()
+    if source.columns and source.format in ("cometmq", "cometmq-store"):
+        check_schema(frame.schema)
+    return frame
+
+
+def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
+    """Raises ConfigError where the sink cannot take what it would get."""
+    names = [name.lower() for name in frame.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError("columns", ", ".join(twice), "each name once")
+    if sink.format == "cometmq":
+        check_columns(frame.schema, write_options(sink.plain()))
+    for column in sink.partition_by:
+        if column.value.lower() not in names:
+            raise ConfigError("partition_by", column.value, f"one of {', '.join(frame.columns)}")
+    not_text = (ArrayType, MapType, StructType, BinaryType, NullType)
+    refused = {"csv": not_text}.get(sink.format, (NullType,) if sink.format in PATHS else ())
+    for item in frame.schema.fields:
+        if isinstance(item.dataType, refused):
+            kind = item.dataType.simpleString()
+            raise ConfigError("columns", f"{item.name} {kind}", f"a type that {sink.format} can hold")
+    if sink.path and sink.save == "error" and not run.pipeline.streaming and os.path.exists(sink.path.value):
+        raise ConfigError("path", sink.path.shown, "a new directory (or save: append, or overwrite)")
+    if run.pipeline.streaming:
+        _check_output(run.spark, sink, frame)
+
+
+def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
+    """What Spark itself checks only when a query starts, and others may have begun. Spark Connect has no way
+    to ask: there it is found at the start."""
+    if not frame.isStreaming:
+        raise ConfigError("from", sink.table.value, "a table that comes from a source of format cometmq")
+    if not isinstance(spark, SparkSession):
+        if sink.format == "console":
+            raise ConfigError(
+                "format", "console", "another one: through Spark Connect a stream prints nowhere"
+            )
+        return
+    jvm, plan = spark._jvm, frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - no public way
+    assert jvm is not None
+    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, sink.output.capitalize())()
+    try:
+        jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(plan, mode)
+    except PySparkException as error:
+        raise ConfigError(
+            "output", sink.output, f"another output mode ({cause(error).partition(';')[0]})"
+        ) from None
+
+
+# -- batch
+
+
+def _batches(run: _Run) -> None:
+    """Write one sink after the other."""
+    for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
+        if run.stop.is_set():
+            return
+        frame = run.tables[sink.table.value.lower()]
+        with _failing(run, sink):
+            if sink.format == "console":
+                summary.rows = _print(run.show, sink.name, frame, 0)
+            else:
+                written = Observation(_WRITTEN)
+                counted = frame.observe(written, F.count(F.lit(1)).alias("rows"))
+                _written(counted, sink)
+                summary.rows = int(written.get["rows"])
+        summary.batches, summary.complete = 1, True
+        run.on_progress(sum(item.rows for item in run.summary.sinks), None)
+
+
+def _written(frame: DataFrame, sink: Sink) -> None:
+    writer = frame.write.format(sink.format).options(**sink.plain()).mode(sink.save)
+    if sink.partition_by:
+        writer = writer.partitionBy(*(column.value for column in sink.partition_by))
+    writer.save(sink.path.value if sink.path else None)
+
+
+def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: int) -> int:
+    """Show the first rows as lines of JSON; how many there were."""
+    rows = frame.select(F.to_json(F.struct("*")).alias("line")).limit(CONSOLE_ROWS + 1).collect()
+    for row in rows[:CONSOLE_ROWS]:
+        show(f"{name} {batch}: {printable(row.line, 1000)}\n")
+    if len(rows) > CONSOLE_ROWS:
+        show(f"{name} {batch}: ... (more rows are not shown)\n")
+    return min(len(rows), CONSOLE_ROWS)
+
+
+# -- streams
+
+
+def _streams(run: _Run) -> None:
+    """Start all sinks and wait for them. A query that fails ends the others after their batches."""
+    queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
+    seen: dict[str, dict[int, int]] = {}
+    try:
+        for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
+            with _failing(run, sink):
+                queries.append((sink, summary, _started(run, sink)))
+        while any(query.isActive for _, _, query in queries) and not run.stop.wait(_POLL_S):
+            _count(run, queries, seen)
+        for sink, summary, query in queries:
+            _finish(query)
+            with _failing(run, sink):
+                if (error := query.exception()) is not None:
+                    raise error
+            summary.complete = True
+    finally:
+        for _, _, query in queries:
+            query.stop()
+        _count(run, queries, seen, may_fail=False)
+
+
+def _started(run: _Run, sink: Sink) -> StreamingQuery:
+    frame = run.tables[sink.table.value.lower()].observe(_WRITTEN, F.count(F.lit(1)).alias("rows"))
+    writer = frame.writeStream.queryName(sink.name).outputMode(sink.output).options(**sink.plain())
+    writer = (
+        writer.trigger(availableNow=True)
+        if sink.trigger == NOW
+        else writer.trigger(processingTime=sink.trigger)
+    )
+    if sink.checkpoint:
+        writer = writer.option("checkpointLocation", sink.checkpoint.value)
+    if sink.partition_by:
+        writer = writer.partitionBy(*(column.value for column in sink.partition_by))
+    if sink.format == "console":
+
+        def show(frame: DataFrame, batch: int) -> None:
+            _print(run.show, sink.name, frame, batch)
+
+        return writer.foreachBatch(show).start()
+    return writer.format(sink.format).start(sink.path.value if sink.path else None)
+
+
+def _finish(query: StreamingQuery) -> None:
+    """Stop a query between two batches: the one under way ends first, however long it takes."""
+    before = _last_batch(query)
+    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
+        time.sleep(0.05)
+    query.stop()
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    return query.lastProgress.batchId if query.lastProgress else -1
+
+
+def _count(
+    run: _Run,
+    queries: list[tuple[Sink, SinkSummary, StreamingQuery]],
+    seen: dict[str, dict[int, int]],
+    may_fail: bool = True,
+) -> None:
+    """Rows and batches of all queries so far, and the end of all where one has failed."""
+    for _, summary, query in queries:
+        batches = seen.setdefault(summary.name, {})
+        for progress in query.recentProgress:
+            rows = _rows(progress.observedMetrics)
+            if rows:
+                batches[progress.batchId] = rows
+        summary.rows, summary.batches = sum(batches.values()), len(batches)
+        if may_fail and query.exception() is not None:
+            run.stop.set()
+    run.on_progress(sum(summary.rows for _, summary, _ in queries), None)
+
+
+def _rows(observed: Mapping[str, Row]) -> int:
+    """The rows of a batch. Through Spark Connect a row comes as {"values": [...], "schema": ...}."""
+    named: dict[str, Any] = observed[_WRITTEN].asDict() if _WRITTEN in observed else {"rows": 0}
+    return int(named["rows"] if "rows" in named else named["values"][0])
+
+
+class _failing:  # noqa: N801 - reads as a statement
+    """Spark's errors of a sink, as one line that names it."""
+
+    def __init__(self, run: _Run, sink: Sink) -> None:
+        self._run, self._sink = run, sink
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, PySparkException | Py4JError):
+            pipeline, sink = self._run.pipeline, self._sink
+            problem = pipeline.hide(cause(error))
+            raise JobFailed(f"{pipeline.file}:{sink.line}: sink {sink.name}", problem) from None

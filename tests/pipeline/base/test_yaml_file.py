@@ -1,0 +1,51 @@
+"""YAML as text with lines; what a hostile file could use is refused with its line."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from cometmq.pipeline.base.errors import PipelineFileError
+from cometmq.pipeline.base.yaml_file import BYTES_MAX, NODES_MAX, Node, load
+
+
+def test_values_are_texts_with_the_lines_of_their_keys() -> None:
+    root = load("f.yml", b"a: no\nb:\n  - 1e3\n  - ''\nc:\n  d: |\n    x\n    y\n  e: >\n    x\n    y\n")
+
+    assert isinstance(root.value, dict)
+    a, b, c = (root.value[name] for name in "abc")
+    assert (a.value, a.line, a.text_line) == ("no", 1, 1)
+    assert b == Node([Node("1e3", 3, 3), Node("", 4, 4)], 2)
+    assert isinstance(c.value, dict)
+    assert c.value["d"] == Node("x\ny\n", 6, 7)
+    assert c.value["e"] == Node("x y\n", 9, None)  # folded: its lines are not those of the file
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "words"),
+    [
+        (b"", 1, "is empty"),
+        (b"a: 1\nb: [1\n", 3, "expected ',' or ']'"),
+        (b"a: 1\nb: \xff\n", 2, "no UTF-8"),
+        (b"a: 1\nb: \x01\n", 2, "does not allow"),
+        (b"a: 1\n\nb: 2\na: 3\n", 4, "'a' is here twice, first in line 1"),
+        (b"a: &x [1]\nb: *x\n", 1, "anchors and aliases"),
+        (b"a: 1\nb: *x\n", 2, "anchors and aliases"),
+        (b"a: !!python/object:os.system x\n", 1, "tags"),
+        (b"a: !!int 3\n", 1, "tags"),
+        (b"a: 1\n---\nb: 2\n", 2, "second document"),
+        (b"? [a]\n: 1\n", 1, "a key must be text"),
+        (b"\ta: 1\n", 1, "cannot start any token"),
+        (b"a: 1\nb: " + b"[" * 100_000, 2, "nested deeper"),
+        (b"a: 1\nb: [" + b"1," * NODES_MAX + b"]", 2, "more than"),
+        (b"#" * (BYTES_MAX + 1), 1, "at most"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_with_its_line(data: bytes, line: int, words: str) -> None:
+    with pytest.raises(PipelineFileError) as caught:
+        load("f.yml", data)
+
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"f.yml:{line}: ")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
