@@ -337,7 +337,7 @@ class Job:
         seconds: float = 0.0,
     ) -> None:
         """Make files and ranges of a batch part of the archive, and these offsets where it goes on."""
-        commit = {
+        commit: dict[str, Any] = {
             "batch": self.batch,
             "run": self.table.run_id,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -85,9 +85,9 @@ def completeness(spark: SparkSession, output: str) -> DataFrame:
 def archived(spark: SparkSession, output: str, *, read_as: str | None = None) -> DataFrame:
     """The table as of the last commit: exactly its files, whatever a running job moves around.
 
-    Files on an object store are read by pyarrow in Spark's Python workers, because Spark from PyPI cannot read
-    there itself. read_as: what the archive is called by a Spark that can, such as s3a://bucket/archive; its
-    own reader is faster and reads only the columns that are asked for.
+    Files on an object store are read by pyarrow in Spark's Python workers, because Spark from PyPI cannot
+    read there itself. read_as: what the archive is called by a Spark that can, such as s3a://bucket/archive;
+    its own reader is faster and reads only the columns that are asked for.
     """
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:

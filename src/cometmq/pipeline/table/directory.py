@@ -16,8 +16,8 @@ left in place and the next run finishes the renames, so each file is in the tabl
 without a commit are never renamed, and deleted by the next run.
 
 Object stores cannot rename. There tasks write files under their final names at once, the commit file is put
-unless there is one (objects.py), and nothing is published: readers go by the log alone. Files without a commit
-are deleted by a compaction, when they are old enough to belong to no running job.
+unless there is one (objects.py), and nothing is published: readers go by the log alone. Files without a
+commit are deleted by a compaction, when they are old enough to belong to no running job.
 """
 
 from __future__ import annotations

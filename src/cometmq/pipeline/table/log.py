@@ -28,8 +28,8 @@ CHECKPOINTS = "_cometmq/checkpoints"
 CHECKPOINT_EVERY = 100
 """Commits from one checkpoint to the next."""
 KEEP = timedelta(days=1)
-"""How long a commit file stays that a checkpoint covers: a job that believes itself the only one must find the
-number of its next commit taken."""
+"""How long a commit file stays that a checkpoint covers: a job that believes itself the only one must find
+the number of its next commit taken."""
 REMEMBERED = timedelta(days=30)
 """How long a checkpoint names removed files; the longest retention of these."""
 

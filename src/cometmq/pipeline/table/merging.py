@@ -1,8 +1,8 @@
 """The part of a compaction that runs in Spark's workers: many small files of one hour to one near the target.
 
 Rows come out in order of queue and offset. A file has a stretch of rows for each queue that its task read,
-so the stretches of all files are sorted, and their rows copied one stretch after the other. Memory is bounded:
-of the row groups that were decoded only the last used ones are kept.
+so the stretches of all files are sorted, and their rows copied one stretch after the other. Memory is
+bounded: of the row groups that were decoded only the last used ones are kept.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def merge(unit: Merge) -> list[dict[str, Any]]:
 
 def _merge(unit: Merge) -> list[dict[str, Any]]:
     filesystem, root = open_filesystem(unit.uri)
-    stretches, schemas, codec = [], [], "zstd"
+    stretches: list[Stretch] = []
+    schemas: list[pa.Schema] = []
+    codec = "zstd"
     for path in unit.paths:
         with filesystem.open_input_file(f"{root}/{path}") as stream:
             file = pq.ParquetFile(stream)
@@ -68,7 +70,7 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
             stretches += _stretches(path, file)
     try:
         schema = pa.unify_schemas(schemas)
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
         return []
     writer = PartitionWriter(
         filesystem, root, unit.staging, compression="none" if codec == "UNCOMPRESSED" else codec, level=None,

@@ -65,8 +65,8 @@ def _s3_store(uri: str, filesystem: fs.S3FileSystem) -> Any:
         "virtual_hosted_style_request": given.get("force_virtual_addressing"),
     }
     settings: Any = {key: value for key, value in config.items() if value}
-    client = {"allow_http": (endpoint or "").startswith("http://")}
-    return S3Store(_bucket(parts.netloc), client_options=client, **settings)
+    plain = (endpoint or "").startswith("http://")
+    return S3Store(_bucket(parts.netloc), client_options={"allow_http": plain}, **settings)
 
 
 def _google_store(uri: str, _: fs.FileSystem) -> Any:
