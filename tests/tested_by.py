@@ -40,6 +40,7 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job
 cli/test_client_commands.py: cli/app cli/consume cli/options
+cli/test_compact_command.py: cli/pipeline/compact
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop

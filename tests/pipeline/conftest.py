@@ -80,7 +80,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 @pytest.fixture
 def at(request: pytest.FixtureRequest) -> str:
     """A path of this test's own in the object store."""
-    return f"{request.node.name.translate(str.maketrans('[]/', '___'))}-{next(_numbers)}"
+    return f"{request.function.__name__}-{next(_numbers)}"
 
 
 _numbers = itertools.count()

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pyarrow import fs
+from tests.interop.processes import free_port
 
 KEY, SECRET = "an-access-key", "a/secret+key"
 BUCKET = "bucket"
@@ -77,14 +78,14 @@ def s3_server(scratch: Path) -> Iterator[S3]:
 def _started(scratch: Path) -> Iterator[S3 | None]:
     identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (scratch / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = free_ports(len(_PORTS))
     weed = str(Path(sys.executable).with_name("weed"))
-    options = [f"{option}={port}" for option, port in zip(_PORTS, ports, strict=True)]
+    ports = {option: free_port() for option in _PORTS}
+    options = [f"{option}={port}" for option, port in ports.items()]
     place = [f"-dir={scratch}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.config={scratch}/s3.json"]
     with (scratch / "log").open("wb") as log:
         process = subprocess.Popen([weed, "-logtostderr", "server", *place, *_OFF, *options], stderr=log)
     try:
-        server = S3(ports[0])
+        server = S3(ports["-s3.port"])
         yield server if _ready(process, server) else None
     finally:
         process.kill()  # its orderly end takes 15 s
@@ -100,11 +101,3 @@ def _ready(process: subprocess.Popen[bytes], server: S3) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

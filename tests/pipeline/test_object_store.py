@@ -38,7 +38,7 @@ def test_the_table_is_the_same_as_on_a_disk(
         summary = archive(spark, topic.namesrv, [topic.name, odd.name], place, batch_records=100)
         assert (summary.records, summary.complete) == (320, True)
         assert summary.output == (output if place == output else f"s3://{BUCKET}/{at}")
-    on_disk, stored = archived(spark, output), archived(spark, s3.uri(at))
+    on_disk, stored = archived(spark, output, read_as=f"file://{output}"), archived(spark, s3.uri(at))
     plain = [name for name in stored.columns if name != "properties"]
     assert stored.schema == stored.select(on_disk.columns).schema
     assert stored.select(plain).exceptAll(on_disk.select(plain)).count() == 0
@@ -52,6 +52,13 @@ def test_the_table_is_the_same_as_on_a_disk(
         assert KEY not in text
         assert SECRET not in text
         assert json.loads(text)
+
+
+def test_through_spark_connect(connected: SparkSession, topic: Topic, s3: S3, at: str) -> None:
+    topic.send(50)
+    archive(connected, topic.namesrv, [topic.name], s3.uri(at), batch_records=20)
+    assert bodies(connected, s3.uri(at)) == Counter(topic.sent)
+    assert sum(row.records for row in completeness(connected, s3.uri(at)).collect()) == 50
 
 
 def test_two_jobs_race_for_a_batch(

@@ -186,6 +186,22 @@ def interrupted(output: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return commit
 
 
+def test_readers_wait_for_the_renames_of_a_commit(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(output, monkeypatch)
+    assert ArchiveTable(output).log().files.num_rows == len(FILES), "no mark yet: the log is all there is"
+    Path(output, "_cometmq/published").write_text("-1")
+    table = ArchiveTable(output)
+    table.prepare()
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveTable, "publish", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            table.commit(commit_of(table, 1, ["topic=t/dt=2026-11-22/hour=09/part-9.parquet"]))
+    table.close()
+    assert table.log().files["path"].to_pylist() == FILES
+    ArchiveTable(output).prepare()
+    assert table.log().files.num_rows == len(FILES) + 1
+
+
 def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

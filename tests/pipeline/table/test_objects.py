@@ -227,6 +227,25 @@ def test_an_answer_that_got_lost(s3: S3, at: str, monkeypatch: pytest.MonkeyPatc
         assert live(table) == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(True, "ignores If-None-Match"), (OSError("501 Not Implemented"), "refuses a conditional put: 501")],
+)
+def test_a_store_without_conditional_puts_is_refused(
+    s3: S3, at: str, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    ArchiveTable(s3.uri(at)).prepare()
+
+    def put(path: str, content: bytes) -> bool:
+        if isinstance(answer, OSError):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr(directory, "conditional_put", lambda *_: put)
+    with pytest.raises(ArchiveError, match=words):
+        ArchiveTable(s3.uri(at)).prepare()
+
+
 def test_a_compaction_and_a_batch_commit_beside_each_other(s3: S3, at: str) -> None:
     table, other = ArchiveTable(s3.uri(at)), ArchiveTable(s3.uri(at))
     table.prepare()

@@ -8,6 +8,7 @@ from cometmq.cli.lazy import LazyGroup
 
 JOBS = {
     "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet, each message once."),
+    "compact": ("cometmq.cli.pipeline.compact:compact", "Merge the small files of an archive."),
 }
 
 

@@ -131,9 +131,23 @@ class ArchiveTable:
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
             # Of two jobs that begin an archive at once, one makes the file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
-        kind = self._read_json("archive.json")
-        if kind.get("format") != FORMAT:
-            problem = f"an archive of format {kind.get('format')}; this is format {FORMAT}"
+        with self.filesystem.open_input_stream(path) as stream:
+            content = stream.read()
+        found = json.loads(content).get("format")
+        if found != FORMAT:
+            raise ArchiveError(self.output, f"an archive of format {found}; this is format {FORMAT}")
+        if self._put is not None:
+            self._try_put(path, content)
+
+    def _try_put(self, path: str, content: bytes) -> None:
+        """Some stores take a conditional put and ignore the condition. So put a file over itself."""
+        assert self._put is not None
+        try:
+            ignored = self._put(path, content)
+        except OSError as error:
+            raise ArchiveError(self.output, f"the store refuses a conditional put: {error}") from None
+        if ignored:
+            problem = "the store ignores If-None-Match: two jobs could commit the same batch there"
             raise ArchiveError(self.output, problem)
 
     def last_commit(self) -> dict[str, Any] | None:
@@ -145,11 +159,6 @@ class ArchiveTable:
         """What is in the table for readers now. Files that a commit's job has yet to rename are not."""
         upto = None if self.direct else self._published()
         return read_log(self.filesystem, self.root, upto if upto != -1 else None)
-
-    def _read_json(self, *parts: str) -> dict[str, Any]:
-        with self.filesystem.open_input_stream(self._at(_HOME, *parts)) as stream:
-            content: dict[str, Any] = json.loads(stream.read())
-        return content
 
     def staging(self, batch: int) -> str:
         """A new directory for the files of this batch, relative to the output directory. Empty where files

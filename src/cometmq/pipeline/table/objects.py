@@ -32,7 +32,8 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError
     except ImportError:
-        raise ConfigError("output", shown(uri), "pip install 'cometmq[s3]' for object stores") from None
+        expected = "a file system, as object stores need: pip install 'cometmq[s3]'"
+        raise ConfigError("output", shown(uri), expected) from None
     store = stores[filesystem.type_name](uri, filesystem)
 
     def put(path: str, content: bytes) -> bool:
