@@ -58,7 +58,6 @@ def test_through_spark_connect(connected: SparkSession, topic: Topic, s3: S3, at
     topic.send(50)
     archive(connected, topic.namesrv, [topic.name], s3.uri(at), batch_records=20)
     assert bodies(connected, s3.uri(at)) == Counter(topic.sent)
-    assert sum(row.records for row in completeness(connected, s3.uri(at)).collect()) == 50
 
 
 def test_two_jobs_race_for_a_batch(

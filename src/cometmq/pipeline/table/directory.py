@@ -40,7 +40,6 @@ from pyarrow import fs
 from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.base.offsets import MARKS_KEY
 from cometmq.pipeline.table import log as table_log
 from cometmq.pipeline.table.log import Log, commit_path, listing, read_commit, read_log
 from cometmq.pipeline.table.objects import conditional_put, shown
@@ -49,6 +48,7 @@ log = logs.logger(__name__)
 
 FORMAT = 1
 _WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
+_OF_ONE_BATCH = {"batch", "run", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -352,8 +352,8 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
-    """What a commit of no batch takes over from the one before it: where the archive job goes on."""
-    return {key: commit[key] for key in ("offsets", MARKS_KEY) if key in commit}
+    """What a commit of no batch takes over from the one before it: what the archive job goes on with."""
+    return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 
 def _create_local(path: str, content: bytes) -> bool:
