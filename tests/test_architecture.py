@@ -112,6 +112,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "protocol/record/arrow.py",
         "protocol/properties/columns.py",
     ),
+    "obstore": ("pipeline/table/objects.py",),
     "click": ("cli/", "cli.py", "admin/"),
     "lark": ("protocol/sql/grammar.py",),
     "rich": ("cli/", "cli.py", "admin/"),

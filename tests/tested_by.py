@@ -40,6 +40,7 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job cli/pipeline/run
 cli/test_client_commands.py: cli/app cli/consume cli/options
+cli/test_compact_command.py: cli/pipeline/compact
 cli/test_report_commands.py: cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/reports
     cli/pipeline/throughput cli/pipeline/trace
 cli/test_send_input.py: cli/send

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.fake_servers import MINUTES, FakeCluster, fake_cluster
 from tests.pipeline.feeding import Topic
+from tests.pipeline.s3_server import S3, s3_server
 from tests.pipeline.spark_servers import connect_server, connect_session
 
 from cometmq.pipeline.live import cluster
@@ -67,6 +68,19 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     with fake_cluster() as made:
         made.stored_ms = list(MINUTES)
         yield made
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """An object store."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def at(request: pytest.FixtureRequest) -> str:
+    """A path of this test's own in the object store."""
+    return f"{request.function.__name__}-{next(_numbers)}"
 
 
 _numbers = itertools.count()

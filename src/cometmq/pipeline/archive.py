@@ -337,7 +337,7 @@ class Job:
         seconds: float = 0.0,
     ) -> None:
         """Make files and ranges of a batch part of the archive, and these offsets where it goes on."""
-        commit = {
+        commit: dict[str, Any] = {
             "batch": self.batch,
             "run": self.table.run_id,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -347,8 +347,9 @@ class Job:
             "files": [file for result in results for file in result.files],
             "quarantine": [file for result in results for file in result.quarantine],
         }
-        self.table.commit(with_marks(commit, marks))
-        self.batch, self.known, self.marks = self.batch + 1, offsets, marks
+        commit = with_marks(commit, marks)
+        self.table.commit(commit)
+        self.batch, self.known, self.marks = commit["batch"] + 1, offsets, marks
 
     def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> bool:
         """Read and commit one batch. False, and nothing is committed, if a queue was replaced meanwhile."""
@@ -393,7 +394,7 @@ class Job:
         addresses = self.cluster.addresses(item.queue for item in ranges)
         staging = self.table.staging(batch)
         codec, level = self.compression
-        place = (self.namesrv, self.table.output, staging)
+        place = (self.namesrv, self.table.uri, staging)
         tasks = [ArchiveTask(batch, group, addresses, *place, codec, level, self.pull) for group in groups]
 
         def report(done: int) -> None:

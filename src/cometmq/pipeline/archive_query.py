@@ -1,28 +1,36 @@
-"""Questions to an archive, answered by Spark from its log: what is in it, and is anything missing."""
+"""Questions to an archive, answered from its log: what is in it, and is anything missing.
+
+The log is read by this process, the same way on disks and object stores; the answers are tables of Spark.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.window import Window
 
-from cometmq.pipeline.table.directory import COMMIT_NAME
+from cometmq.pipeline.base.engine import slots
+from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
+from cometmq.pipeline.table.log import Log
 
-_RANGE = (
-    "topic string, broker_name string, queue_id int, start bigint, `end` bigint, records bigint, bad bigint, "
-    "lost bigint, bytes bigint, first_store_ms bigint, last_store_ms bigint, replaces bigint"
-)
 _QUEUE = ("topic", "broker_name", "queue_id")
-_FILE = "path string, topic string, dt string, hour int, rows bigint, bytes bigint"
+_BATCH_ROWS = 10_000
+_TASKS_PER_SLOT = 4
+_PARTITION = [("topic", pa.string()), ("dt", pa.date32()), ("hour", pa.int32())]
 
 
-def _commits(spark: SparkSession, output: str) -> DataFrame:
-    schema = (
-        "batch bigint, run string, time string, seconds double, "
-        f"ranges array<struct<{_RANGE}>>, files array<struct<{_FILE}>>"
-    )
-    reader = spark.read.schema(schema).option("pathGlobFilter", COMMIT_NAME)
-    return reader.json(f"{output.rstrip('/')}/_cometmq/commits")
+def _log(output: str) -> Log:
+    table = ArchiveTable(output)
+    if not table.exists():
+        raise FileNotFoundError(f"{table.output} is no archive")
+    return table.log()
 
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:
@@ -32,26 +40,23 @@ def manifest(spark: SparkSession, output: str) -> DataFrame:
     An empty range with `replaces` says that the queue began anew, and up to which offset the old one had been
     read. `life` counts these: offsets of different lives are different messages."""
     so_far = Window.partitionBy(*_QUEUE).orderBy("batch")
-    return (
-        _commits(spark, output)
-        .select("batch", "run", "time", F.explode("ranges").alias("r"))
-        .select("batch", "run", "time", "r.*")
-        .withColumn("life", F.count("replaces").over(so_far))
-    )
+    ranges = spark.createDataFrame(_log(output).ranges.drop_columns("seconds"))
+    return ranges.withColumn("life", F.count("replaces").over(so_far))
 
 
 def files(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each file of the table; `path` is relative to the archive."""
-    return _commits(spark, output).select("batch", F.explode("files").alias("f")).select("batch", "f.*")
+    """One row for each file of the table; `path` is relative to the archive, `batch` the newest whose
+    messages are in the file."""
+    return spark.createDataFrame(_log(output).files)
 
 
 def batches(spark: SparkSession, output: str) -> DataFrame:
     """One row for each batch that added messages: when it was committed (s since 1970), how long it took, how
     many records and bytes (as the brokers store them) it brought."""
-    ranges = _commits(spark, output).select("batch", "time", "seconds", F.explode("ranges").alias("r"))
     return (
-        ranges.groupBy("batch", F.to_timestamp("time").cast("double").alias("epoch_s"), "seconds")
-        .agg(F.sum("r.records").alias("records"), F.sum("r.bytes").alias("bytes"))
+        spark.createDataFrame(_log(output).ranges)
+        .groupBy("batch", F.to_timestamp("time").cast("double").alias("epoch_s"), "seconds")
+        .agg(F.sum("records").alias("records"), F.sum("bytes").alias("bytes"))
         .filter("records > 0")
         .orderBy("batch")
     )
@@ -89,10 +94,49 @@ def completeness(spark: SparkSession, output: str) -> DataFrame:
     )
 
 
-def archived(spark: SparkSession, output: str) -> DataFrame:
-    """The table as of the last commit: exactly its files, whatever a running job moves around."""
-    base = output.rstrip("/")
-    paths = [f"{base}/{row.path}" for row in files(spark, output).select("path").collect()]
-    if not paths:
-        raise FileNotFoundError(f"{output} holds no archived messages yet")
-    return spark.read.option("basePath", base).parquet(*paths)
+def archived(spark: SparkSession, output: str, *, read_as: str | None = None) -> DataFrame:
+    """The table as of the last commit: exactly its files, whatever a running job moves around.
+
+    Files on an object store are read by pyarrow in Spark's Python workers, because Spark from PyPI cannot
+    read there itself. read_as: what the archive is called by a Spark that can, such as s3a://bucket/archive;
+    its own reader is faster and reads only the columns that are asked for.
+    """
+    table, live = ArchiveTable(output), _log(output).files
+    if not live.num_rows:
+        raise FileNotFoundError(f"{table.output} holds no archived messages yet")
+    if table.direct and read_as is None:
+        return _by_workers(spark, table, live.to_pylist())
+    base = (read_as or output).rstrip("/")
+    return spark.read.option("basePath", base).parquet(
+        *(f"{base}/{path}" for path in live["path"].to_pylist())
+    )
+
+
+def _by_workers(spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]]) -> DataFrame:
+    with table.filesystem.open_input_file(f"{table.root}/{live[-1]['path']}") as stream:
+        columns = pq.read_schema(stream).remove_metadata()
+    schema = pa.schema([*columns, *_PARTITION])
+    tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
+    reader = _reader(table.uri, live, schema)
+    return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(schema))
+
+
+def _reader(
+    uri: str, live: list[dict[str, Any]], schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: from numbers of files to their rows."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        filesystem, root = open_filesystem(uri)
+        for number in (number for batch in batches for number in batch.column("id").to_pylist()):
+            file = live[number]
+            values = (file["topic"], date.fromisoformat(file["dt"]), file["hour"])
+            with filesystem.open_input_file(f"{root}/{file['path']}") as stream:
+                for rows in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS):
+                    table = pa.Table.from_batches([rows]).replace_schema_metadata()
+                    for (name, kind), value in zip(_PARTITION, values, strict=True):
+                        table = table.append_column(name, pa.repeat(pa.scalar(value, kind), rows.num_rows))
+                    whole = pa.concat_tables([schema.empty_table(), table], promote_options="default")
+                    yield from whole.select(schema.names).to_batches()
+
+    return read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyarrow import fs
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.directory import ArchiveTable
 
-CHANGES = ("create_dir", "move", "delete_dir", "open_output_stream")
+CHANGES = ("create_dir", "move", "delete_dir", "delete_file", "open_output_stream")
 FILES = [f"topic=t/dt=2026-11-22/hour={hour:02}/part-{hour}.parquet" for hour in range(3)]
 
 
@@ -87,7 +88,8 @@ def commit_of(table: ArchiveTable, batch: int, names: list[str]) -> dict[str, An
     for name in staged:
         Path(table.root, name).write_text(f"batch {batch}")
     files = [{"staged": source, "path": name} for source, name in zip(staged, names, strict=True)]
-    return {"batch": batch, "run": table.run_id, "files": files, "quarantine": []}
+    time = "2026-11-23T00:00:00.000+00:00"
+    return {"batch": batch, "run": table.run_id, "time": time, "files": files, "quarantine": []}
 
 
 def published(output: str) -> list[str]:
@@ -133,6 +135,44 @@ def test_a_commit_that_fails_at_any_step_is_finished_or_done_again(
     pytest.fail("the commit never came through")
 
 
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+@pytest.mark.parametrize("ending", ["error", "kill"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_compaction_that_fails_at_any_step_is_finished_or_done_again(
+    tmp_path: Path, faults: Faults, local: bool, ending: str, after: bool
+) -> None:
+    """At no time a reader who knows nothing of the log finds rows twice."""
+    error = OSError(errno.ENOSPC, "No space left on device")
+    old, new = FILES[:2], [name.replace("part-", "whole-") for name in FILES[:2]]
+    for step in range(100):
+        output = str(tmp_path / str(step))
+        table = opened(output, local, faults)
+        table.prepare()
+        table.commit(commit_of(table, 0, FILES))
+        commit = commit_of(table, 1, new) | {"removes": old}
+        faults.arm(step, after, error)
+        with suppress(OSError):
+            table.commit(commit)
+        reached = faults.met
+        faults.arm(10_000, False, error)
+        (table.abandon if ending == "kill" else table.close)()
+        seen = Counter(os.path.dirname(name) for name in published(output))
+        assert not seen or max(seen.values()) == 1, f"step {step}"
+
+        again = opened(output, local, faults)
+        last = again.prepare()
+        assert last is not None
+        if last["batch"] == 0:
+            assert published(output) == FILES
+            again.commit(commit_of(again, 1, new) | {"removes": old})
+        assert published(output) == [*new, FILES[2]], f"step {step}"
+        again.close()
+        if not reached:
+            assert step >= len(old) + len(new)
+            return
+    pytest.fail("the commit never came through")
+
+
 def interrupted(output: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """An archive whose job was killed behind its first commit; the commit."""
     table = ArchiveTable(output)
@@ -144,6 +184,22 @@ def interrupted(output: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             table.commit(commit)
     table.close()
     return commit
+
+
+def test_readers_wait_for_the_renames_of_a_commit(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(output, monkeypatch)
+    assert ArchiveTable(output).log().files.num_rows == len(FILES), "no mark yet: the log is all there is"
+    Path(output, "_cometmq/published").write_text("-1")
+    table = ArchiveTable(output)
+    table.prepare()
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveTable, "publish", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            table.commit(commit_of(table, 1, ["topic=t/dt=2026-11-22/hour=09/part-9.parquet"]))
+    table.close()
+    assert table.log().files["path"].to_pylist() == FILES
+    ArchiveTable(output).prepare()
+    assert table.log().files.num_rows == len(FILES) + 1
 
 
 def raise_interrupt(*_: object) -> None:

@@ -14,6 +14,7 @@ JOBS = {
     "throughput": ("cometmq.cli.pipeline.throughput:throughput", "Messages and bytes over time, top topics."),
     "trace": ("cometmq.cli.pipeline.trace:trace", "Latencies and failures by the clients' trace records."),
     "run": ("cometmq.cli.pipeline.run:run", "Run a file of sources, SQL steps and sinks."),
+    "compact": ("cometmq.cli.pipeline.compact:compact", "Merge the small files of an archive."),
 }
 
 

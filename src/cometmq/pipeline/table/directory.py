@@ -4,6 +4,7 @@ exact.
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      the table
     output/_cometmq/archive.json                                  what this directory is
     output/_cometmq/commits/00000000000000000000.json             one line of JSON a batch, in order
+    output/_cometmq/checkpoints/00000000000000000099.parquet      what the commits up to this one come to
     output/_cometmq/published                                     up to which batch all files are in the table
     output/_cometmq/staging/<run>/…                               files of batches that are not committed yet
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
@@ -13,6 +14,10 @@ batch becomes part of the table in one step, the creation of its commit file; th
 staging into the table, and `published` says so. If the job fails or dies in between, its staging directory is
 left in place and the next run finishes the renames, so each file is in the table exactly once. Files
 without a commit are never renamed, and deleted by the next run.
+
+Object stores cannot rename. There tasks write files under their final names at once, the commit file is put
+unless there is one (objects.py), and nothing is published: readers go by the log alone. Files without a
+commit are deleted by a compaction, when they are old enough to belong to no running job.
 """
 
 from __future__ import annotations
@@ -25,21 +30,25 @@ import os
 import re
 import time
 import uuid
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyarrow import fs
 
 from cometmq import logs
+from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table import log as table_log
+from cometmq.pipeline.table.log import Log, commit_path, listing, read_commit, read_log
+from cometmq.pipeline.table.objects import conditional_put, shown
 
 log = logs.logger(__name__)
 
 FORMAT = 1
-COMMIT_NAME = "[0-9]" * 20 + ".json"
-"""What commit files are called, as a glob of Hadoop's. Nothing else in their directory is read: a killed job
-may have left a temporary file there."""
-
-_IS_COMMIT = re.compile(COMMIT_NAME.replace(".", r"\."))
+_WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
+_OF_ONE_BATCH = {"batch", "run", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -52,10 +61,22 @@ class ArchiveTable:
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
         # Workers may have another working directory: they are given the absolute path.
-        self.output = output if "://" in output else self.root
+        self.uri = output if "://" in output else self.root
+        self.output = shown(self.uri)
         self.run_id = uuid.uuid4().hex[:12]
+        self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
         self._committing = False  # a commit file may exist whose files are not all published
+        self._checkpoint = -1  # number of the newest one
+
+    @property
+    def direct(self) -> bool:
+        """Whether files are written under their final names: on object stores."""
+        return self._put is not None
+
+    def exists(self) -> bool:
+        """Whether there is an archive."""
+        return self._exists(self._at(_HOME, "archive.json"))
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or check the directory, finish what a failed or killed run left, and return the last commit
@@ -63,14 +84,18 @@ class ArchiveTable:
 
         Raises ArchiveError if another job has the directory, or if a committed file is nowhere to be found.
         """
-        self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
-        self._lock()
+        if not self.direct:
+            for directory in (table_log.COMMITS, table_log.CHECKPOINTS):
+                self.filesystem.create_dir(self._at(directory), recursive=True)
+            self._lock()
         self._check_kind()
         last = self.last_commit()
-        # Once published, files are their owner's, who may compact them or drop old days.
-        if last is not None and self._published() < last["batch"]:
-            self.publish(last)
-        self._delete_stale_staging()
+        if not self.direct:
+            # Once published, files are their owner's, who may drop old days.
+            if last is not None and self._published() < last["batch"]:
+                self.publish(last)
+            self._delete_stale_staging()
+        self._checkpoint = table_log.last_checkpoint(self.filesystem, self.root)
         return last
 
     def _lock(self) -> None:
@@ -99,56 +124,109 @@ class ArchiveTable:
 
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
-        if self._exists(path):
-            kind = self._read_json("archive.json")
-            if kind.get("format") != FORMAT:
-                raise ArchiveError(
-                    self.output, f"an archive of format {kind.get('format')}; this is format {FORMAT}"
-                )
-            return
-        others = [
-            info.base_name for info in self._listing(self.root) if not info.base_name.startswith(("_", "."))
-        ]
-        if others:
-            raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
-        self._write_new(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
+        if not self.exists():
+            names = [info.base_name for info in listing(self.filesystem, self.root)]
+            others = [name for name in names if not name.startswith(("_", "."))]
+            if others:
+                raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
+            # Of two jobs that begin an archive at once, one makes the file.
+            self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
+        with self.filesystem.open_input_stream(path) as stream:
+            content = stream.read()
+        found = json.loads(content).get("format")
+        if found != FORMAT:
+            raise ArchiveError(self.output, f"an archive of format {found}; this is format {FORMAT}")
+        if self._put is not None:
+            self._try_put(path, content)
+
+    def _try_put(self, path: str, content: bytes) -> None:
+        """Some stores take a conditional put and ignore the condition. So put a file over itself."""
+        assert self._put is not None
+        try:
+            ignored = self._put(path, content)
+        except OSError as error:
+            raise ArchiveError(self.output, f"the store refuses a conditional put: {error}") from None
+        if ignored:
+            problem = "the store ignores If-None-Match: two jobs could commit the same batch there"
+            raise ArchiveError(self.output, problem)
 
     def last_commit(self) -> dict[str, Any] | None:
         """The newest commit, or None."""
-        names = (info.base_name for info in self._listing(self._at(_HOME, "commits")))
-        name = max(filter(_IS_COMMIT.fullmatch, names), default=None)
-        return None if name is None else self._read_json("commits", name)
+        number = table_log.last_number(self.filesystem, self.root)
+        return None if number is None else read_commit(self.filesystem, self.root, number)
 
-    def _read_json(self, *parts: str) -> dict[str, Any]:
-        with self.filesystem.open_input_stream(self._at(_HOME, *parts)) as stream:
-            content: dict[str, Any] = json.loads(stream.read())
-        return content
+    def log(self) -> Log:
+        """What is in the table for readers now. Files that a commit's job has yet to rename are not."""
+        upto = None if self.direct else self._published()
+        return read_log(self.filesystem, self.root, upto if upto != -1 else None)
 
     def staging(self, batch: int) -> str:
-        """A new directory for the files of this batch, relative to the output directory."""
+        """A new directory for the files of this batch, relative to the output directory. Empty where files
+        get their final names at once."""
+        if self.direct:
+            return ""
         relative = f"{_HOME}/staging/{self.run_id}/{batch}"
         self.filesystem.create_dir(self._at(relative), recursive=True)
         return relative
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table. Raises ArchiveError if another job committed its number first."""
+        """Make a batch part of the table. Raises ArchiveError if another job committed its number first.
+
+        On object stores a compaction and an archive job may run at the same time: the second to commit takes
+        the next number and puts it into `commit`.
+        """
         for file in _files(commit):
-            if not self._exists(self._at(file["staged"])):
-                raise ArchiveError(self.output, f"{file['staged']} is gone before its batch was committed")
-        name = f"{commit['batch']:020d}.json"
+            where = file.get("staged", file["path"])
+            if not self._exists(self._at(where)):
+                raise ArchiveError(self.output, f"{where} is gone before its batch was committed")
         self._committing = True
-        self._write_new(self._at(_HOME, "commits", name), json.dumps(commit).encode() + b"\n")
-        self.publish(commit)
-        self._delete(self._at(_HOME, "staging", self.run_id, str(commit["batch"])))
+        while not self._create(self._at(commit_path(commit["batch"])), json.dumps(commit).encode() + b"\n"):
+            self._let_pass(commit)
+        if not self.direct:
+            self.publish(commit)
+            self._delete(self._at(_HOME, "staging", self.run_id, str(commit["batch"])))
         self._committing = False
+        if commit["batch"] >= self._checkpoint + table_log.CHECKPOINT_EVERY:
+            self._write_checkpoint()
+
+    def _let_pass(self, commit: dict[str, Any]) -> None:
+        """Give the commit the number behind one that has nothing to do with it, or raise ArchiveError."""
+        path = commit_path(commit["batch"])
+        other = read_commit(self.filesystem, self.root, commit["batch"])
+        merges, merged = set(commit.get("removes", ())), set(other.get("removes", ()))
+        if not self.direct or not (merges or merged) or merges & merged:
+            raise ArchiveError(self.output, f"{path} exists: another job writes to this archive")
+        commit["batch"] += 1
+        if merges:
+            commit.update(carried(other))
+
+    def _write_checkpoint(self) -> None:
+        """Sum the log up, and delete what nobody reads any more."""
+        now = table_log.now_utc()
+        log = read_log(self.filesystem, self.root)
+        if log.last is None:
+            return
+        path = table_log.checkpoint_path(log.last)
+        self._create(self._at(path), table_log.checkpoint_content(log, now))
+        self._checkpoint = log.last
+        for path in table_log.covered(self.filesystem, self.root, now):
+            self._delete_file(self._at(path))
 
     def publish(self, commit: dict[str, Any]) -> None:
-        """Move a commit's files from staging to their places; what lies there already is left."""
-        for file in _files(commit):
-            self.move(file["staged"], file["path"], commit["batch"])
+        """Move a commit's files from staging to their places; what lies there already is left. In each
+        directory the files that it removes are deleted before: a reader who knows nothing of the log may miss
+        rows for a moment, but sees none twice."""
+        batch = commit["batch"]
+        steps = [(os.path.dirname(path), path, "") for path in commit.get("removes", ())]
+        steps += [(os.path.dirname(file["path"]), file["path"], file["staged"]) for file in _files(commit)]
+        for _, path, staged in sorted(steps, key=lambda step: (step[0], bool(step[2]))):
+            if staged:
+                self.move(staged, path, batch)
+            else:
+                self._delete_file(self._at(path))
         # Written over what was there: half a number is a lower one, and files are looked for once more.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
-            stream.write(str(commit["batch"]).encode())
+            stream.write(str(batch).encode())
 
     def move(self, staged: str, path: str, batch: int) -> None:
         """Move a file of a batch into the table, if that was not done before."""
@@ -177,7 +255,7 @@ class ArchiveTable:
     def _delete_stale_staging(self) -> None:
         """Remove what dead runs staged: with the lock all others are dead, without it those of yesterday."""
         oldest = 0.0 if self._lock_file is not None else _STALE_S
-        for info in self._listing(self._at(_HOME, "staging")):
+        for info in listing(self.filesystem, self._at(_HOME, "staging")):
             if time.time() - (info.mtime.timestamp() if info.mtime else 0.0) >= oldest:
                 self._delete(info.path)
 
@@ -185,7 +263,7 @@ class ArchiveTable:
         """Remove this run's staging directory, unless files of a commit may be in it, and release the
         lock."""
         try:
-            if not self._committing:
+            if not self._committing and not self.direct:
                 self._delete(self._at(_HOME, "staging", self.run_id))
         finally:
             self.abandon()
@@ -194,21 +272,63 @@ class ArchiveTable:
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_dir(path)
 
-    def _write_new(self, path: str, content: bytes) -> None:
-        """Create a whole file or none: on a local disk exclusively and durably, else as the store allows."""
-        if isinstance(self.filesystem, fs.LocalFileSystem):
-            _write_new_local(path, content, self.output)
-            return
+    def _delete_file(self, path: str) -> None:
         if self._exists(path):
-            raise ArchiveError(self.output, f"{path} exists: another job writes to this archive")
+            self.filesystem.delete_file(path)
+
+    def vacuum(self, retention: timedelta) -> int:
+        """Delete files of an object store that were removed from the table so long ago, and those that old
+        that no commit names: their jobs have failed or died. How many."""
+        if not self.direct:
+            return 0
+        tops = [info.path for info in listing(self.filesystem, self.root)]
+        tops = [path for path in tops if path.startswith(self._at("topic="))]
+        found = {
+            info.path: info.mtime
+            for top in (*tops, self._at(_HOME, "quarantine"))
+            for info in listing(self.filesystem, top, recursive=True)
+            if _WRITTEN.fullmatch(info.base_name)
+        }
+        # Read after the files were listed, so that it names those that were committed meanwhile.
+        log = read_log(self.filesystem, self.root)
+        for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
+            found.pop(self._at(path), None)
+        removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
+        then = table_log.now_utc() - retention
+        old = [path for path, written in found.items() if removed.get(path, written) <= then]
+        for path in old:
+            self._delete_file(path)
+        return len(old)
+
+    def _create(self, path: str, content: bytes) -> bool:
+        """Create a whole file, durably, or none; False if there is another one of that name. On a local disk
+        and on object stores one of several jobs makes it, elsewhere as far as the file system knows."""
+        if self._put is not None:
+            return self._create_object(path, content)
+        if isinstance(self.filesystem, fs.LocalFileSystem):
+            return _create_local(path, content)
+        if self._exists(path):
+            return False
         temporary = f"{path}.{self.run_id}.tmp"
         with self.filesystem.open_output_stream(temporary) as stream:
             stream.write(content)
         self.filesystem.move(temporary, path)
+        return True
 
-    def _listing(self, path: str) -> list[fs.FileInfo]:
-        infos: list[fs.FileInfo] = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return infos
+    def _create_object(self, path: str, content: bytes) -> bool:
+        """An answer may be lost and the request sent again: what counts is whose object it is now."""
+        assert self._put is not None
+        problem = None
+        try:
+            if self._put(path, content):
+                return True
+        except OSError as error:
+            problem = str(error)
+        if self._exists(path):
+            with self.filesystem.open_input_stream(path) as stream:
+                return bool(stream.read() == content)
+        problem = problem or "refused, though it does not exist"
+        raise ArchiveError(self.output, f"{path.rpartition('/')[2]} was perhaps not written: {problem}")
 
     def _exists(self, path: str) -> bool:
         return bool(self.filesystem.get_file_info(path).type != fs.FileType.NotFound)
@@ -219,13 +339,24 @@ class ArchiveTable:
 
 def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
     """(file system, path on it) of a local path or a URI."""
-    if "://" in output:
+    if "://" not in output:
+        return fs.LocalFileSystem(), os.path.abspath(output)
+    try:
         filesystem, path = fs.FileSystem.from_uri(output)
-        return filesystem, path.rstrip("/")
-    return fs.LocalFileSystem(), os.path.abspath(output)
+    except pa.ArrowInvalid as error:  # which may repeat the key and the secret
+        problem = str(error).replace(output, shown(output))
+        for secret in filter(None, (urlsplit(output).username, urlsplit(output).password)):
+            problem = problem.replace(secret, "…")
+        raise ConfigError("output", shown(output), f"a URI that pyarrow knows ({problem})") from None
+    return filesystem, path.rstrip("/")
 
 
-def _write_new_local(path: str, content: bytes, output: str) -> None:
+def carried(commit: dict[str, Any]) -> dict[str, Any]:
+    """What a commit of no batch takes over from the one before it: what the archive job goes on with."""
+    return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
+
+
+def _create_local(path: str, content: bytes) -> bool:
     temporary = f"{path}.{uuid.uuid4().hex[:12]}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
@@ -235,10 +366,11 @@ def _write_new_local(path: str, content: bytes, output: str) -> None:
             os.fsync(stream.fileno())
         os.link(temporary, path)  # fails if the name is taken, unlike a rename
     except FileExistsError:
-        raise ArchiveError(output, f"{path} exists: another job writes to this archive") from None
+        return False
     finally:
         os.unlink(temporary)
     sync_local(os.path.dirname(path))
+    return True
 
 
 def sync_local(path: str) -> None:
@@ -251,7 +383,8 @@ def sync_local(path: str) -> None:
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each with `staged`, where a task wrote it, and `path`, where it belongs, both below the output."""
+    """Each with `path`, where it belongs below the output, and `staged`, where a task wrote it if that is
+    another place."""
     return [*commit["files"], *commit["quarantine"]]
 
 

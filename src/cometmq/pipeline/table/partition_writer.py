@@ -45,15 +45,17 @@ class Partition(NamedTuple):
 
 
 class StagedFile:
-    """A Parquet file that is written in the staging directory of an archive."""
+    """A Parquet file of an archive's `directory`, written in `staging` if there is one."""
 
     def __init__(
-        self, filesystem: fs.FileSystem, root: str, staging: str, kind: str, schema: pa.Schema, **how: Any
-    ) -> None:
+        self, filesystem: fs.FileSystem, root: str, staging: str, directory: str, kind: str,
+        schema: pa.Schema, **how: Any,
+    ) -> None:  # fmt: skip
         self._filesystem, self._root = filesystem, root
-        self._name = f"{kind}-{uuid.uuid4().hex}.parquet"
-        self._staged = f"{staging}/{self._name}"
-        self._stream = filesystem.open_output_stream(f"{root}/{self._staged}")
+        name = f"{kind}-{uuid.uuid4().hex}.parquet"
+        self._path = f"{directory}/{name}"
+        self._written = f"{staging}/{name}" if staging else self._path
+        self._stream = filesystem.open_output_stream(f"{root}/{self._written}")
         self._writer = pq.ParquetWriter(self._stream, schema, **how)
         self._rows = 0
 
@@ -63,16 +65,16 @@ class StagedFile:
         self._rows += table.num_rows
         return int(self._stream.tell())
 
-    def close(self, directory: str) -> dict[str, Any]:
-        """Finish the file; what a commit says of it. directory: where it belongs in the archive."""
+    def close(self) -> dict[str, Any]:
+        """Finish the file; what a commit says of it."""
         self._writer.close()
         self._stream.close()
-        where = f"{self._root}/{self._staged}"
+        where = f"{self._root}/{self._written}"
         if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores do it when the file is closed
             sync_local(where)
         size = self._filesystem.get_file_info(where).size
-        path = f"{directory}/{self._name}"
-        return {"staged": self._staged, "path": path, "rows": self._rows, "bytes": size}
+        staged = {} if self._written == self._path else {"staged": self._written}
+        return {**staged, "path": self._path, "rows": self._rows, "bytes": size}
 
 
 @dataclass(slots=True)
@@ -91,8 +93,10 @@ class PartitionWriter:
     """
 
     def __init__(
-        self, filesystem: fs.FileSystem, root: str, staging: str, *, compression: str, level: int | None
-    ) -> None:
+        self, filesystem: fs.FileSystem, root: str, staging: str, *, compression: str, level: int | None,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:  # fmt: skip
+        self._file_bytes = file_bytes
         self._filesystem = filesystem
         self._root = root
         self._staging = staging
@@ -121,7 +125,7 @@ class PartitionWriter:
             self._write_group(file)
         while self._buffered >= BUFFER_BYTES:
             self._write_group(max(self._open.values(), key=lambda item: item.buffered))
-        if file.written >= FILE_BYTES:
+        if file.written >= self._file_bytes:
             self._close(file)
 
     def _create(self, partition: Partition, schema: pa.Schema) -> _OpenFile:
@@ -130,6 +134,7 @@ class PartitionWriter:
             self._filesystem,
             self._root,
             self._staging,
+            partition.directory,
             "part",
             schema,
             compression=self._compression,
@@ -151,10 +156,10 @@ class PartitionWriter:
         topic, hour = file.partition
         day = datetime.fromtimestamp(hour * 3600, UTC)
         facts = {"topic": topic, "dt": str(day.date()), "hour": day.hour}
-        self.files.append(file.file.close(file.partition.directory) | facts)
+        self.files.append(file.file.close() | facts)
 
     def close(self) -> None:
-        """Finish all files. Not called after an error: the staging directory is thrown away as a whole."""
+        """Finish all files. Not called after an error: what no commit names is thrown away."""
         for file in list(self._open.values()):
             self._close(file)
 

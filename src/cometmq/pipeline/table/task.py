@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from cometmq.pipeline.base.options import PullOptions
 from cometmq.pipeline.base.plan import QueueRange
 from cometmq.pipeline.live.reading import read_parts
 from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.partition_writer import PartitionWriter, StagedFile, runs
 from cometmq.protocol.record.arrow import COLUMNS, BadRecord, arrow_schema
 
@@ -48,7 +51,7 @@ _ROW_BYTES = 1024  # what a row takes beside them, generously
 
 @dataclass(frozen=True, slots=True)
 class ArchiveTask:
-    """The work of one task. staging: relative to the archive's root; addresses: by broker name."""
+    """The work of one task. staging: as ArchiveTable.staging says; addresses: by broker name."""
 
     batch: int
     ranges: list[QueueRange]
@@ -94,12 +97,19 @@ class TaskResult:
 
 def run_task(task: ArchiveTask) -> TaskResult:
     """Do the work of one task. Raises ArchiveError for a full disk, so that Spark does not try again."""
-    try:
+    with full_disk_named(task.output):
         return _run(task)
+
+
+@contextmanager
+def full_disk_named(output: str) -> Iterator[None]:
+    """Raise ArchiveError where there is no room, so that Spark does not try again."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        raise ArchiveError(task.output, f"not committed: {os.strerror(error.errno)}") from None
+        raise ArchiveError(shown(output), f"not committed: {os.strerror(error.errno)}") from None
 
 
 def _run(task: ArchiveTask) -> TaskResult:
@@ -163,7 +173,8 @@ class Quarantine:
 
     def _write(self) -> None:
         if self._file is None:
-            self._file = StagedFile(*self._place, "bad", _QUARANTINE_SCHEMA, compression="zstd")
+            directory = "_cometmq/quarantine"
+            self._file = StagedFile(*self._place, directory, "bad", _QUARANTINE_SCHEMA, compression="zstd")
         self._file.write(pa.Table.from_pylist(self._rows, _QUARANTINE_SCHEMA))
         self._rows, self._held = [], 0
 
@@ -171,4 +182,4 @@ class Quarantine:
         """Finish the file; what a commit says of it."""
         if self._rows:
             self._write()
-        return [] if self._file is None else [self._file.close("_cometmq/quarantine")]
+        return [] if self._file is None else [self._file.close()]

@@ -1,0 +1,52 @@
+"""`cometmq pipeline compact`: the small files of an archive become few large ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.text import counted, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.compaction import CompactSummary
+
+SECONDS = click.FloatRange(min=0)
+
+
+@click.command(context_settings=HELP)
+@click.argument("output", metavar="ARCHIVE")
+@click.option("--target-bytes", type=COUNT, default=256 * 1024 * 1024, show_default="256 MiB", metavar="N",
+              help="Of a file; those of less than half of it are merged.")  # fmt: skip
+@click.option("--older-than", "older_than_s", type=SECONDS, default=3600.0, metavar="SECONDS",
+              help="Merge only files of hours that ended so long ago.")  # fmt: skip
+@click.option("--retention", "retention_s", type=SECONDS, default=86_400.0, metavar="SECONDS",
+              help="On object stores: how long files stay that are not part of the table.")  # fmt: skip
+@job_options
+def compact(output: str, master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+    """Merge the small files of each topic and hour of ARCHIVE, a path or a URI."""
+    with running("compacting", master, memory) as job:
+        from cometmq.pipeline.compaction import compact as run_compact
+
+        summary = run_compact(job.spark, output, on_progress=job.show, stop=job.stop, **settings)
+    report(summary, as_json)
+
+
+def report(summary: CompactSummary, as_json: bool) -> None:
+    """Say what the run did."""
+    if as_json:
+        print_json(summary)
+        return
+    where = printable(summary.output, None)
+    if summary.files_before:
+        click.echo(
+            f"merged {counted(summary.files_before, 'file')} ({counted(summary.bytes_before, 'byte')}) to "
+            f"{counted(summary.files_after, 'file')} ({counted(summary.bytes_after, 'byte')}) with "
+            f"{counted(summary.rows, 'message')} in {summary.seconds:.2f} s in {where}"
+        )
+    else:
+        click.echo(f"nothing to merge in {where}")
+    if summary.deleted:
+        click.echo(f"deleted {counted(summary.deleted, 'file')} that are not part of the table")

@@ -1,0 +1,198 @@
+"""Compaction of an archive: the small files of closed hours become few large ones, in commits of their own.
+
+A commit of a compaction names the files that it removes and those that it adds, and no ranges: which messages
+are in the table does not change. Killed before its creation, nothing has happened; killed after it, the next
+run finishes it, as with a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.engine import run_units
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table.directory import ArchiveTable, carried
+from cometmq.pipeline.table.log import REMEMBERED, Log, listing
+from cometmq.pipeline.table.merging import Merge, merge
+
+log = logs.logger(__name__)
+
+TARGET_BYTES = 256 * 1024 * 1024
+_MERGES = 64  # of one commit: what a kill costs at most
+_FILES = 1000  # of one merge
+
+File = dict[str, Any]
+
+
+class CompactSummary(msgspec.Struct):
+    """What a compaction did."""
+
+    output: str
+    commits: int = 0
+    rows: int = 0
+    """Rows written anew."""
+    files_before: int = 0
+    """Files that were merged."""
+    files_after: int = 0
+    """Files that hold their rows now."""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    deleted: int = 0
+    """Files deleted from an object store: replaced by an earlier compaction, or left by a job that died."""
+    seconds: float = 0.0
+
+
+def compact(
+    spark: SparkSession,
+    output: str,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    older_than_s: float = 3600.0,
+    retention_s: float = 86_400.0,
+    on_progress: Callable[[int, int], None] | None = None,
+    stop: threading.Event | None = None,
+) -> CompactSummary:
+    """Merge the small files of each topic and hour of an archive into files of about `target_bytes`.
+
+    Files of less than half of that count as small. older_than_s: only hours that ended so many seconds ago.
+    retention_s: on object stores, how long replaced files stay for whoever reads them, and files without a
+    commit for the job that may be writing them; the next compaction deletes them. on_progress is called with
+    (merges done, merges of this run); `stop` ends the run after the commit under way.
+
+    Raises ConfigError, ArchiveError (no archive, or another job works there), JobFailed.
+    """
+    for key, value, least in (("target_bytes", target_bytes, 1), ("older_than_s", older_than_s, 0)):
+        if not value >= least:
+            raise ConfigError(key, str(value), f"{least} or more")
+    if not 0 <= retention_s <= REMEMBERED.total_seconds():
+        raise ConfigError("retention_s", str(retention_s), f"0 to {REMEMBERED.total_seconds():.0f}")
+    table = ArchiveTable(output)
+    stop = stop or threading.Event()
+    summary, began = CompactSummary(table.output), time.monotonic()
+    try:
+        last = table.prepare() if table.exists() else None
+        if last is None:
+            raise ArchiveError(table.output, "holds no archived messages yet")
+        summary.deleted = table.vacuum(timedelta(seconds=retention_s))
+        closed = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        chosen = list(plan(table, table.log(), closed, target_bytes))
+        report, done = on_progress or (lambda *_: None), 0
+        groups = iter(chosen)
+        while not stop.is_set() and (files := list(islice(groups, _MERGES))):
+            _one_commit(spark, table, last, files, target_bytes, summary)
+            done += len(files)
+            report(done, len(chosen))
+    finally:
+        table.close()
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:
+    """The files of each merge, of hours that ended before `closed`. A file that its owner has deleted is left
+    alone, and so is one that has no other to be merged with."""
+    small = now.files.filter(pc.less(now.files["bytes"], (target_bytes + 1) // 2))
+    begun = _begun_anew(now)
+    partitions: dict[tuple[str, ...], list[File]] = defaultdict(list)
+    for file in small.to_pylist():
+        ends = datetime.fromisoformat(file["dt"]).replace(tzinfo=UTC) + timedelta(hours=file["hour"] + 1)
+        if ends <= closed:
+            life = bisect_right(begun[file["topic"]], file["batch"])
+            partitions[file["path"].rpartition("/")[0], str(life)].append(file)
+    for (directory, _), files in sorted(partitions.items()):
+        if len(files) < 2:
+            continue
+        there = {info.base_name for info in listing(table.filesystem, f"{table.root}/{directory}")}
+        files = [file for file in files if file["path"].rpartition("/")[2] in there]
+        yield from _cut(sorted(files, key=lambda file: file["batch"]), target_bytes)
+
+
+def _begun_anew(now: Log) -> dict[str, list[int]]:
+    """For each topic the batches at which a queue of it began anew: files of before and after stay apart,
+    because by a file's batch people tell to which life of a queue its rows belong."""
+    begun: dict[str, list[int]] = defaultdict(list)
+    anew = now.ranges.filter(pc.is_valid(now.ranges["replaces"]))
+    for row in anew.select(["topic", "batch"]).sort_by("batch").to_pylist():
+        begun[row["topic"]].append(row["batch"])
+    return begun
+
+
+def _cut(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
+    """Files that follow each other, as many as come to the target."""
+    chosen: list[File] = []
+    size = 0
+    for file in files:
+        if chosen and (size + file["bytes"] > target_bytes or len(chosen) >= _FILES):
+            if len(chosen) > 1:
+                yield chosen
+            chosen, size = [], 0
+        chosen.append(file)
+        size += file["bytes"]
+    if len(chosen) > 1:
+        yield chosen
+
+
+def _one_commit(
+    spark: SparkSession,
+    table: ArchiveTable,
+    last: dict[str, Any],
+    chosen: list[list[File]],
+    target_bytes: int,
+    summary: CompactSummary,
+) -> None:
+    """Merge and commit; `last` becomes the new commit."""
+    began, number = time.monotonic(), last["batch"] + 1
+    staging = table.staging(number)
+    units = [
+        Merge(table.uri, staging, files[0]["topic"], tuple(file["path"] for file in files), target_bytes)
+        for files in chosen
+    ]
+    results = run_units(spark, f"compaction {number}", merge, units)
+    removed: list[File] = []
+    added: list[File] = []
+    for files, merged in zip(chosen, results, strict=True):
+        if not merged:
+            where = files[0]["path"].rpartition("/")[0]
+            log.warning("%s: files of %s have different columns and stay as they are", table.output, where)
+            continue
+        before, after = sum(file["rows"] for file in files), sum(file["rows"] for file in merged)
+        if before != after:
+            problem = f"{after} rows of {before} were merged of {files[0]['path']} and others: not committed"
+            raise ArchiveError(table.output, problem)
+        removed += files
+        added += [file | {"batch": files[-1]["batch"]} for file in merged]
+        summary.rows += after
+    if not removed:
+        return
+    commit = {
+        "batch": number,
+        "run": table.run_id,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "seconds": round(time.monotonic() - began, 3),
+        **carried(last),
+        "ranges": [],
+        "files": added,
+        "quarantine": [],
+        "removes": [file["path"] for file in removed],
+    }
+    table.commit(commit)
+    last.clear()
+    last.update(commit)
+    summary.commits += 1
+    summary.files_before += len(removed)
+    summary.files_after += len(added)
+    summary.bytes_before += sum(file["bytes"] for file in removed)
+    summary.bytes_after += sum(file["bytes"] for file in added)

@@ -1,0 +1,133 @@
+"""The part of a compaction that runs in Spark's workers: many small files of one hour to one near the target.
+
+Rows come out in order of queue and offset. A file has a stretch of rows for each queue that its task read,
+so the stretches of all files are sorted, and their rows copied one stretch after the other. Memory is
+bounded: of the row groups that were decoded only the last used ones are kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.partition_writer import PartitionWriter, runs
+from cometmq.pipeline.table.task import full_disk_named
+
+_KEPT_BYTES = 256 * 1024 * 1024  # of decoded row groups
+_BATCH_ROWS = 10_000
+_ORDER = ["broker_name", "queue_id", "queue_offset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Files of one topic, day and hour that become one. uri and staging: as ArchiveTable has them."""
+
+    uri: str
+    staging: str
+    topic: str
+    paths: tuple[str, ...]
+    target_bytes: int
+
+
+class Stretch(NamedTuple):
+    """Rows of one queue that follow each other in a row group of a file."""
+
+    broker_name: str
+    queue_id: int
+    first_offset: int
+    path: str
+    group: int
+    start: int
+    rows: int
+
+
+def merge(unit: Merge) -> list[dict[str, Any]]:
+    """Write the files' rows anew; what a commit says of the new ones. Nothing, and none is written, if their
+    columns have different types. Raises ArchiveError for a full disk."""
+    with full_disk_named(unit.uri):
+        return _merge(unit)
+
+
+def _merge(unit: Merge) -> list[dict[str, Any]]:
+    filesystem, root = open_filesystem(unit.uri)
+    stretches: list[Stretch] = []
+    schemas: list[pa.Schema] = []
+    codec = "zstd"
+    for path in unit.paths:
+        with filesystem.open_input_file(f"{root}/{path}") as stream:
+            file = pq.ParquetFile(stream)
+            schemas.append(file.schema_arrow.remove_metadata())
+            if file.num_row_groups:
+                codec = file.metadata.row_group(0).column(0).compression
+            stretches += _stretches(path, file)
+    try:
+        schema = pa.unify_schemas(schemas)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return []
+    writer = PartitionWriter(
+        filesystem, root, unit.staging, compression="none" if codec == "UNCOMPRESSED" else codec, level=None,
+        file_bytes=unit.target_bytes,
+    )  # fmt: skip
+    groups = _RowGroups(filesystem, root, schema)
+    for stretch in sorted(stretches):
+        for batch in groups.rows(stretch).to_batches(max_chunksize=_BATCH_ROWS):
+            topic = pa.repeat(pa.scalar(unit.topic), batch.num_rows)
+            writer.write(batch.append_column("topic", topic))
+    writer.close()
+    return writer.files
+
+
+def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
+    for group in range(file.num_row_groups):
+        order = file.read_row_group(group, columns=_ORDER).combine_chunks()
+        brokers = order["broker_name"].combine_chunks().dictionary_encode()
+        queues, offsets = order["queue_id"].to_numpy(), order["queue_offset"].to_numpy()
+        # A queue that began anew has lower offsets again.
+        lives = np.cumsum(np.diff(offsets, prepend=offsets[:1]) < 0)
+        for start, stop in runs(brokers.indices.to_numpy(), queues, lives):
+            broker_name = brokers.dictionary[int(brokers.indices[start].as_py())].as_py()
+            yield Stretch(
+                broker_name, int(queues[start]), int(offsets[start]), path, group, start, stop - start
+            )
+
+
+class _RowGroups:
+    """Reads row groups, and keeps those that were used last."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str, schema: pa.Schema) -> None:
+        self._filesystem, self._root, self._schema = filesystem, root, schema
+        self._kept: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def rows(self, stretch: Stretch) -> pa.Table:
+        """A stretch's rows, which hold no more memory than they take."""
+        table = self._group(stretch.path, stretch.group)
+        if stretch.rows == table.num_rows:
+            return table
+        return table.take(pa.array(np.arange(stretch.start, stretch.start + stretch.rows)))
+
+    def _group(self, path: str, group: int) -> pa.Table:
+        key = (path, group)
+        table = self._kept.pop(key, None)
+        if table is None:
+            table = self._read(path, group)
+            self._bytes += table.nbytes
+        self._kept[key] = table
+        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return table
+
+    def _read(self, path: str, group: int) -> pa.Table:
+        with self._filesystem.open_input_file(f"{self._root}/{path}") as stream:
+            table = pq.ParquetFile(stream).read_row_group(group)
+        return pa.concat_tables(
+            [self._schema.empty_table(), table.replace_schema_metadata()], promote_options="default"
+        )

@@ -1,0 +1,173 @@
+"""The log: what its commits come to is the same with checkpoints and without."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table import log as table_log
+from cometmq.pipeline.table.directory import ArchiveTable
+from cometmq.pipeline.table.log import Log, commit_path, read_log
+
+LOCAL = fs.LocalFileSystem()
+
+
+def commit_of(number: int) -> dict[str, Any]:
+    """As of a batch with one file."""
+    path = f"topic=t/dt=2026-11-22/hour=07/part-{number}.parquet"
+    file = {"path": path, "topic": "t", "dt": "2026-11-22", "hour": 7, "rows": 10, "bytes": 100}
+    row = {"topic": "t", "broker_name": "b", "queue_id": 0, "start": number, "end": number + 1, "records": 1}
+    return {
+        "batch": number,
+        "run": "r",
+        "time": "2026-11-23T00:00:00.000+00:00",
+        "ranges": [row],
+        "files": [file],
+        "quarantine": [{"path": f"_cometmq/quarantine/bad-{number}.parquet", "rows": 1, "bytes": 9}],
+    }
+
+
+def add(root: Path, number: int, **more: Any) -> dict[str, Any]:
+    """A commit file; its content."""
+    commit = commit_of(number) | more
+    where = root / commit_path(number)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text(json.dumps(commit))
+    return commit
+
+
+def checkpoint(root: Path, log: Log, now: datetime | None = None) -> None:
+    assert log.last is not None
+    where = root / table_log.checkpoint_path(log.last)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_bytes(table_log.checkpoint_content(log, now or datetime(2026, 11, 23, tzinfo=UTC)))
+
+
+def rows(log: Log) -> list[list[dict[str, Any]]]:
+    return [table.to_pylist() for table in (log.ranges, log.files, log.quarantine, log.removed)]
+
+
+def test_files_are_those_added_and_not_removed(tmp_path: Path) -> None:
+    first, second = add(tmp_path, 0), add(tmp_path, 1)
+    third = add(tmp_path, 2)
+    merged = third["files"][0] | {"path": "m", "batch": 1, "rows": 20}
+    removes = [file["path"] for commit in (first, second) for file in commit["files"]]
+    add(tmp_path, 3, files=[merged], removes=removes, ranges=[], quarantine=[])
+    log = read_log(LOCAL, str(tmp_path))
+    assert log.last == 3
+    assert log.files.select(["batch", "path", "rows"]).to_pylist() == [
+        {"batch": 2, "path": third["files"][0]["path"], "rows": 10},
+        {"batch": 1, "path": "m", "rows": 20},
+    ]
+    assert log.removed["path"].to_pylist() == removes
+    assert log.ranges["batch"].to_pylist() == log.quarantine["batch"].to_pylist() == [0, 1, 2]
+    assert rows(read_log(LOCAL, str(tmp_path), upto=2))[1:] == [
+        [{"batch": commit["batch"], **commit["files"][0]} for commit in (first, second, third)],
+        log.quarantine.to_pylist(),
+        [],
+    ]
+
+
+def test_no_commit_yet(tmp_path: Path) -> None:
+    assert rows(read_log(LOCAL, str(tmp_path))) == [[], [], [], []]
+    assert read_log(LOCAL, str(tmp_path)).last is None
+
+
+@pytest.mark.parametrize("at", [0, 3, 7, 9])
+def test_a_checkpoint_stands_for_the_commits_before_it(tmp_path: Path, at: int) -> None:
+    for number in range(10):
+        removes = [f"topic=t/dt=2026-11-22/hour=07/part-{number - 2}.parquet"] if number % 3 == 2 else []
+        add(tmp_path, number, removes=removes)
+    whole = rows(read_log(LOCAL, str(tmp_path)))
+    checkpoint(tmp_path, read_log(LOCAL, str(tmp_path), upto=at))
+    for number in range(at + 1):
+        (tmp_path / commit_path(number)).write_text("not read any more")
+    log = read_log(LOCAL, str(tmp_path))
+    assert rows(log) == whole
+    assert log.last == 9
+
+
+def test_files_removed_long_ago_are_forgotten(tmp_path: Path) -> None:
+    add(tmp_path, 0)
+    add(tmp_path, 1, removes=["topic=t/dt=2026-11-22/hour=07/part-0.parquet"])
+    log = read_log(LOCAL, str(tmp_path))
+    for days, kept in ((29, 1), (31, 0)):
+        checkpoint(tmp_path, log, datetime(2026, 11, 23, tzinfo=UTC) + timedelta(days=days))
+        assert read_log(LOCAL, str(tmp_path)).removed.num_rows == kept
+
+
+def test_a_long_log_is_opened_with_few_reads(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 10)
+    table = ArchiveTable(output)
+    table.prepare()
+    for number in range(35):
+        table.commit(commit_of(number) | {"files": [], "quarantine": []})
+    table.close()
+    names = sorted(path.name for path in Path(output, table_log.CHECKPOINTS).iterdir())
+    assert [int(name[:20]) for name in names] == [19, 29], "the two newest"
+    read: list[str] = []
+    real = table_log.read_commit
+
+    def counting(*arguments: Any) -> Any:
+        read.append(arguments[-1])
+        return real(*arguments)
+
+    monkeypatch.setattr(table_log, "read_commit", counting)
+    assert read_log(LOCAL, output).ranges.num_rows == 35
+    assert sorted(read) == [30, 31, 32, 33, 34]
+
+
+def test_commits_are_deleted_when_two_checkpoints_and_a_day_are_behind_them(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 10)
+    table = ArchiveTable(output)
+    table.prepare()
+    commits = Path(output, table_log.COMMITS)
+    for number in range(40):
+        table.commit(commit_of(number) | {"files": [], "quarantine": []})
+        if number < 25:  # long ago
+            os.utime(table.root + "/" + commit_path(number), (0, 0))
+    assert sorted(int(path.stem) for path in commits.iterdir()) == list(range(25, 40))
+    assert table.log().ranges["start"].to_pylist() == list(range(40))
+    last = table.last_commit()
+    assert last is not None
+    assert last["batch"] == 39
+    table.close()
+
+
+def test_a_checkpoint_that_comes_while_the_log_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader begins again: commits behind the old checkpoint may have been deleted before it saw them."""
+    for number in range(6):
+        add(tmp_path, number)
+    whole = rows(read_log(LOCAL, str(tmp_path)))
+    real, moves = table_log.read_commit, iter([5, 4])
+
+    def moving(*arguments: Any) -> Any:
+        upto = next(moves, None)
+        if upto == 5:
+            checkpoint(tmp_path, read_log(LOCAL, str(tmp_path)))
+            for number in range(6):
+                (tmp_path / commit_path(number)).unlink()
+        return real(*arguments)
+
+    monkeypatch.setattr(table_log, "read_commit", moving)
+    monkeypatch.setattr(table_log, "_READS", 1)
+    assert rows(read_log(LOCAL, str(tmp_path))) == whole
+
+
+def test_a_log_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(tmp_path, 0)
+    numbers = iter(range(1000))
+    monkeypatch.setattr(table_log, "last_checkpoint", lambda *_: -1 - next(numbers))
+    with pytest.raises(ArchiveError, match="changes faster"):
+        read_log(LOCAL, str(tmp_path))
