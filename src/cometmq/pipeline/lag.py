@@ -125,7 +125,8 @@ def sample(
     queues = sorted({queue for _, queue, _ in places})
     with Cluster(addresses, timeout_ms=timeout_ms) as cluster:
         bounds = cluster.bounds(queues, missing_ok=True)
-        problems += [f"{queue}: its broker does not answer" for queue in queues if queue not in bounds]
+        away = {queue.broker_name for queue in queues if queue not in bounds}
+        problems += [f"broker {name} does not answer" for name in sorted(away)]
         places = [place for place in places if place[1] in bounds]
         wanted = {
             (queue, max(offset, bounds[queue].minimum))
