@@ -24,7 +24,7 @@ LEFT_OUT = ("protocol/codes.py", "testing/")
 # Used from outside: entry points, the name of a format in Spark, functions for notebooks (docs/pipeline.md),
 # a clock that tests move.
 FROM_OUTSIDE = {
-    *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated"),
+    *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
 }
 # The reverse of reading a record, which tests need; the store packs many at a time.

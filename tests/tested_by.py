@@ -61,6 +61,9 @@ faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/archive_query pipeline/archive_report pipeline/session
+pipeline/test_archive_bodies.py: pipeline/table/body_schema
+pipeline/test_archive_groups.py: pipeline/table/groups pipeline/table/small_files
+pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/table/iceberg
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer

@@ -25,11 +25,11 @@ RECORDS = 20_000 * CYCLES  # a job that is killed late has taken half of its sha
 
 
 def start(
-    topic: Topic, output: str, batch_records: int, program: str = "archive_job.py"
+    topic: Topic, output: str, batch_records: int, program: str = "archive_job.py", *more: str
 ) -> subprocess.Popen[str]:
     job = Path(__file__).with_name(program)
     return subprocess.Popen(
-        [sys.executable, str(job), topic.namesrv, output, topic.name, str(batch_records)],
+        [sys.executable, str(job), topic.namesrv, output, topic.name, str(batch_records), *more],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -40,9 +40,22 @@ from cometmq.pipeline.base.options import (
 from cometmq.pipeline.base.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 from cometmq.pipeline.live.cluster import Cluster, look_twice
 from cometmq.pipeline.live.marks import Marks, marks_in, replaced, with_marks
-from cometmq.pipeline.table.directory import ArchiveTable
+from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.table.bodies import Bodies
+from cometmq.pipeline.table.body_schema import (
+    BodyFormat,
+    BodyOptions,
+    body_options,
+    column_in,
+    with_column,
+)
+from cometmq.pipeline.table.formats import Table, TableFormat, open_table
+from cometmq.pipeline.table.groups import GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
+from cometmq.protocol.record.arrow import arrow_schema
+
+_SAMPLE = 100  # messages of a queue, and queues, from which the fields of JSON bodies are found
 
 log = logs.logger(__name__)
 
@@ -123,6 +136,11 @@ def archive(
     fail_on_data_loss: bool = True,
     max_bad_records: int | None = None,
     consumer_group: str | None = None,
+    table_format: TableFormat = "parquet",
+    body_format: BodyFormat | None = None,
+    body_schema: str | None = None,
+    keep_body: bool = True,
+    groups: Sequence[str] = (),
     on_progress: Callable[[ArchiveProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
@@ -133,7 +151,10 @@ def archive(
     latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
     stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
     max_bad_records: raise ArchiveError when this run meets more. compression: a codec of Parquet that pyarrow
-    has, with its level.
+    has, with its level. table_format: of a new archive; that of an old one must be given again.
+
+    body_format, body_schema, keep_body: bodies as columns; docs/pipeline.md, Bodies as columns. groups: keep
+    where these consumer groups stand beside the table, `["*"]` for all of the topics (`group_positions`).
 
     Raises ConfigError, DataLossError (messages deleted before they were archived, or queues that began anew,
     unless `fail_on_data_loss` is False), ArchiveError (the directory is in use, or not an archive),
@@ -143,30 +164,19 @@ def archive(
     _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)
     _check_compression(compression, compression_level)
     pull = PullOptions(
-        consumer_group=consumer_group or TOOLS_CONSUMER_GROUP,
-        pull_batch_size=pull_batch_size,
-        pulls_in_flight=pulls_in_flight,
-        timeout_ms=timeout_ms,
-        check_crc=check_crc,
-        decompress=decompress,
-        max_plain_bytes=max_plain_bytes,
-        fail_on_data_loss=fail_on_data_loss,
-        fail_on_bad_record=False,
-    )
+        consumer_group=consumer_group or TOOLS_CONSUMER_GROUP, pull_batch_size=pull_batch_size,
+        pulls_in_flight=pulls_in_flight, timeout_ms=timeout_ms, check_crc=check_crc, decompress=decompress,
+        max_plain_bytes=max_plain_bytes, fail_on_data_loss=fail_on_data_loss, fail_on_bad_record=False,
+    )  # fmt: skip
     _check_pull(pull, batch_records)
     job = Job(
-        spark=spark,
-        namesrv=parse_addresses(namesrv),
-        topics=Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
+        spark, parse_addresses(namesrv), Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
         starting=parse_position(starting, "starting", EARLIEST),
-        table=ArchiveTable(output),
-        pull=pull,
-        batch_records=batch_records,
-        compression=(compression, compression_level),
-        max_bad=max_bad_records,
-        group=consumer_group,
-        on_progress=on_progress,
-    )
+        bodies=body_options(body_format, body_schema, keep_body),
+        table=open_table(output, table_format),
+        pull=pull, batch_records=batch_records, compression=(compression, compression_level),
+        max_bad=max_bad_records, group=consumer_group, on_progress=on_progress, kept_groups=groups,
+    )  # fmt: skip
     try:
         return job.run(interval_s if mode == "continuous" else None, stop or threading.Event())
     finally:
@@ -218,13 +228,15 @@ class Job:
     namesrv: tuple[str, ...]
     topics: Topics
     starting: Position
-    table: ArchiveTable
+    table: Table
     pull: PullOptions
     batch_records: int
     compression: tuple[str, int | None]
     max_bad: int | None
     group: str | None
     on_progress: Callable[[ArchiveProgress], None] | None
+    bodies: BodyOptions | None = None
+    kept_groups: Sequence[str] = ()
     cluster: Cluster = field(init=False)
     summary: ArchiveSummary = field(init=False)
     queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
@@ -233,10 +245,14 @@ class Job:
     batch: int = 0  # the next one
     known: Offsets = field(default_factory=dict)  # up to where the archive has each queue
     marks: Marks = field(default_factory=dict)
+    column: pa.StructType | None = None  # of the bodies' values, as the table has it
+    parsing: Bodies | None = None
+    group_log: GroupLog = field(init=False)
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.namesrv, timeout_ms=self.pull.timeout_ms)
         self.summary = ArchiveSummary(self.table.output)
+        self.group_log = GroupLog(self.table.filesystem, self.table.root)
 
     def close(self) -> None:
         self.cluster.close()
@@ -247,7 +263,7 @@ class Job:
         if last is not None:
             summary.resumed_behind_batch = last["batch"]
             self.batch, self.known = last["batch"] + 1, from_tree(last["offsets"])
-            self.marks = marks_in(last)
+            self.marks, self.column = marks_in(last), column_in(last)
         while True:
             try:
                 summary.put_off = None
@@ -284,6 +300,14 @@ class Job:
             if not self._one_batch(self.known, limit_ends(self.known, end, self.batch_records), held):
                 self._round(stop)
                 return
+        if self.kept_groups and self.known:
+            self._keep_groups(certain)
+
+    def _keep_groups(self, queues: list[MessageQueue]) -> None:
+        """Write beside the table where the groups stand now, no further than it goes."""
+        names = stored_groups(self.cluster, queues) if "*" in self.kept_groups else self.kept_groups
+        stand = {name: self.cluster.committed(name, queues) for name in names}
+        self.group_log.keep(self.batch - 1, stand, self.known)
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
         """Commit where reading goes on in queues that are no longer those that were archived."""
@@ -347,7 +371,7 @@ class Job:
             "files": [file for result in results for file in result.files],
             "quarantine": [file for result in results for file in result.quarantine],
         }
-        commit = with_marks(commit, marks)
+        commit = with_column(with_marks(commit, marks), self.column)
         self.table.commit(commit)
         self.batch, self.known, self.marks = commit["batch"] + 1, offsets, marks
 
@@ -392,16 +416,29 @@ class Job:
         if not groups:
             return []
         addresses = self.cluster.addresses(item.queue for item in ranges)
+        self._choose_columns(ranges, addresses)
         staging = self.table.staging(batch)
         codec, level = self.compression
         place = (self.namesrv, self.table.uri, staging)
-        tasks = [ArchiveTask(batch, group, addresses, *place, codec, level, self.pull) for group in groups]
+        extra = (self.table.topic_in_files, self.parsing)
+        tasks = [
+            ArchiveTask(batch, group, addresses, *place, codec, level, self.pull, *extra) for group in groups
+        ]
 
         def report(done: int) -> None:
             self._report(batch, records * done // len(tasks))
 
         on_progress = report if self.on_progress else None
         return run_units(self.spark, f"archive batch {batch}", run_task, tasks, on_progress=on_progress)
+
+    def _choose_columns(self, ranges: list[QueueRange], addresses: dict[str, str]) -> None:
+        """Decide, before the first batch of the run, what bodies become."""
+        if self.bodies is not None and self.parsing is None:
+            first = [replace(item, end=min(item.end, item.start + _SAMPLE)) for item in ranges[:_SAMPLE]]
+            parts = read_parts(self.namesrv, first, addresses, arrow_schema(["body"]), self.pull)
+            sample = (body for part in parts for body in part.batch.column("body").to_pylist())
+            self.parsing = self.bodies.bodies(self.column, sample, widen=self.table.kind != "delta")
+            self.column = self.parsing.column
 
     def _check(
         self, counted: dict[MessageQueue, QueueCount], start: Offsets, end: Offsets, results: list[TaskResult]

@@ -6,6 +6,7 @@ The log is read by this process, the same way on disks and object stores; the an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import date
 from typing import Any
 
@@ -17,7 +18,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.window import Window
 
 from cometmq.pipeline.base.engine import slots
+from cometmq.pipeline.table.body_schema import column_in, columns_in
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
+from cometmq.pipeline.table.formats import open_lake
+from cometmq.pipeline.table.groups import GroupLog
+from cometmq.pipeline.table.lake import LakeTable, with_directories
 from cometmq.pipeline.table.log import Log
 
 _QUEUE = ("topic", "broker_name", "queue_id")
@@ -95,26 +100,64 @@ def completeness(spark: SparkSession, output: str) -> DataFrame:
 
 
 def archived(spark: SparkSession, output: str, *, read_as: str | None = None) -> DataFrame:
-    """The table as of the last commit: exactly its files, whatever a running job moves around.
+    """The table as of the last commit: exactly its files, whatever a running job moves around. Of a Delta or
+    Iceberg table, its newest snapshot, without any jar.
 
     Files on an object store are read by pyarrow in Spark's Python workers, because Spark from PyPI cannot
     read there itself. read_as: what the archive is called by a Spark that can, such as s3a://bucket/archive;
     its own reader is faster and reads only the columns that are asked for.
     """
+    lake = open_lake(output)
+    if lake is not None:
+        return _snapshot(spark, lake)
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
         raise FileNotFoundError(f"{table.output} holds no archived messages yet")
+    last = table.last_commit()
+    # Files of different runs may have different columns of bodies.
+    columns = None if column_in(last) is None else columns_in(last)
     if table.direct and read_as is None:
-        return _by_workers(spark, table, live.to_pylist())
+        return _by_workers(spark, table, live.to_pylist(), columns)
     base = (read_as or output).rstrip("/")
-    return spark.read.option("basePath", base).parquet(
-        *(f"{base}/{path}" for path in live["path"].to_pylist())
-    )
+    reader = spark.read.option("basePath", base)
+    if columns is not None:
+        reader = reader.schema(from_arrow_schema(with_directories(columns)))
+    return reader.parquet(*(f"{base}/{path}" for path in live["path"].to_pylist()))
 
 
-def _by_workers(spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]]) -> DataFrame:
-    with table.filesystem.open_input_file(f"{table.root}/{live[-1]['path']}") as stream:
-        columns = pq.read_schema(stream).remove_metadata()
+def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
+    with closing(lake):
+        paths, columns = lake.files()
+    if not paths:
+        raise FileNotFoundError(f"{lake.output} holds no archived messages yet")
+    reader = spark.read.schema(from_arrow_schema(columns))
+    if lake.topic_in_files:
+        # All is in the files, wherever they are, but for what other archives have as directories (UTC).
+        rows = reader.option("recursiveFileLookup", "true").parquet(*paths)
+        day, hour = (
+            "unix_micros(store_timestamp) div 86400000000",
+            "unix_micros(store_timestamp) div 3600000000",
+        )
+        return rows.selectExpr(
+            "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
+        )
+    return reader.option("basePath", lake.output).parquet(*paths)
+
+
+def group_positions(spark: SparkSession, output: str) -> DataFrame:
+    """Where consumer groups stood (`archive(groups=…)`): batch, time, group, topic, broker_name, queue_id
+    and offset, the next one to consume. Rows of one batch are one picture; the newest is that of the
+    largest batch. No position is beyond the end of the archive as of its batch."""
+    return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
+
+
+def _by_workers(
+    spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]], columns: pa.Schema | None
+) -> DataFrame:
+    if columns is None:
+        with table.filesystem.open_input_file(f"{table.root}/{live[-1]['path']}") as stream:
+            columns = pq.read_schema(stream).remove_metadata()
+    columns = pa.schema([field for field in columns if field.name != "topic"])
     schema = pa.schema([*columns, *_PARTITION])
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
     reader = _reader(table.uri, live, schema)
@@ -136,7 +179,7 @@ def _reader(
                     table = pa.Table.from_batches([rows]).replace_schema_metadata()
                     for (name, kind), value in zip(_PARTITION, values, strict=True):
                         table = table.append_column(name, pa.repeat(pa.scalar(value, kind), rows.num_rows))
-                    whole = pa.concat_tables([schema.empty_table(), table], promote_options="default")
+                    whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
                     yield from whole.select(schema.names).to_batches()
 
     return read

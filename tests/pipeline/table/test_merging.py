@@ -12,6 +12,7 @@ import pytest
 from pyarrow import fs
 
 from cometmq.pipeline.table import merging
+from cometmq.pipeline.table.bodies import body_columns
 from cometmq.pipeline.table.merging import Merge, merge
 from cometmq.pipeline.table.partition_writer import PartitionWriter
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
@@ -112,6 +113,19 @@ def test_columns_that_only_some_files_have_are_null_elsewhere(tmp_path: Path) ->
     _, table = merged(tmp_path, paths)
     assert table.num_rows == 20
     assert table["extra"].null_count == 20
+
+
+def test_files_of_bodies_that_got_more_fields_are_merged(tmp_path: Path) -> None:
+    kinds = [pa.struct([("id", pa.int32())]), pa.struct([("id", pa.int64()), ("new", pa.list_(pa.string()))])]
+    schemas = [pa.schema([*ARCHIVE_SCHEMA, *body_columns(kind)]) for kind in kinds]
+    paths = [
+        path
+        for number, schema in enumerate([*schemas, ARCHIVE_SCHEMA])
+        for path in files(tmp_path, queues(("a", 0, 10 * number)), schema=schema)
+    ]
+    _, table = merged(tmp_path, paths)
+    assert table.num_rows == 30
+    assert table.schema.field("value").type == kinds[1]
 
 
 def test_files_whose_columns_do_not_fit_stay_as_they_are(tmp_path: Path) -> None:

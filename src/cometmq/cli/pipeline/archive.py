@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
-@click.option("-o", "--output", required=True, metavar="DIR", help="The Parquet table: a path or a URI.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The table: a path or a URI.")
 @namesrv_option
 @click.option(
     "--pattern", metavar="REGEX", help="Archive the topics whose names match, instead of naming them."
@@ -60,6 +60,15 @@ if TYPE_CHECKING:
 @click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
 @click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
+@click.option("--format", "table_format", default="parquet", metavar="FORMAT",
+              help="Of the table: parquet, delta or iceberg.")  # fmt: skip
+@click.option("--body-format", metavar="FORMAT", help="Parse bodies into columns: json, avro or protobuf.")
+@click.option("--body-schema", metavar="SCHEMA",
+              help="Of the bodies: 'id bigint, name string', FILE.avsc, or FILE.desc:MESSAGE. "
+              "Found in the first bodies, if they are JSON.")  # fmt: skip
+@click.option("--keep-body/--no-keep-body", default=True, help="Keep bodies that could be parsed.")
+@click.option("--groups", multiple=True, metavar="NAME",
+              help="Keep where this consumer group stands; may be repeated; '*' for all.")  # fmt: skip
 @metrics_option
 @report_option
 @job_options
@@ -74,7 +83,7 @@ def archive(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write TOPICS to Parquet, each message exactly once; run again, it goes on where it stopped."""
+    """Write TOPICS to a table, each message exactly once; run again, it goes on where it stopped."""
     if topics and pattern:
         raise click.UsageError("Give topics or --pattern, not both.")
     if not topics and not pattern:

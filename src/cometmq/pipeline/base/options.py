@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
@@ -171,6 +172,16 @@ _LIGHT = "%LMQ%"
 _QUOTED = re.compile(r"'[^']*'")
 _ONLY_5X = re.compile(r"\b(CONTAINS|STARTSWITH|ENDSWITH)\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
+
+
+def check_package(setting: str, value: str, package: str, extra: str) -> None:
+    """Raises ConfigError if a value needs a package that is not installed."""
+    try:
+        found = find_spec(package)
+    except ModuleNotFoundError:  # not even what it is a part of
+        found = None
+    if found is None:
+        raise ConfigError(setting, value, f"the package {package}: pip install 'cometmq[{extra}]'")
 
 
 def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:

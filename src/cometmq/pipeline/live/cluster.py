@@ -407,27 +407,35 @@ class Cluster:
         if position.timestamp_ms is not None:
             times = dict.fromkeys(queues, position.timestamp_ms)
         if position.group is not None:
-            offsets |= self._committed(position.group, queues)
+            stored = self.committed(position.group, queues)
+            if queues and not stored:
+                raise ConfigError(
+                    "startingGroup", position.group, "a group with offsets stored for what is read"
+                )
+            offsets |= stored
         return offsets | self.offsets_at(times, bounds)
 
-    def _committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
+    def committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
         """What the group has stored; queues that it has nothing for are left out."""
-
-        def ask(own: Sequence[MessageQueue]) -> Offsets:
-            address = self._known_or_fresh(own[0])
+        found: Offsets = {}
+        for own in _by_broker(queues):
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
             for frame in frames:
                 frame.version = VERSION_5_0_0  # of older clients CometMQ does not read that field
-            answers = zip(own, self._call(address, frames), strict=True)
-            kept = [item for item in answers if item[1].code != ResponseCode.QUERY_NOT_FOUND]
-            return {queue: offset_in(frame, address, queue) for queue, frame in kept}
-
-        found: Offsets = {}
-        for own in _by_broker(queues):
-            found |= self._within_timeout(partial(ask, own))
-        if queues and not found:
-            raise ConfigError("startingGroup", group, "a group with offsets stored for what is read")
+            address, answers = self.ask(own[0], frames)
+            for queue, answer in zip(own, answers, strict=True):
+                if answer.code != ResponseCode.QUERY_NOT_FOUND:
+                    found[queue] = offset_in(answer, address, queue)
         return found
+
+    def ask(self, queue: MessageQueue, frames: Sequence[Frame]) -> tuple[str, list[Frame]]:
+        """(address, answers) of the broker that has the queue; what passes by itself is waited for."""
+
+        def once() -> tuple[str, list[Frame]]:
+            address = self._known_or_fresh(queue)
+            return address, self._call(address, frames)
+
+        return self._within_timeout(once)
 
     def offset_at(self, queue: MessageQueue, bounds: Bounds, timestamp_ms: int) -> int:
         """As `offsets_at`, for one queue."""

@@ -58,6 +58,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 class ArchiveTable:
     """One archive directory; `output` is a path, or a URI that pyarrow knows (file, hdfs, s3, gs …)."""
 
+    kind, topic_in_files = "parquet", False
+
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
         # Workers may have another working directory: they are given the absolute path.

@@ -69,7 +69,7 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
                 codec = file.metadata.row_group(0).column(0).compression
             stretches += _stretches(path, file)
     try:
-        schema = pa.unify_schemas(schemas)
+        schema = pa.unify_schemas(schemas, promote_options="permissive")  # bodies may have got more fields
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return []
     writer = PartitionWriter(
@@ -129,5 +129,5 @@ class _RowGroups:
         with self._filesystem.open_input_file(f"{self._root}/{path}") as stream:
             table = pq.ParquetFile(stream).read_row_group(group)
         return pa.concat_tables(
-            [self._schema.empty_table(), table.replace_schema_metadata()], promote_options="default"
+            [self._schema.empty_table(), table.replace_schema_metadata()], promote_options="permissive"
         )

@@ -28,8 +28,8 @@ BUFFER_BYTES = 96 * 1024 * 1024  # over all open files of a task
 MAX_OPEN_FILES = 64
 
 _HOUR_US = 3_600_000_000
-_DICTIONARY = ["broker_name", "tags", "born_host", "store_host", "properties.key_value.key"]
-_NO_STATISTICS = {"body", "properties"}
+_DICTIONARY = ["topic", "broker_name", "tags", "born_host", "store_host", "properties.key_value.key"]
+_NO_STATISTICS = {"body", "properties", "body_rest", "body_error", "value"}
 
 
 class Partition(NamedTuple):
@@ -55,6 +55,8 @@ class StagedFile:
         name = f"{kind}-{uuid.uuid4().hex}.parquet"
         self._path = f"{directory}/{name}"
         self._written = f"{staging}/{name}" if staging else self._path
+        if not staging and isinstance(filesystem, fs.LocalFileSystem):
+            filesystem.create_dir(f"{root}/{directory}", recursive=True)
         self._stream = filesystem.open_output_stream(f"{root}/{self._written}")
         self._writer = pq.ParquetWriter(self._stream, schema, **how)
         self._rows = 0
@@ -87,15 +89,17 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """Writes batches with the columns `topic` (which goes to the path only), `store_timestamp` and others.
+    """Writes batches with the columns `topic` (which goes to the path only, unless `topic_in_files`),
+    `store_timestamp` and others.
 
     `files` describes the finished files after `close`, as StagedFile does, with their topic, dt and hour.
     """
 
     def __init__(
         self, filesystem: fs.FileSystem, root: str, staging: str, *, compression: str, level: int | None,
-        file_bytes: int = FILE_BYTES,
+        topic_in_files: bool = False, file_bytes: int = FILE_BYTES,
     ) -> None:  # fmt: skip
+        self._topic_in_files = topic_in_files
         self._file_bytes = file_bytes
         self._filesystem = filesystem
         self._root = root
@@ -107,7 +111,7 @@ class PartitionWriter:
         self.files: list[dict[str, Any]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rest = batch.drop_columns(["topic"])
+        rest = batch if self._topic_in_files else batch.drop_columns(["topic"])
         for partition, start, stop in partition_runs(batch):
             self._append(partition, rest.slice(start, stop - start))
 
@@ -130,6 +134,7 @@ class PartitionWriter:
 
     def _create(self, partition: Partition, schema: pa.Schema) -> _OpenFile:
         columns = schema.names
+        of_bodies = leaves("value", schema.field("value").type) if "value" in columns else []
         file = StagedFile(
             self._filesystem,
             self._root,
@@ -139,8 +144,8 @@ class PartitionWriter:
             schema,
             compression=self._compression,
             compression_level=self._level,
-            use_dictionary=[name for name in _DICTIONARY if name.split(".")[0] in columns],
-            write_statistics=[name for name in columns if name not in _NO_STATISTICS],
+            use_dictionary=[name for name in _DICTIONARY if name.split(".")[0] in columns] + of_bodies,
+            write_statistics=[name for name in columns if name not in _NO_STATISTICS] + of_bodies,
         )
         return _OpenFile(partition, file)
 
@@ -162,6 +167,17 @@ class PartitionWriter:
         """Finish all files. Not called after an error: what no commit names is thrown away."""
         for file in list(self._open.values()):
             self._close(file)
+
+
+def leaves(path: str, kind: pa.DataType) -> list[str]:
+    """What Parquet calls the columns that a nested column is made of."""
+    if pa.types.is_struct(kind):
+        return [leaf for field in kind for leaf in leaves(f"{path}.{field.name}", field.type)]
+    if pa.types.is_list(kind):
+        return leaves(f"{path}.list.element", kind.value_type)
+    if pa.types.is_map(kind):
+        return [f"{path}.key_value.key", *leaves(f"{path}.key_value.value", kind.item_type)]
+    return [path]
 
 
 def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:

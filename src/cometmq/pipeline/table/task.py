@@ -23,6 +23,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.base.options import PullOptions
 from cometmq.pipeline.base.plan import QueueRange
 from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.table.bodies import Bodies, with_columns
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.partition_writer import PartitionWriter, StagedFile, runs
@@ -62,6 +63,8 @@ class ArchiveTask:
     compression: str
     compression_level: int | None
     pull: PullOptions
+    topic_in_files: bool = False
+    bodies: Bodies | None = None
 
 
 @dataclass(slots=True)
@@ -115,12 +118,16 @@ def full_disk_named(output: str) -> Iterator[None]:
 def _run(task: ArchiveTask) -> TaskResult:
     filesystem, root = open_filesystem(task.output)
     writer = PartitionWriter(
-        filesystem, root, task.staging, compression=task.compression, level=task.compression_level
-    )
+        filesystem, root, task.staging, compression=task.compression, level=task.compression_level,
+        topic_in_files=task.topic_in_files,
+    )  # fmt: skip
+    bodies = task.bodies
+    parser = None if bodies is None else bodies.parser()
     queues = {item.queue: QueueCount() for item in task.ranges}
     quarantine = Quarantine(filesystem, root, task.staging, task.batch)
     for part in read_parts(task.namesrv, task.ranges, task.addresses, ARCHIVE_SCHEMA, task.pull):
-        writer.write(part.batch)
+        rows = part.batch if bodies is None or parser is None else with_columns(part.batch, bodies, parser)
+        writer.write(rows)
         _count(part.batch, queues)
         for queue, lost in part.lost.items():
             queues[queue].lost += lost

@@ -1,0 +1,174 @@
+"""Bodies as columns: each body is parsed in the task that reads it, and what it says becomes columns.
+
+    value         struct: the fields of the schema; null if the body could not be parsed
+    body_rest     binary: what the body holds beyond them; null if that is nothing
+    body_error    string: why the body could not be parsed; null if it could
+
+A body that cannot be parsed is a row like any other, with its `body`. So nothing is lost, whatever was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cometmq.errors import ConfigError
+
+MOST_BYTES = 1024 * 1024
+"""Longer bodies are not parsed. A hostile one becomes Python objects of some hundred times its size."""
+
+_SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are Python objects at the same time
+_ERROR_CHARS = 300
+_WIDER = [[pa.int32(), pa.int64()], [pa.float32(), pa.float64()]]
+
+
+class Parsed(NamedTuple):
+    """One body: its fields by name, what none of them holds, and why it has no fields."""
+
+    value: dict[str, Any] | None
+    rest: bytes | None = None
+    error: str | None = None
+
+
+class Parser(Protocol):
+    """What a body format gives to the task."""
+
+    def parse(self, body: bytes) -> Parsed:
+        """Never raises, whatever the body is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """How bodies are parsed, as tasks are told it.
+
+    schema: what the parser is made of: an Avro schema, or a descriptor set and a message's name; JSON is
+    parsed by `fields`. fields: what the parser gives. column: the type of the column `value`, which has the
+    fields of earlier runs too. keep: whether `body` stays where the body could be parsed."""
+
+    format: str
+    schema: tuple[bytes, str]
+    fields: pa.StructType
+    column: pa.StructType
+    keep: bool
+
+    def parser(self) -> Parser:
+        if self.format == "json":
+            from cometmq.pipeline.table.body_json import JsonParser
+
+            return JsonParser(self.fields)
+        if self.format == "avro":
+            from cometmq.pipeline.table.body_avro import AvroParser
+
+            return AvroParser(self.schema[0].decode())
+        from cometmq.pipeline.table.body_protobuf import ProtobufParser
+
+        return ProtobufParser(*self.schema)
+
+
+def body_columns(column: pa.StructType) -> list[pa.Field]:
+    """The columns that bodies give beside the message's own."""
+    return [
+        pa.field("value", column),
+        pa.field("body_rest", pa.binary()),
+        pa.field("body_error", pa.string()),
+    ]
+
+
+def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.RecordBatch:
+    """The rows with the columns of their bodies."""
+    values: list[pa.Array] = []
+    rests: list[bytes | None] = []
+    errors: list[str | None] = []
+    for start, stop in _slices(batch.column("body")):
+        parsed = [_parse(parser, body or b"") for body in batch.column("body")[start:stop].to_pylist()]
+        values += _arrow(parsed, 0, len(parsed), bodies.column)
+        rests += [rest for _, rest, _ in parsed]
+        errors += [error and error[:_ERROR_CHARS] for _, _, error in parsed]
+    value = pa.concat_arrays(values) if values else pa.array([], bodies.column)
+    columns = [value, pa.array(rests, pa.binary()), pa.array(errors, pa.string())]
+    if not bodies.keep:
+        at = batch.schema.get_field_index("body")
+        body = pc.if_else(value.is_valid(), pa.scalar(None, pa.binary()), batch.column(at))
+        batch = batch.set_column(at, batch.schema.field(at), body)
+    fields = [*batch.schema, *body_columns(bodies.column)]
+    return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=pa.schema(fields))
+
+
+def _slices(bodies: pa.Array) -> Iterator[tuple[int, int]]:
+    """(first, behind the last) row of stretches that hold about `_SLICE_BYTES`."""
+    sizes = pc.fill_null(pc.binary_length(bodies), 0).to_numpy(zero_copy_only=False)
+    numbers = np.cumsum(sizes, dtype=np.int64) // _SLICE_BYTES
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(bodies)] if len(bodies) else []
+    yield from pairwise(edges)
+
+
+def _parse(parser: Parser, body: bytes) -> Parsed:
+    if len(body) > MOST_BYTES:
+        return Parsed(None, error=f"longer than {MOST_BYTES} bytes")
+    return parser.parse(body)
+
+
+def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -> list[pa.Array]:
+    """The values of these rows as arrays. A value that Arrow cannot hold in this type, such as a decimal with
+    too many digits, is found by halving and becomes an error of its row."""
+    try:
+        return [pa.array([item.value for item in parsed[start:stop]], column)]
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        if stop - start == 1:
+            parsed[start] = Parsed(None, error=str(error))
+            return [pa.nulls(1, column)]
+    middle = (start + stop) // 2
+    return _arrow(parsed, start, middle, column) + _arrow(parsed, middle, stop, column)
+
+
+def merged(old: pa.DataType, new: pa.DataType, *, widen: bool, path: str = "value") -> pa.DataType:
+    """The type that holds values of both: the fields of both, and the wider of two numbers. Fields that `new`
+    does not have stay. widen: whether a number of the table may become wider. Raises ConfigError."""
+    if old == new:
+        return old
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        fields = {field.name: field.type for field in old}
+        for field in new:
+            known = fields.get(field.name)
+            fields[field.name] = field.type if known is None else merged(
+                known, field.type, widen=widen, path=f"{path}.{field.name}"
+            )  # fmt: skip
+        return check_names(pa.struct(list(fields.items())))
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return pa.list_(merged(old.value_type, new.value_type, widen=widen, path=f"{path}[]"))
+    if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+        return pa.map_(old.key_type, merged(old.item_type, new.item_type, widen=widen, path=f"{path}{{}}"))
+    wide = _wider(old, new)
+    if wide is None or (wide != old and not widen):
+        expected = f"{path} to be {old} as in the table" + (" (Delta keeps a column's type)" if wide else "")
+        raise ConfigError("body_schema", str(new), expected)
+    return wide
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    for chain in _WIDER:
+        if one in chain and other in chain:
+            return chain[-1]
+    if pa.types.is_decimal128(one) and pa.types.is_decimal128(other) and one.scale == other.scale:
+        return one if one.precision >= other.precision else other
+    return None
+
+
+def check_names(fields: pa.StructType, path: str = "") -> pa.StructType:
+    """The same type. Raises ConfigError if it has no fields, or names that Spark takes for one."""
+    if not fields.num_fields:
+        raise ConfigError("body_schema", path or "no fields", "a record with at least one field")
+    seen: dict[str, str] = {}
+    for field in fields:
+        if (other := seen.setdefault(field.name.lower(), field.name)) != field.name or (
+            fields.get_field_index(field.name) < 0
+        ):
+            expected = f"names that differ in more than case ({path}{other})"
+            raise ConfigError("body_schema", f"{path}{field.name}", expected)
+    return fields

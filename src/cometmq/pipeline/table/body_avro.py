@@ -1,0 +1,124 @@
+"""Avro bodies: one datum in Avro's binary encoding, written with the schema that the archive is given.
+
+There is no header and no registry's number in front of it: that a datum was written with another schema shows
+only if it cannot be read, or leaves bytes over.
+"""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+from fastavro.schema import SchemaParseException, UnknownType
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.table.bodies import Parsed, check_names
+
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+_LOGICAL = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+}
+_BAD = (EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError, MemoryError)
+
+
+class AvroParser:
+    """Parses bodies by an Avro schema in JSON."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = fastavro.parse_schema(_without_other_logical_types(json.loads(schema)))
+
+    def parse(self, body: bytes) -> Parsed:
+        stream = BytesIO(body)
+        try:
+            value = fastavro.schemaless_reader(stream, self._schema, None)
+        except _BAD as error:
+            return Parsed(None, error=f"{type(error).__name__}: {error}")
+        if left := len(body) - stream.tell():
+            return Parsed(None, error=f"{left} bytes are left behind the datum")
+        return Parsed(value)  # type: ignore[arg-type]
+
+
+def fields_of(schema: str) -> pa.StructType:
+    """The columns of an Avro schema. int is bigint and float is double, so that writers may widen them.
+    Raises ConfigError for what has no column: unions of several types, records within themselves, null
+    alone."""
+    try:
+        parsed = fastavro.parse_schema(_without_other_logical_types(json.loads(schema)))
+    except (ValueError, SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("body_schema", schema[:80], f"an Avro schema ({error})") from None
+    kind = _arrow(parsed, {}, "body")
+    if not pa.types.is_struct(kind):
+        raise ConfigError("body_schema", str(kind), "an Avro schema of a record")
+    return kind
+
+
+def _without_other_logical_types(schema: Any) -> Any:
+    """Logical types that are no columns are read as what they are made of."""
+    if isinstance(schema, list):
+        return [_without_other_logical_types(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: _without_other_logical_types(item) for name, item in schema.items() if name != "default"}
+    logical = kept.get("logicalType")
+    precision = kept.get("precision")
+    if logical not in _LOGICAL and not (
+        logical == "decimal" and isinstance(precision, int) and precision <= 38
+    ):
+        kept.pop("logicalType", None)
+    return kept
+
+
+def _arrow(schema: Any, named: dict[str, pa.DataType | None], path: str) -> pa.DataType:
+    if isinstance(schema, list):
+        kinds = [kind for kind in schema if kind != "null"]
+        if len(kinds) != 1:
+            raise ConfigError("body_schema", path, "a union of null and one type")
+        return _arrow(kinds[0], named, path)
+    if isinstance(schema, str):
+        kind = _PLAIN.get(schema) or named.get(schema)
+        if kind is None:  # null, or a record that is not finished
+            raise ConfigError(
+                "body_schema", f"{path} {schema}", "a type other than null, and no record within itself"
+            )
+        return kind
+    what = schema["type"]
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        kind = pa.decimal128(schema["precision"], schema.get("scale", 0))
+    elif logical in _LOGICAL:
+        return _LOGICAL[logical]
+    elif what == "array":
+        return pa.list_(_arrow(schema["items"], named, f"{path}[]"))
+    elif what == "map":
+        return pa.map_(pa.string(), _arrow(schema["values"], named, f"{path}{{}}"))
+    elif what == "enum":
+        kind = pa.string()
+    elif what == "fixed":
+        if not schema["size"]:
+            raise ConfigError("body_schema", path, "a fixed type of at least one byte")
+        kind = pa.binary()
+    elif what in ("record", "error"):
+        named[schema["name"]] = None
+        inner = [
+            (field["name"], _arrow(field["type"], named, f"{path}.{field['name']}"))
+            for field in schema["fields"]
+        ]
+        kind = check_names(pa.struct(inner), f"{path}.")
+    else:
+        return _arrow(what, named, path)
+    if "name" in schema:
+        named[schema["name"]] = kind
+    return kind

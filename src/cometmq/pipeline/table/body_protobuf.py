@@ -1,0 +1,148 @@
+"""Protobuf bodies: one message of a type that a FileDescriptorSet describes (`protoc --include_imports
+--descriptor_set_out=FILE`).
+
+Fields that the descriptor does not know, at any depth, go to `body_rest`: the message with those fields
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.table.bodies import Parsed, check_names
+
+_Read = Callable[[Any], Any]
+_F = FieldDescriptor
+_PLAIN = {
+    _F.CPPTYPE_INT32: pa.int64(),
+    _F.CPPTYPE_UINT32: pa.int64(),
+    _F.CPPTYPE_INT64: pa.int64(),
+    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # Spark has no unsigned numbers
+    _F.CPPTYPE_FLOAT: pa.float64(),
+    _F.CPPTYPE_DOUBLE: pa.float64(),
+    _F.CPPTYPE_BOOL: pa.bool_(),
+    _F.CPPTYPE_STRING: pa.string(),
+}
+
+
+class ProtobufParser:
+    """Parses bodies as messages of one type."""
+
+    def __init__(self, descriptors: bytes, name: str) -> None:
+        descriptor = _descriptor(descriptors, name)
+        self._message = message_factory.GetMessageClass(descriptor)
+        self._read = _record(descriptor, ())[1]
+
+    def parse(self, body: bytes) -> Parsed:
+        try:
+            message = self._message.FromString(body)
+            value = self._read(message)
+            size = message.ByteSize()
+            message.DiscardUnknownFields()
+            rest = None
+            if message.ByteSize() != size:
+                _keep_unknown(unknown := self._message.FromString(body))
+                rest = unknown.SerializePartialToString()
+        except (DecodeError, ValueError, RecursionError, MemoryError) as error:
+            return Parsed(None, error=f"{type(error).__name__}: {error}")
+        return Parsed(value, rest)
+
+
+def fields_of(descriptors: bytes, name: str) -> pa.StructType:
+    """The columns of a message type. Integers of 32 bits are bigint and float is double, so that writers
+    may widen them; uint64 is decimal(20,0), an enum its value's name. Raises ConfigError for a message that
+    holds itself."""
+    kind, _ = _record(_descriptor(descriptors, name), ())
+    return check_names(kind)
+
+
+def _descriptor(descriptors: bytes, name: str) -> Descriptor:
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+        pool = descriptor_pool.DescriptorPool()
+        for file in files:
+            pool.Add(file)
+    except (DecodeError, TypeError) as error:
+        raise ConfigError(
+            "body_schema", "the descriptor set", f"one with all its imports ({error})"
+        ) from None
+    try:
+        return pool.FindMessageTypeByName(name)
+    except KeyError:
+        known = ", ".join(
+            f"{file.package}.{kind.name}".lstrip(".") for file in files for kind in file.message_type
+        )
+        raise ConfigError(
+            "body_schema", name, f"a message of the descriptor set: {known or 'it has none'}"
+        ) from None
+
+
+def _record(descriptor: Descriptor, outer: tuple[str, ...]) -> tuple[pa.DataType, _Read]:
+    """Type and reader of a message. One without fields is true where it is set."""
+    path = (*outer, descriptor.full_name)
+    if descriptor.full_name in outer:
+        raise ConfigError("body_schema", " → ".join(path), "a message that does not hold itself")
+    if not descriptor.fields:
+        return (pa.struct([]), lambda _: {}) if not outer else (pa.bool_(), lambda _: True)
+    fields = [(field.name, *_field(field, path)) for field in descriptor.fields]
+    readers = [(name, read) for name, _, read in fields]
+    kind = check_names(pa.struct([(name, kind) for name, kind, _ in fields]), f"{descriptor.full_name}.")
+    return kind, lambda message: {name: read(message) for name, read in readers}
+
+
+def _field(field: FieldDescriptor, path: tuple[str, ...]) -> tuple[pa.DataType, _Read]:
+    name, kind = field.name, field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        key_type, key = _single(kind.fields_by_name["key"], path)
+        item_type, item = _single(kind.fields_by_name["value"], path)
+
+        def read_map(message: Any) -> list[tuple[Any, Any]]:
+            held = getattr(message, name)
+            return [(key(each), item(held[each])) for each in held]
+
+        return pa.map_(key_type, item_type), read_map
+    one_type, one = _single(field, path)
+    if field.is_repeated:
+        return pa.list_(one_type), lambda message: [one(item) for item in getattr(message, name)]
+    if not field.has_presence:
+        return one_type, lambda message: one(getattr(message, name))
+    return one_type, lambda message: one(getattr(message, name)) if message.HasField(name) else None
+
+
+def _single(field: FieldDescriptor, path: tuple[str, ...]) -> tuple[pa.DataType, _Read]:
+    """Type of one value of the field, and what makes it of Protobuf's value."""
+    if field.message_type is not None:
+        return _record(field.message_type, path)
+    if field.enum_type is not None:
+        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        return pa.string(), lambda number: names.get(number) or str(number)
+    if field.type == _F.TYPE_BYTES:
+        return pa.binary(), bytes
+    return _PLAIN[field.cpp_type], lambda value: value
+
+
+def _keep_unknown(message: Message) -> None:
+    """Clear what the descriptor knows, and nothing else."""
+    for field, value in message.ListFields():
+        left = 0
+        for item in _messages(field, value):
+            _keep_unknown(item)
+            left += item.ByteSize()
+        if not left:
+            message.ClearField(field.name)
+
+
+def _messages(field: FieldDescriptor, value: Any) -> Iterable[Message]:
+    """The messages that a field holds."""
+    kind = field.message_type
+    if kind is None:
+        return []
+    if kind.GetOptions().map_entry:
+        return value.values() if kind.fields_by_name["value"].message_type is not None else []
+    return value if field.is_repeated else [value]

@@ -1,0 +1,111 @@
+"""What the archive job is told about bodies, and the columns that its table has because of it.
+
+Runs on the driver. The column `value` of a table is kept in its commits, as Spark writes a type, so a later
+run knows the fields of the earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.types import StructType
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.options import check_package
+from cometmq.pipeline.table.bodies import Bodies, body_columns, check_names, merged
+from cometmq.pipeline.table.body_json import JsonParser, inferred
+from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
+
+BodyFormat = Literal["json", "avro", "protobuf"]
+_COLUMN = "value"  # in a commit
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOptions:
+    """How bodies are to be parsed. fields: None for JSON whose fields are still to be found."""
+
+    format: BodyFormat
+    schema: tuple[bytes, str]
+    fields: pa.StructType | None
+    keep: bool
+
+    def bodies(self, known: pa.StructType | None, sample: Iterable[bytes], *, widen: bool) -> Bodies:
+        """For a table whose column `value` is `known`, None if it has none. sample: bodies, read only if the
+        fields are to be found. Raises ConfigError for a field that does not fit the table."""
+        fields = self.fields or known or inferred(sample)
+        column = fields if known is None else merged(known, fields, widen=widen)
+        return Bodies(self.format, self.schema, fields, column, self.keep)
+
+
+def body_options(body_format: str | None, body_schema: str | None, keep: bool) -> BodyOptions | None:
+    """What these settings mean; body_schema: DDL, or the path of an Avro schema, or PATH:MESSAGE of a
+    Protobuf descriptor set. Raises ConfigError."""
+    if body_format is None:
+        if body_schema is not None or not keep:
+            key, value = ("body_schema", body_schema) if body_schema else ("keep_body", "false")
+            raise ConfigError(key, str(value), "body_format beside it")
+        return None
+    if body_format not in get_args(BodyFormat):
+        raise ConfigError("body_format", body_format, ", ".join(get_args(BodyFormat)))
+    if body_format == "json":
+        fields = None if body_schema is None else _from_ddl(body_schema)
+        return BodyOptions("json", (b"", ""), fields, keep)
+    if body_schema is None:
+        raise ConfigError("body_schema", "", f"a file: {body_format} bodies do not say what they hold")
+    package = "fastavro" if body_format == "avro" else "google.protobuf"
+    check_package("body_format", body_format, package, "bodies")
+    if body_format == "avro":
+        from cometmq.pipeline.table import body_avro
+
+        schema = _read(body_schema, body_schema)
+        return BodyOptions("avro", (schema, ""), body_avro.fields_of(schema.decode(errors="replace")), keep)
+    from cometmq.pipeline.table import body_protobuf
+
+    path, colon, name = body_schema.rpartition(":")
+    if not colon:
+        raise ConfigError(
+            "body_schema", body_schema, "PATH:MESSAGE, a descriptor set and a message's full name"
+        )
+    content = _read(path, body_schema)
+    return BodyOptions("protobuf", (content, name), body_protobuf.fields_of(content, name), keep)
+
+
+def _read(path: str, setting: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError as error:
+        raise ConfigError("body_schema", setting, f"a file that can be read ({error.strerror})") from None
+
+
+def _from_ddl(ddl: str) -> pa.StructType:
+    try:
+        parsed = StructType.fromDDL(ddl)
+        fields = to_arrow_type(parsed, timezone="UTC")
+    except PySparkException as error:
+        problem = str(error).strip().splitlines()[0]
+        raise ConfigError("body_schema", ddl, f"fields as in `id bigint, name string` ({problem})") from None
+    JsonParser(check_names(fields))  # which types JSON has
+    return fields
+
+
+def with_column(commit: dict[str, Any], column: pa.StructType | None) -> dict[str, Any]:
+    """The commit, with the type of the column `value` as of it."""
+    return commit if column is None else commit | {_COLUMN: from_arrow_type(column).jsonValue()}
+
+
+def column_in(commit: dict[str, Any] | None) -> pa.StructType | None:
+    """The type of the column `value` as of a commit, None if the table has no such column."""
+    if commit is None or _COLUMN not in commit:
+        return None
+    return to_arrow_type(StructType.fromJson(commit[_COLUMN]), timezone="UTC")
+
+
+def columns_in(commit: dict[str, Any] | None) -> pa.Schema:
+    """The columns of the table's rows as of a commit, `topic` among them."""
+    column = column_in(commit)
+    return ARCHIVE_SCHEMA if column is None else pa.schema([*ARCHIVE_SCHEMA, *body_columns(column)])

@@ -1,0 +1,101 @@
+"""The archive as a Delta table, by delta-rs: no JVM, no jars.
+
+A batch is one version of the table: its files, a transaction identifier (`txn`, application `cometmq`,
+version = batch) and in the commit's info all that the batch says. The identifier outlives checkpoints and
+the clean-up of the log; the info does not, so the position is read from the copy of the batch that the
+identifier names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table.body_schema import columns_in
+from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken, with_directories
+from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
+
+APPLICATION = "cometmq"
+_BY = ["topic", "dt", "hour"]
+
+
+class DeltaArchive(LakeTable):
+    """A Delta table, partitioned by topic, dt and hour as the Parquet archive is."""
+
+    kind = "delta"
+    topic_in_files = False
+
+    def _create(self) -> None:
+        try:
+            DeltaTable(self.output)
+        except TableNotFoundError:
+            try:
+                DeltaTable.create(self.output, _schema(ARCHIVE_SCHEMA), partition_by=_BY)
+            except DeltaError:  # another job made it meanwhile, or nobody can
+                DeltaTable(self.output)
+
+    def last_commit(self) -> dict[str, Any] | None:
+        self._table = DeltaTable(self.output)
+        batch = self._table.transaction_version(APPLICATION)
+        if batch is None:
+            return None
+        # The copy may be that of an older table here, or missing: the log is asked first while it knows.
+        for info in self._table.history(1):
+            if PROPERTY in info and (said := json.loads(info[PROPERTY]))["batch"] == batch:
+                return dict(said)
+        found = self._kept(batch) or self._in_history(batch)
+        if found is None:
+            problem = f"neither _cometmq/commits nor the log says where batch {batch} ended"
+            raise ArchiveError(self.output, problem)
+        return found
+
+    def _in_history(self, batch: int) -> dict[str, Any] | None:
+        said = (json.loads(info[PROPERTY]) for info in self._table.history() if PROPERTY in info)
+        return next((commit for commit in said if commit["batch"] == batch), None)
+
+    def _transact(self, commit: dict[str, Any]) -> None:
+        table = self._table
+        schema = _schema(columns_in(commit))
+        fields = table.schema().fields
+        try:
+            if missing := [field for field in schema.fields if field not in fields]:
+                table.alter.add_columns(missing)
+                raise Overtaken("its columns were added")
+            table.create_write_transaction(
+                [_added(file) for file in commit["files"]],
+                "append",
+                table.schema(),
+                _BY,
+                # Without retries: they would put the batch on top of whatever came between.
+                commit_properties=CommitProperties(
+                    custom_metadata={PROPERTY: json.dumps(commit)},
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(APPLICATION, commit["batch"])],
+                ),
+            )
+        except CommitFailedError as error:
+            raise Overtaken(str(error)) from error
+
+    def files(self) -> tuple[list[str], pa.Schema]:
+        table = DeltaTable(self.output)
+        return table.file_uris(), pa.schema(table.schema())
+
+
+def _schema(columns: pa.Schema) -> Schema:
+    return Schema.from_arrow(with_directories(columns))
+
+
+def _added(file: dict[str, Any]) -> AddAction:
+    return AddAction(
+        path=file["path"],
+        size=file["bytes"],
+        partition_values={"topic": file["topic"], "dt": file["dt"], "hour": str(file["hour"])},
+        modification_time=0,
+        data_change=True,
+        stats=json.dumps({"numRecords": file["rows"]}),
+    )

@@ -1,0 +1,164 @@
+"""Archives that are tables of a format with transactions of its own: what Delta and Iceberg have in common.
+
+Tasks write Parquet files under new names straight into the table's directories. One transaction of the table
+adds a batch's files and says with them which batch this is and where the archive goes on. So a batch is in
+the table with its position, or neither is. Files of a batch that was never committed are in no snapshot; the
+clean-up of the format removes them.
+
+    output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
+    output/_cometmq/archive.json                                  what this directory is
+    output/_cometmq/commits/00000000000000000000.json             what each committed batch said
+    output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
+
+The files below `commits` are copies, written behind the transaction: the formats forget what old transactions
+said when their logs are cleaned up. A copy that a killed run did not write is written by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.small_files import read_json, replace_json
+
+log = logs.logger(__name__)
+
+PROPERTY = "cometmq.commit"
+"""Under this name a transaction keeps what its batch says, as JSON."""
+
+_HOME = "_cometmq"
+_ATTEMPTS = 5
+_IS_COMMIT = re.compile(r"\d{20}\.json")
+
+
+def with_directories(columns: pa.Schema) -> pa.Schema:
+    """The columns of a table whose rows have these columns, with those that its directories name."""
+    return pa.schema([*columns, ("dt", pa.date32()), ("hour", pa.int32())])
+
+
+class Overtaken(Exception):
+    """Another transaction changed the table first. Which one it was is seen in the table as it is now."""
+
+
+class LakeTable(ABC):
+    """One archive as a table of such a format; `output` is the path of a directory."""
+
+    kind: str
+    topic_in_files: bool
+
+    def __init__(self, output: str) -> None:
+        if "://" in output:
+            scheme = output.partition("://")[0]  # the rest may hold a secret
+            raise ConfigError("output", f"{scheme}://…", f"a path, as archives of format {self.kind} need")
+        self.filesystem, self.root = open_filesystem(output)
+        self.output = self.uri = self.root
+        self.run_id = uuid.uuid4().hex[:12]
+
+    def prepare(self) -> dict[str, Any] | None:
+        """Create or open the table, and return the last commit (None: no batch yet).
+
+        Raises ArchiveError if the directory holds something else, or a position that cannot be found."""
+        self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
+        self._check_kind()
+        self._create()
+        copies = self._copies()  # listed before the table is read: a copy comes behind its transaction
+        last = self.last_commit()
+        for name in copies:
+            if last is None or int(name[:20]) > last["batch"]:
+                log.warning("%s: the table does not have the batch of %s: removed", self.output, name)
+                self._remove(self._at(_HOME, "commits", name))
+        if last is not None:
+            self._keep(last)
+        return last
+
+    def staging(self, _batch: int) -> str:
+        """Where tasks write, relative to the output: "" stands for the files' own places."""
+        return ""
+
+    def commit(self, commit: dict[str, Any]) -> None:
+        """Make a batch part of the table. Raises ArchiveError if another job committed its number first."""
+        problem = "not committed"
+        for _ in range(_ATTEMPTS):
+            last = self.last_commit()
+            stands = -1 if last is None else last["batch"]
+            if last is not None and stands == commit["batch"] and last["run"] == self.run_id:
+                break  # an attempt that only its answer called a failure
+            if stands != commit["batch"] - 1:
+                problem = f"another job writes here: batch {commit['batch']} does not follow {stands}"
+                raise ArchiveError(self.output, problem)
+            try:
+                self._transact(commit)
+                break
+            except Overtaken as error:
+                problem = f"batch {commit['batch']} is not committed: {error}"
+        else:
+            raise ArchiveError(self.output, problem)
+        self._keep(commit)
+
+    def close(self) -> None:
+        """Release what the table holds open."""
+        return
+
+    @abstractmethod
+    def last_commit(self) -> dict[str, Any] | None:
+        """Read the table as it is now; the newest commit of an archive job, or None."""
+
+    @abstractmethod
+    def _create(self) -> None:
+        """Make the table, with a message's own columns, if it is not there."""
+
+    @abstractmethod
+    def _transact(self, commit: dict[str, Any]) -> None:
+        """Add the files and keep the commit, if the table is still what `last_commit` saw last. Raises
+        Overtaken if it is not."""
+
+    @abstractmethod
+    def files(self) -> tuple[list[str], pa.Schema]:
+        """Where the files of the newest snapshot are, and the table's columns."""
+
+    def _check_kind(self) -> None:
+        path = self._at(_HOME, "archive.json")
+        found = kind_of(self.filesystem, self.root)
+        if found is None:
+            listing = self.filesystem.get_file_info(fs.FileSelector(self.root))
+            others = [info.base_name for info in listing if not info.base_name.startswith(("_", "."))]
+            if others:
+                raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
+            replace_json(self.filesystem, path, {"format": self.kind})
+        elif found != self.kind:
+            raise ArchiveError(self.output, f"an archive of format {found}; asked for was {self.kind}")
+
+    def _copies(self) -> list[str]:
+        found = self.filesystem.get_file_info(fs.FileSelector(self._at(_HOME, "commits")))
+        return [info.base_name for info in found if _IS_COMMIT.fullmatch(info.base_name)]
+
+    def _keep(self, commit: dict[str, Any]) -> None:
+        path = self._at(_HOME, "commits", f"{commit['batch']:020d}.json")
+        replace_json(self.filesystem, path, commit)
+
+    def _kept(self, batch: int) -> dict[str, Any] | None:
+        return read_json(self.filesystem, self._at(_HOME, "commits", f"{batch:020d}.json"))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_file(path)
+
+    def _at(self, *parts: str) -> str:
+        return "/".join((self.root, *parts))
+
+
+def kind_of(filesystem: fs.FileSystem, root: str) -> str | None:
+    """What format the archive in this directory has: delta, iceberg, or parquet's number. None: no
+    archive."""
+    kind = read_json(filesystem, f"{root}/{_HOME}/archive.json")
+    return None if kind is None else str(kind.get("format"))

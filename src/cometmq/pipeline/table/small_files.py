@@ -1,0 +1,36 @@
+"""Small files of JSON beside an archive's table."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from typing import Any
+
+from pyarrow import fs
+
+from cometmq.pipeline.table.directory import sync_local
+
+
+def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
+    """The object in a file, None if there is no file."""
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            content: dict[str, Any] = json.loads(stream.read())
+    except FileNotFoundError:
+        return None
+    return content
+
+
+def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) -> None:
+    """Write one line of JSON in place of what the file held. A reader sees the old content or the new."""
+    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file when it is whole
+    where = f"{path}.{uuid.uuid4().hex[:12]}.tmp" if local else path
+    if local:
+        filesystem.create_dir(os.path.dirname(path), recursive=True)
+    with filesystem.open_output_stream(where) as stream:
+        stream.write(json.dumps(content).encode() + b"\n")
+    if local:
+        sync_local(where)
+        filesystem.move(where, path)
+        sync_local(os.path.dirname(path))

@@ -1,0 +1,146 @@
+"""Protobuf bodies: one message each, by a descriptor set; what it does not know is kept."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.table.body_protobuf import ProtobufParser, fields_of
+
+F = descriptor_pb2.FieldDescriptorProto
+
+
+def add(kind: Any, name: str, number: int, what: int, named: str = "", *, many: bool = False) -> Any:
+    label = F.LABEL_REPEATED if many else F.LABEL_OPTIONAL
+    return kind.field.add(name=name, number=number, type=what, type_name=named or None, label=label)
+
+
+def described(*, newer: bool = False) -> bytes:
+    """The descriptor set of shop.Order; a newer one has more fields, also within its item."""
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    state = file.enum_type.add(name="State")
+    state.value.add(name="NEW", number=0)
+    state.value.add(name="DONE", number=1)
+    file.message_type.add(name="Nothing")
+    item = file.message_type.add(name="Item")
+    add(item, "sku", 1, F.TYPE_STRING)
+    order = file.message_type.add(name="Order")
+    by = order.nested_type.add(name="ByEntry")
+    by.options.map_entry = True
+    add(by, "key", 1, F.TYPE_STRING)
+    add(by, "value", 2, F.TYPE_MESSAGE, ".shop.Item")
+    plain = [
+        ("id", F.TYPE_INT64), ("count", F.TYPE_UINT32), ("big", F.TYPE_UINT64), ("rate", F.TYPE_FLOAT),
+        ("ok", F.TYPE_BOOL), ("name", F.TYPE_STRING), ("raw", F.TYPE_BYTES),
+    ]  # fmt: skip
+    for number, (name, kind) in enumerate(plain, 1):
+        add(order, name, number, kind)
+    add(order, "state", 8, F.TYPE_ENUM, ".shop.State")
+    add(order, "item", 9, F.TYPE_MESSAGE, ".shop.Item")
+    add(order, "items", 10, F.TYPE_MESSAGE, ".shop.Item", many=True)
+    add(order, "tags", 11, F.TYPE_STRING, many=True)
+    add(order, "by", 12, F.TYPE_MESSAGE, ".shop.Order.ByEntry", many=True)
+    add(order, "none", 13, F.TYPE_MESSAGE, ".shop.Nothing")
+    order.oneof_decl.add(name="_maybe")
+    maybe = add(order, "maybe", 14, F.TYPE_INT32)
+    maybe.oneof_index, maybe.proto3_optional = 0, True
+    if newer:
+        add(order, "added", 20, F.TYPE_STRING)
+        add(item, "colour", 2, F.TYPE_STRING)
+    add(file.message_type.add(name="Tree"), "left", 1, F.TYPE_MESSAGE, ".shop.Tree")
+    return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+
+
+def message(*, newer: bool = False) -> Any:
+    """The class of shop.Order."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(described(newer=newer)).file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+
+
+PARSER = ProtobufParser(described(), "shop.Order")
+EMPTY = {
+    "id": 0, "count": 0, "big": Decimal(0), "rate": 0.0, "ok": False, "name": "", "raw": b"", "state": "NEW",
+    "item": None, "items": [], "tags": [], "by": [], "none": None, "maybe": None,
+}  # fmt: skip
+
+
+def columns(body: bytes) -> tuple[Any, bytes | None]:
+    parsed = PARSER.parse(body)
+    assert parsed.error is None
+    return pa.array([parsed.value], fields_of(described(), "shop.Order"))[0].as_py(), parsed.rest
+
+
+def test_a_message_becomes_columns() -> None:
+    order = message()(
+        id=-5, count=2**32 - 1, big=2**64 - 1, rate=0.5, ok=True, name="ü", raw=b"\xff", state=1, maybe=0,
+        tags=["a"],
+        item={"sku": "s"}, items=[{"sku": "1"}, {}], by={"k": {"sku": "v"}}, none={},
+    )  # fmt: skip
+    value, rest = columns(order.SerializeToString())
+    assert rest is None
+    assert value == {
+        "id": -5, "count": 2**32 - 1, "big": Decimal(2**64 - 1), "rate": 0.5, "ok": True, "name": "ü",
+        "raw": b"\xff", "state": "DONE", "item": {"sku": "s"}, "items": [{"sku": "1"}, {"sku": ""}],
+        "tags": ["a"], "by": [("k", {"sku": "v"})], "none": True, "maybe": 0,
+    }  # fmt: skip
+    assert columns(b"") == (EMPTY, None)
+    assert columns(message()(state=7).SerializeToString())[0]["state"] == "7"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"added": "x"},
+        {"item": {"colour": "red"}},
+        {"items": [{"sku": "1"}, {"sku": "2", "colour": "red"}]},
+        {"by": {"k": {"sku": "v", "colour": "red"}}},
+    ],
+)
+def test_fields_that_the_descriptor_does_not_know_are_kept(fields: dict[str, Any]) -> None:
+    newer = message(newer=True)
+    value, rest = columns(newer(**{"id": 5, "name": "n", "item": {"sku": "s"}} | fields).SerializeToString())
+    assert value["id"] == 5
+    assert rest is not None
+    unknown = newer.FromString(rest)
+    assert (unknown.id, unknown.name, unknown.item.sku) == (0, "", "")
+    assert "x" in str(unknown) or "red" in str(unknown)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\x08", b"\xff", b"\x32\x01\xff", b"\x32\x7f", b"\x4a\xff\xff\xff\xff\x0f", b"\x0b" * 200],
+)  # fmt: skip
+def test_what_is_no_message_is_an_error(body: bytes) -> None:
+    parsed = PARSER.parse(body)
+    assert parsed.value is None
+    assert parsed.error
+
+
+@given(st.binary(max_size=100))
+def test_no_bytes_make_it_fail(body: bytes) -> None:
+    parsed = PARSER.parse(body)
+    assert (parsed.value is None) == (parsed.error is not None)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "problem"),
+    [
+        (b"\xff", "shop.Order", "descriptor set"),
+        (b"", "shop.Order", "it has none"),
+        (described(), "shop.Other", r"shop\.Order"),
+        (described(), "shop.Tree", "does not hold itself"),
+        (described(), "shop.Nothing", "at least one field"),
+    ],
+)
+def test_descriptors_that_have_no_columns(content: bytes, name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        fields_of(content, name)

@@ -1,0 +1,332 @@
+"""Archives as Delta and Iceberg tables: their own transaction is the commit, and says where to go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyarrow import fs
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table as IcebergTable
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.table import lake
+from cometmq.pipeline.table.body_schema import column_in, columns_in, with_column
+from cometmq.pipeline.table.formats import TableFormat, open_lake, open_table
+from cometmq.pipeline.table.lake import LakeTable
+from cometmq.pipeline.table.partition_writer import PartitionWriter
+
+MS = int(datetime(2026, 11, 23, 7, 30, tzinfo=UTC).timestamp() * 1000)
+LONG = "a-topic-whose-name-is-longer-than-sixteen-bytes"
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def kind(request: pytest.FixtureRequest) -> TableFormat:
+    name: TableFormat = request.param
+    return name
+
+
+@pytest.fixture
+def table(kind: TableFormat, output: str) -> Iterator[LakeTable]:
+    with closing(opened(kind, output)) as table:
+        yield table
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> str:
+    return str(tmp_path / "archive")
+
+
+def opened(kind: TableFormat, output: str) -> LakeTable:
+    table = open_table(output, kind)
+    assert isinstance(table, LakeTable)
+    return table
+
+
+def batch(
+    table: LakeTable, number: int, topics: tuple[str, ...] = ("orders",), column: pa.StructType | None = None
+) -> dict[str, Any]:
+    """What the job hands to `commit` for batch `number`: a file of two rows for each topic."""
+    base: dict[str, Any] = {"batch": number, "run": table.run_id, "offsets": {"orders": {"b": {"0": number}}}}
+    base["quarantine"] = []
+    commit = with_column(base, column)
+    writer = PartitionWriter(
+        fs.LocalFileSystem(), table.root, table.staging(number),
+        compression="zstd", level=None, topic_in_files=table.topic_in_files,
+    )  # fmt: skip
+    for topic in topics:
+        writer.write(rows(topic, number, columns_in(commit)))
+    writer.close()
+    return commit | {"files": writer.files}
+
+
+def rows(topic: str, number: int, columns: pa.Schema) -> pa.RecordBatch:
+    given: dict[str, Any] = {
+        "topic": topic,
+        "queue_offset": number,
+        "store_timestamp": datetime.fromtimestamp(MS / 1000, UTC),
+        "properties": {"KEYS": "k"},
+        "value": {"id": number},
+    }
+    row = {name: given.get(name) for name in columns.names}
+    return pa.RecordBatch.from_pylist([row, row], columns)
+
+
+def offsets(kind: TableFormat, output: str) -> list[tuple[str, int]]:
+    """(topic, queue offset) of each row, as the format's own reader sees them."""
+    found = read(kind, output)
+    return sorted(zip(found["topic"].to_pylist(), found["queue_offset"].to_pylist(), strict=True))
+
+
+def read(kind: TableFormat, output: str) -> pa.Table:
+    if kind == "delta":
+        query = QueryBuilder().register("t", DeltaTable(output))
+        return pa.table(query.execute("select * from t"))
+    with closing(catalogue(output)) as opened:
+        return iceberg(opened).scan().to_arrow()
+
+
+def catalogue(output: str) -> SqlCatalog:
+    """As docs/pipeline.md opens it."""
+    return SqlCatalog("cometmq", uri=f"sqlite:///{output}/_cometmq/catalog.db")
+
+
+def iceberg(opened: SqlCatalog) -> IcebergTable:
+    return opened.load_table("cometmq.archive")
+
+
+def test_batches_become_rows_and_the_position_comes_back(
+    kind: TableFormat, table: LakeTable, output: str
+) -> None:
+    assert table.prepare() is None
+    table.commit({"batch": 0, "run": table.run_id, "files": [], "quarantine": [], "offsets": {"@last": {}}})
+    assert table.prepare() == {
+        "batch": 0, "run": table.run_id, "files": [], "quarantine": [], "offsets": {"@last": {}}
+    }  # fmt: skip
+    topics = ("%RETRY%g", LONG, LONG + "2", "123", "ü")
+    commit = batch(table, 1, topics)
+    table.commit(commit)
+    assert offsets(kind, output) == sorted([(topic, 1) for topic in topics] * 2)
+    with closing(opened(kind, output)) as again:
+        assert again.prepare() == commit
+        assert again.run_id != commit["run"]
+    found = read(kind, output)
+    assert found["properties"][0].as_py() == [("KEYS", "k")]
+    assert found["store_timestamp"].type == pa.timestamp("us", "UTC")
+    if kind == "delta":
+        assert (found["dt"][0].as_py().isoformat(), found["hour"][0].as_py()) == ("2026-11-23", 7)
+
+
+def test_of_two_jobs_one_wins(kind: TableFormat, table: LakeTable, output: str) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+    with closing(opened(kind, output)) as other:
+        other.prepare()
+        mine, theirs = batch(table, 1), batch(other, 1)
+        table.commit(mine)
+        with pytest.raises(ArchiveError, match="another job writes here: batch 1"):
+            other.commit(theirs)
+    with closing(opened(kind, output)) as again:
+        assert again.prepare() == mine
+    assert offsets(kind, output) == [("orders", 0)] * 2 + [("orders", 1)] * 2
+
+
+def test_a_job_that_is_overtaken_between_look_and_commit_fails(
+    kind: TableFormat, table: LakeTable, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+    with closing(opened(kind, output)) as other:
+        other.prepare()
+        look = other.last_commit
+
+        def look_and_wait() -> dict[str, Any] | None:
+            seen = look()
+            if (seen or {})["batch"] == 0:
+                table.commit(batch(table, 1))
+            return seen
+
+        monkeypatch.setattr(other, "last_commit", look_and_wait)
+        with pytest.raises(ArchiveError, match="another job writes here"):
+            other.commit(batch(other, 1))
+    assert offsets(kind, output) == [("orders", 0)] * 2 + [("orders", 1)] * 2
+
+
+def test_maintenance_between_look_and_commit_does_no_harm(
+    kind: TableFormat, table: LakeTable, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+    table.commit(batch(table, 1))
+    look, maintained = table.last_commit, []
+
+    def look_and_wait() -> dict[str, Any] | None:
+        seen = look()
+        if not maintained:
+            maintained.append(compact(kind, output))
+        return seen
+
+    monkeypatch.setattr(table, "last_commit", look_and_wait)
+    table.commit(batch(table, 2))
+    assert maintained
+    assert offsets(kind, output) == [("orders", n) for n in (0, 0, 1, 1, 2, 2)]
+
+
+def compact(kind: TableFormat, output: str) -> bool:
+    """What the table's owner does: in Delta, files become one; in Iceberg, a snapshot."""
+    if kind == "delta":
+        DeltaTable(output).optimize.compact()
+        return True
+    with closing(catalogue(output)) as opened:
+        table = iceberg(opened)
+        with table.transaction() as transaction, transaction.update_snapshot().fast_append():
+            pass
+    return True
+
+
+def forget(kind: TableFormat, output: str) -> None:
+    """What the formats do with time: the log is summed up, old entries of it go."""
+    if kind == "delta":
+        table = DeltaTable(output)
+        table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+        table = DeltaTable(output)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        return
+    with closing(catalogue(output)) as opened:
+        iceberg(opened).maintenance.expire_snapshots().older_than(datetime.now() + timedelta(days=1)).commit()
+
+
+def test_the_position_survives_compaction_and_clean_up(
+    kind: TableFormat, table: LakeTable, output: str
+) -> None:
+    table.prepare()
+    for number in range(3):
+        table.commit(batch(table, number))
+    kept = table.last_commit()
+    compact(kind, output)
+    forget(kind, output)
+    if kind == "delta":
+        logs = [path.name for path in Path(output, "_delta_log").glob("*.json")]
+        assert "00000000000000000003.json" not in logs, "the batch's own entry is gone"
+    with closing(opened(kind, output)) as again:
+        assert again.prepare() == kept
+        again.commit(batch(again, 3))
+    assert offsets(kind, output) == [("orders", n) for n in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+@pytest.mark.parametrize("step", ["transaction", "copy"])
+def test_killed_at_any_step_of_a_commit_the_next_run_goes_on(
+    kind: TableFormat, table: LakeTable, output: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        if step == "copy":
+            dying.setattr(lake, "replace_json", die)
+        else:
+            dying.setattr(table, "last_commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            table.commit(batch(table, 1))
+    done = 1 if step == "copy" else 0
+    with closing(opened(kind, output)) as again:
+        last = again.prepare()
+        assert last is not None
+        assert last["batch"] == done
+        again.commit(batch(again, done + 1))
+    assert offsets(kind, output) == [("orders", n) for n in range(done + 2) for _ in range(2)]
+    copies = sorted(Path(output, "_cometmq/commits").glob("*.json"))
+    assert [json.loads(path.read_text())["batch"] for path in copies] == list(range(done + 2))
+
+
+def test_an_answer_that_was_lost_does_not_double_the_batch(
+    kind: TableFormat, table: LakeTable, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.prepare()
+    transact = table._transact  # noqa: SLF001  what the format does is what is cut here
+
+    def lose(commit: dict[str, Any]) -> None:
+        transact(commit)
+        raise lake.Overtaken("no answer")
+
+    monkeypatch.setattr(table, "_transact", lose)
+    table.commit(batch(table, 0))
+    assert offsets(kind, output) == [("orders", 0)] * 2
+
+
+def test_a_position_that_is_nowhere_is_an_error(output: str) -> None:
+    with closing(opened("delta", output)) as table:
+        table.prepare()
+        table.commit(batch(table, 0))
+    Path(output, "_cometmq/commits/00000000000000000000.json").unlink()
+    compact("delta", output)
+    forget("delta", output)
+    with closing(opened("delta", output)) as table, pytest.raises(ArchiveError, match="where batch 0"):
+        table.prepare()
+
+
+def test_copies_that_the_table_does_not_have_are_removed(table: LakeTable, output: str) -> None:
+    table.prepare()
+    stray = Path(output, "_cometmq/commits/00000000000000000000.json")
+    stray.write_text("{}")
+    table.prepare()
+    assert not stray.exists()
+
+
+def test_columns_are_added_as_bodies_get_more(kind: TableFormat, table: LakeTable, output: str) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+    first = pa.struct([("id", pa.int64())])
+    table.commit(batch(table, 1, column=first))
+    more = pa.struct([("id", pa.int64()), ("items", pa.list_(pa.struct([("n", pa.string())])))])
+    table.commit(batch(table, 2, column=more))
+    found = sorted(read(kind, output).to_pylist(), key=lambda row: row["queue_offset"])
+    assert [row["value"] and row["value"]["id"] for row in found] == [None, None, 1, 1, 2, 2]
+    assert set(found[-1]["value"]) == {"id", "items"}
+    assert column_in(table.prepare()) == more
+
+
+def test_numbers_may_become_wider_in_iceberg(output: str) -> None:
+    with closing(opened("iceberg", output)) as table:
+        table.prepare()
+        for number, kind in enumerate((pa.int32(), pa.int64())):
+            table.commit(batch(table, number, column=pa.struct([("id", kind)])))
+    found = sorted(read("iceberg", output).to_pylist(), key=lambda row: row["queue_offset"])
+    assert [row["value"]["id"] for row in found] == [0, 0, 1, 1]
+
+
+def test_an_archive_keeps_its_format(kind: TableFormat, table: LakeTable, output: str) -> None:
+    table.prepare()
+    for other in {"parquet", "delta", "iceberg"} - {kind}:
+        with closing(open_table(output, other)) as wrong, pytest.raises(ArchiveError, match=f"format {kind}"):
+            wrong.prepare()
+    found = open_lake(output)
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_a_directory_with_strange_files_is_refused(table: LakeTable, output: str) -> None:
+    Path(output).mkdir()
+    Path(output, "letter.txt").touch()
+    with pytest.raises(ArchiveError, match=r"no archive job wrote \(letter.txt"):
+        table.prepare()
+
+
+def test_what_no_archive_can_be() -> None:
+    with pytest.raises(ConfigError, match="parquet, delta, iceberg"):
+        open_table("/tmp/x", "hudi")
+    for kind in ("delta", "iceberg"):
+        with pytest.raises(ConfigError, match=f"a path, as archives of format {kind} need"):
+            open_table("s3://bucket/x", kind)
