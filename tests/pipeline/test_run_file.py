@@ -120,6 +120,15 @@ def test_each_mistake_has_its_line(file: Path, old: str, new: str, expected: str
     assert "s3cret" not in "".join(found)
 
 
+@pytest.mark.parametrize("secret", ["long" * 50, "it's\\a\nline"])
+def test_a_secret_is_hidden_however_an_error_would_write_it(file: Path, secret: str) -> None:
+    file.write_text(GOOD.replace("topic: orders,", 'topic: orders, minPartitions: "${PASS}",'))
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(str(file), ENVIRONMENT | {"PASS": secret})
+
+    assert str(caught.value) == f"{file}:5: minPartitions = '${{PASS}}': expected a whole number of 1 or more"
+
+
 def test_all_mistakes_are_said_at_once(file: Path) -> None:
     found = problems(file, "mode: x\nsources: [a]\nsteps: {a: [b]}\nsinks:\n  s: {format: json}\n")
 

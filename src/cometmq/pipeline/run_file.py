@@ -122,10 +122,8 @@ class Pipeline:
     secrets: Mapping[str, str] = field(repr=False)  # value -> ${NAME}
 
     def hide(self, text: str) -> str:
-        """`text` with the values of variables replaced by their names, the longest first."""
-        for value in sorted(self.secrets, key=len, reverse=True):
-            text = text.replace(value, self.secrets[value])
-        return text
+        """`text` with the values of variables replaced by their names."""
+        return _hidden(text, self.secrets)
 
     def wrong(self, line: int, problem: str) -> PipelineFileError:
         return PipelineFileError(self.file, [(line, self.hide(problem))])
@@ -374,7 +372,7 @@ class _Reader:
                 self._wrong(node.line, f"{printable(found[0], 80)} is not set in the environment")
                 return ""
             if len(got) >= _SECRET:
-                self._secrets[got] = found[0]
+                self._secrets[got] = self._secrets[repr(got)[1:-1]] = found[0]
             return got
 
         return Text(_VARIABLE.sub(value, text), text, node.line)
@@ -389,7 +387,15 @@ class _Reader:
                 {key.lower(): item.line for key, item in options.items()} if isinstance(options, dict) else {}
             )
             line = lines.get(error.key.lower(), given["options"].line if "options" in given else node.line)
-            self._wrong(line, str(error))
+            # Hidden before the text is made: it cuts long values, and the rest of one would not be known.
+            value = _hidden(error.value, self._secrets)
+            self._wrong(line, str(ConfigError(error.key, value, error.expected)))
+
+
+def _hidden(text: str, secrets: Mapping[str, str]) -> str:
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, secrets[value])
+    return text
 
 
 def _said(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP, namesrv_option
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
 from cometmq.cli.pipeline.reports import print_table
 from cometmq.text import counted, printable
 
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 @click.option("--retention", "retention_h", type=click.FloatRange(min=0, min_open=True), default=72.0,
               metavar="HOURS", help="How long the brokers keep messages (fileReservedTime).")  # fmt: skip
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a broker's answer.")
+@report_option
 @job_options
-def lag(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+def lag(master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any) -> None:
     """Show the lag of GROUPS, all without names, in messages and in time, with rates and a forecast."""
     with running("sampling", master, memory) as job:
         from cometmq.pipeline.lag import lag as run
 
         summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
+        if report_path is not None:
+            from cometmq.pipeline.job_reports import lag_report
+
+            write_report(lag_report(job.spark, summary), report_path)
     if as_json:
         print_json(summary)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, local_time
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 @click.option("--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Of rates and peaks.")
 @click.option("--top", type=COUNT, default=20, metavar="N", help="Topics to print, those with most bytes.")
 @click.option("-o", "--output", metavar="DIR", help="For the tables queues and topics.")
+@report_option
 @job_options
-def throughput(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+def throughput(
+    master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any
+) -> None:
     """Count messages and bytes of TOPICS, all without names, by store time: rates, peaks, top topics."""
     if settings["topics"] and settings["pattern"]:
         raise click.UsageError("Give topics or --pattern, not both.")
@@ -33,6 +36,10 @@ def throughput(master: str | None, memory: str, as_json: bool, **settings: Any) 
         from cometmq.pipeline.throughput import throughput as run
 
         summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
+        if report_path is not None:
+            from cometmq.pipeline.job_reports import throughput_report
+
+            write_report(throughput_report(job.spark, summary), report_path)
     if as_json:
         print_json(summary)
     else:

@@ -1,0 +1,82 @@
+"""The reports of trace, lag and throughput: a summary, and plots over time where the job left tables.
+
+Without `output` a job leaves no tables, and its report has no plots over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, Report
+from cometmq.pipeline.lag import LagSummary, Samples
+from cometmq.pipeline.throughput import ThroughputSummary
+from cometmq.pipeline.trace import TraceSummary
+
+
+def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:
+    """Latencies of sends and of consumer groups; times in ms."""
+    report = Report(f"Traces of {summary.source}")
+    sends = {f"{row.topic} {row.group}": float(row.cost_p99) for row in summary.sends}
+    report.bars("Slowest sends, p99", sends, "ms")
+    groups = {f"{row.topic} {row.group}": float(row.delay_p99 or 0) for row in summary.groups}
+    report.bars("Delay to the first delivery, p99", groups, "ms")
+    if summary.output is not None:
+        for table, value, words in (
+            ("sends", "cost_p99", "Cost of sends, p99"),
+            ("consumptions", "delay_p99", "Delay, p99"),
+            ("consumptions", "cost_p99", "Cost of listeners, p99"),
+        ):
+            rows = spark.read.parquet(f"{summary.output}/{table}")
+            report.lines(words, _over_time(rows, ["topic", "group"], value), "ms", times=True)
+    report.summary(summary)
+    return report
+
+
+def lag_report(spark: SparkSession, summary: LagSummary) -> Report:
+    """How far groups are behind, now and by all samples."""
+    report = Report("Lag of consumer groups")
+    report.bars("Lag", {row.group: float(row.lag) for row in reversed(summary.groups)}, "messages")
+    if summary.output is not None:
+        taken = Samples(summary.output, 1.0).read(spark, 0)
+        groups = taken.groupBy("sampled_ms", "group").agg(
+            F.sum("lag").alias("lag"), (F.max("time_lag_ms") / 1000).alias("time_lag_s")
+        )
+        timed = groups.withColumn("window", F.timestamp_millis("sampled_ms"))
+        report.lines("Lag by sample", _over_time(timed, ["group"], "lag"), "messages", times=True)
+        report.lines("Time lag by sample", _over_time(timed, ["group"], "time_lag_s"), "s", times=True)
+    report.summary(summary)
+    return report
+
+
+def throughput_report(spark: SparkSession, summary: ThroughputSummary) -> Report:
+    """Messages and bytes by topic, and over time."""
+    report = Report(f"Throughput of {summary.source}")
+    report.bars("Messages by topic", {row.topic: float(row.messages) for row in summary.topics}, "messages")
+    report.bars("MB by topic", {row.topic: row.bytes / 1e6 for row in summary.topics}, "MB")
+    if summary.output is not None:
+        topics = spark.read.parquet(f"{summary.output}/topics")
+        for name in ("messages_per_s", "bytes_per_s"):
+            words = name.replace("_per_s", " a second").capitalize()
+            report.lines(words, _over_time(topics, ["topic"], name), times=True)
+    report.summary(summary)
+    return report
+
+
+def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str, list[tuple[float, float]]]:
+    """A line for each name, of those with the largest values, by the column `window`; the newest points."""
+    named = rows.select(
+        F.col("window").cast("double").alias("at"),
+        F.concat_ws(" ", *names).alias("name"),
+        F.col(value).alias("value"),
+    ).filter("value IS NOT NULL")
+    largest = (
+        named.groupBy("name").agg(F.sum("value").alias("all")).orderBy(F.desc("all"), "name").limit(LINES_MAX)
+    )
+    newest = named.join(largest.select("name"), "name").orderBy(F.desc("at")).limit(LINES_MAX * POINTS_MAX)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in reversed(newest.collect()):
+        lines.setdefault(row["name"], []).append((row["at"], float(row["value"])))
+    return lines

@@ -1,0 +1,53 @@
+"""The reports of jobs show their summaries, and plots over time where the job left tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from tests.pipeline.base.test_report import Page
+from tests.pipeline.feeding import Topic
+
+from cometmq.pipeline.job_reports import lag_report, throughput_report, trace_report
+from cometmq.pipeline.lag import GroupLag, LagSummary, QueueLag, Samples
+from cometmq.pipeline.throughput import throughput
+from cometmq.pipeline.trace import ConsumeLatency, SendLatency, TraceSummary
+
+
+def test_throughput(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    topic.send(30)
+    output = str(tmp_path / "throughput")
+    summary = throughput(spark, f"live:{topic.namesrv}", topics=[topic.name], window_s=1, output=output)
+    page = Page(throughput_report(spark, summary).html())
+
+    assert len(page.images) == 4
+    assert "30" in page.text
+    assert all(topic.name in image for image in page.images[:2])
+
+
+def test_lag(spark: SparkSession, tmp_path: Path) -> None:
+    samples = Samples(str(tmp_path / "lag"), 1.0)
+    for second in (1, 2):
+        place = ("g", "T", "b", 0)
+        samples.append([QueueLag(second * 1000, *place, 0, 100, 10 * second, 90, 0, 5000)], second * 1000)
+    groups = [GroupLag("g", 60, 1, 2, 80, 90, 0, 5000, 10.0, 0.0, None)]
+    page = Page(lag_report(spark, LagSummary(samples.output, 2, 1, groups)).html())
+
+    assert len(page.images) == 3
+    assert "expires in s" in page.text
+
+
+def test_traces(spark: SparkSession, tmp_path: Path) -> None:
+    latencies = "1 AS cost_p99, 2 AS delay_p99, 'T' AS topic, 'g\\u001b' AS group"
+    rows = spark.sql(f"SELECT timestamp_seconds(id * 60) AS window, {latencies} FROM range(3)")
+    for table in ("sends", "consumptions"):
+        rows.write.parquet(f"{tmp_path}/{table}")
+    spans = (1, 2, 3, 4)
+    summary = TraceSummary("live:", str(tmp_path), {"Pub": 3})
+    summary.sends = [SendLatency("T", "producers", 2, 2, 1, *spans)]
+    summary.groups = [ConsumeLatency("T", "g", 4, 1, 0, 0, 2, None, None, None, None, *spans)]
+    page = Page(trace_report(spark, summary).html())
+
+    assert len(page.images) == 5
+    assert {"Pub: 3", "producers"} <= set(page.text)
+    assert "\x1b" not in "".join(page.images)
