@@ -101,7 +101,7 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
 
 class _RowGroups:
     """Reads row groups. Those that are needed again are kept as far as there is room: stretches go through
-    all files for each queue anew, so to drop the one used longest ago would be to drop the one needed next."""
+    all files for each queue anew, so whoever drops the one used longest ago drops the one needed next."""
 
     def __init__(
         self, filesystem: fs.FileSystem, root: str, schema: pa.Schema, stretches: Sequence[Stretch]
