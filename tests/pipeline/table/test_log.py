@@ -133,9 +133,9 @@ def test_commits_are_deleted_when_two_checkpoints_and_a_day_are_behind_them(
     commits = Path(output, table_log.COMMITS)
     for number in range(40):
         table.commit(commit_of(number) | {"files": [], "quarantine": []})
-        if number < 25:  # long ago
+        if number not in (5, 6):  # long ago
             os.utime(table.root + "/" + commit_path(number), (0, 0))
-    assert sorted(int(path.stem) for path in commits.iterdir()) == list(range(25, 40))
+    assert sorted(int(path.stem) for path in commits.iterdir()) == [5, 6, *range(30, 40)]
     assert table.log().ranges["start"].to_pylist() == list(range(40))
     last = table.last_commit()
     assert last is not None

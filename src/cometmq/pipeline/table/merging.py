@@ -2,13 +2,13 @@
 
 Rows come out in order of queue and offset. A file has a stretch of rows for each queue that its task read,
 so the stretches of all files are sorted, and their rows copied one stretch after the other. Memory is
-bounded: of the row groups that were decoded only the last used ones are kept.
+bounded: of the row groups that were decoded only some are kept, the others are decoded again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
         filesystem, root, unit.staging, compression="none" if codec == "UNCOMPRESSED" else codec, level=None,
         file_bytes=unit.target_bytes,
     )  # fmt: skip
-    groups = _RowGroups(filesystem, root, schema)
+    groups = _RowGroups(filesystem, root, schema, stretches)
     for stretch in sorted(stretches):
         for batch in groups.rows(stretch).to_batches(max_chunksize=_BATCH_ROWS):
             topic = pa.repeat(pa.scalar(unit.topic), batch.num_rows)
@@ -100,30 +100,36 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
 
 
 class _RowGroups:
-    """Reads row groups, and keeps those that were used last."""
+    """Reads row groups. Those that are needed again are kept as far as there is room: stretches go through
+    all files for each queue anew, so whoever drops the one used longest ago drops the one needed next."""
 
-    def __init__(self, filesystem: fs.FileSystem, root: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, schema: pa.Schema, stretches: Sequence[Stretch]
+    ) -> None:
         self._filesystem, self._root, self._schema = filesystem, root, schema
-        self._kept: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._needed = Counter((stretch.path, stretch.group) for stretch in stretches)
+        self._kept: dict[tuple[str, int], pa.Table] = {}
         self._bytes = 0
 
     def rows(self, stretch: Stretch) -> pa.Table:
         """A stretch's rows, which hold no more memory than they take."""
-        table = self._group(stretch.path, stretch.group)
+        key = (stretch.path, stretch.group)
+        table = self._kept.get(key)
+        if table is None:
+            table = self._read(*key)
+        self._needed[key] -= 1
+        self._keep(key, table)
         if stretch.rows == table.num_rows:
             return table
         return table.take(pa.array(np.arange(stretch.start, stretch.start + stretch.rows)))
 
-    def _group(self, path: str, group: int) -> pa.Table:
-        key = (path, group)
-        table = self._kept.pop(key, None)
-        if table is None:
-            table = self._read(path, group)
+    def _keep(self, key: tuple[str, int], table: pa.Table) -> None:
+        if not self._needed[key]:
+            if self._kept.pop(key, None) is not None:
+                self._bytes -= table.nbytes
+        elif key not in self._kept and self._bytes + table.nbytes <= _KEPT_BYTES:
+            self._kept[key] = table
             self._bytes += table.nbytes
-        self._kept[key] = table
-        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return table
 
     def _read(self, path: str, group: int) -> pa.Table:
         with self._filesystem.open_input_file(f"{self._root}/{path}") as stream:
