@@ -15,6 +15,7 @@ JOBS = {
     "trace": ("cometmq.cli.pipeline.trace:trace", "Latencies and failures by the clients' trace records."),
     "run": ("cometmq.cli.pipeline.run:run", "Run a file of sources, SQL steps and sinks."),
     "compact": ("cometmq.cli.pipeline.compact:compact", "Merge the small files of an archive."),
+    "replay": ("cometmq.cli.pipeline.replay:replay", "Send messages of an archive or store again."),
 }
 
 
