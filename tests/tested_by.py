@@ -41,8 +41,8 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job cli/pipeline/run
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_compact_command.py: cli/pipeline/compact
-cli/test_report_commands.py: cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/replay
-    cli/pipeline/reports cli/pipeline/throughput cli/pipeline/trace
+cli/test_report_commands.py: cli/pipeline/audit cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild
+    cli/pipeline/replay cli/pipeline/reports cli/pipeline/throughput cli/pipeline/trace
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop

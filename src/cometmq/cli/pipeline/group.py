@@ -8,6 +8,7 @@ from cometmq.cli.lazy import LazyGroup
 
 JOBS = {
     "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet, each message once."),
+    "audit": ("cometmq.cli.pipeline.audit:audit", "What was lost, doubled, out of order or late."),
     "dedup": ("cometmq.cli.pipeline.dedup:dedup", "One message for each business key."),
     "lag": ("cometmq.cli.pipeline.lag:lag", "How far consumer groups are behind, and whether they keep up."),
     "rebuild": ("cometmq.cli.pipeline.rebuild:rebuild", "Queues and index of a large store, from its log."),
