@@ -342,10 +342,7 @@ def audit(
     Raises ConfigError, JobFailed, JobStopped.
     """
     began = time.monotonic()
-    numbers = {"window_s": window_s, "delay_s": delay_s, "late_s": late_s, "disorder_ms": disorder_ms}
-    for key, value in numbers.items():
-        if value < (key == "window_s"):
-            raise ConfigError(key, str(value), "1 or more" if key == "window_s" else "0 or more")
+    _check(window_s=window_s, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)
     limits = Limits(
         begin_ms=begin_ms, end_ms=end_ms, window_ms=window_s * 1000, delay_ms=delay_s * 1000,
         late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
@@ -358,18 +355,10 @@ def audit(
     every = checked(read, limits).persist()
     records = None if traces is None else trace_rows(spark, traces, trace_topic, *span).persist()
     try:
-        found = every.filter(limits.inside(F.col("stored_ms")))
-        gone = None
-        if records is not None:
-            said = _of_topics(sent(records, limits), topics, pattern)
-            there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
-            gone = said.join(there, ["topic", "msg_id"], "left")
+        said = None if records is None else _of_topics(sent(records, limits), topics, pattern)
         done = None if records is None else consumed(records)
         held = positions_in(spark, positions) if isinstance(positions, str) else positions
-        grouped = in_groups(found, done, held, limits)
-        tables = {"topics": topic_windows(found, gone), "findings": findings(found, gone, grouped)}
-        if grouped is not None:
-            tables["groups"] = group_windows(grouped)
+        tables = _tables(every, said, done, held, limits)
 
         def work() -> None:
             newest = _newest_ms(every, records)
@@ -387,6 +376,29 @@ def audit(
             records.unpersist()
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _tables(
+    every: DataFrame,
+    said: DataFrame | None,
+    done: DataFrame | None,
+    positions: DataFrame | None,
+    limits: Limits,
+) -> dict[str, DataFrame]:
+    """The tables by name, without the column `open`; `groups` only where something of groups is known."""
+    found, gone = every.filter(limits.inside(F.col("stored_ms"))), None
+    if said is not None:
+        there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
+        gone = said.join(there, ["topic", "msg_id"], "left")
+    grouped = in_groups(found, done, positions, limits)
+    tables = {"topics": topic_windows(found, gone), "findings": findings(found, gone, grouped)}
+    return tables if grouped is None else tables | {"groups": group_windows(grouped)}
+
+
+def _check(**numbers: float) -> None:
+    for key, value in numbers.items():
+        if value < (key == "window_s"):
+            raise ConfigError(key, str(value), "1 or more" if key == "window_s" else "0 or more")
 
 
 def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None) -> DataFrame:

@@ -97,14 +97,15 @@ def _of_archive(
         rows = rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:
         rows = rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
-    at, hour = (
-        F.col("store_timestamp"),
-        F.concat_ws(" ", F.col("dt").cast("string"), F.lpad(F.col("hour").cast("string"), 2, "0")),
-    )
+    at = F.col("store_timestamp")
+    hour = F.concat_ws(" ", F.col("dt").cast("string"), F.lpad(F.col("hour").cast("string"), 2, "0"))
+    divided = {"dt", "hour"} <= set(rows.columns)
     if begin_ms is not None:
-        rows = rows.filter((at >= F.timestamp_millis(F.lit(begin_ms))) & (hour >= _hour(begin_ms)))
+        rows = rows.filter(at >= F.timestamp_millis(F.lit(begin_ms)))
+        rows = rows.filter(hour >= _hour(begin_ms)) if divided else rows
     if end_ms is not None:
-        rows = rows.filter((at < F.timestamp_millis(F.lit(end_ms))) & (hour <= _hour(end_ms)))
+        rows = rows.filter(at < F.timestamp_millis(F.lit(end_ms)))
+        rows = rows.filter(hour <= _hour(end_ms)) if divided else rows
     return rows
 
 

@@ -10,6 +10,7 @@ JOBS = {
     "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet, each message once."),
     "audit": ("cometmq.cli.pipeline.audit:audit", "What was lost, doubled, out of order or late."),
     "dedup": ("cometmq.cli.pipeline.dedup:dedup", "One message for each business key."),
+    "dlq": ("cometmq.cli.pipeline.dlq:dlq", "Dead letters by reason; some are sent again."),
     "lag": ("cometmq.cli.pipeline.lag:lag", "How far consumer groups are behind, and whether they keep up."),
     "rebuild": ("cometmq.cli.pipeline.rebuild:rebuild", "Queues and index of a large store, from its log."),
     "throughput": ("cometmq.cli.pipeline.throughput:throughput", "Messages and bytes over time, top topics."),
