@@ -61,7 +61,7 @@ faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/archive_query pipeline/archive_report pipeline/dlq_task
-    pipeline/replay_state pipeline/replay_task pipeline/session
+    pipeline/replay_groups pipeline/replay_state pipeline/replay_task pipeline/session
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer

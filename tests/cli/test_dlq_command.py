@@ -20,7 +20,7 @@ def test_dead_letters_of_a_store_are_counted(
     files.add(b"x", "%DLQ%readers", properties=b"RETRY_TOPIC\x01orders", reconsume_times=16)
     done = run("cometmq", "pipeline", "dlq", "readers", "-s", f"store:{files.write(tmp_path / 'store')}")
     head, _, row = done.stdout.splitlines()
-    assert (done.returncode, head) == (0, "1 dead letter, 1 kinds")
+    assert (done.returncode, head) == (0, "1 dead letter of 1 kind")
     assert row.split()[:2] == ["readers", "orders"]
     assert "after 16 tries" in row
 

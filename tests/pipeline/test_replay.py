@@ -21,7 +21,7 @@ from cometmq.pipeline.archive import archive
 from cometmq.pipeline.base.errors import ReplayError
 from cometmq.pipeline.inputs import messages
 from cometmq.pipeline.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
-from cometmq.pipeline.replay_state import Asked, Progress, ReplayState, Sent, positions
+from cometmq.pipeline.replay_state import Asked, Progress, ReplayState, Sent, reached
 from cometmq.pipeline.replay_task import Pace, Share, replayed
 from cometmq.protocol.properties.values import decode_properties
 
@@ -126,6 +126,24 @@ def test_a_stop_ends_a_slow_replay_after_its_batch(
     assert len({row.queue_id for row in rows}) > 1
 
 
+def test_groups_go_on_where_they_stood(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
+    files = StoreFiles()
+    for number in range(20):
+        files.add(b"x", topic="T", queue_id=number % 2)
+    source = f"store:{files.write(tmp_path / 'store')}"
+    stood = spark.createDataFrame(
+        [("g", "T", "store", 0, 7), ("g", "T", "store", 1, 10), ("other", "T", "store", 0, 3)],
+        "group string, topic string, broker_name string, queue_id int, offset bigint",
+    )
+    target = Topic(f"{topic.name}-groups", topic.namesrv)
+    summary = replay(
+        spark, source, topic.namesrv, into=target.name, state=str(tmp_path / "state"), positions=stood
+    )
+    assert (summary.messages, summary.positions) == (20, 3)
+    found = {group: sorted(filter(None, target.committed(group).values())) for group in ("g", "other")}
+    assert found == {"g": [7, 10], "other": [3]}
+
+
 def test_copies_of_a_store_are_sent_once_and_what_cannot_be_sent_is_kept(
     topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -212,7 +230,7 @@ def test_the_newest_owner_sends_and_progress_adds_up(tmp_path: Path) -> None:
     state.take_over("two")
     assert (state.owned_by("one"), state.owned_by("two")) == (False, True)
     state.save("two", 0, Progress([Sent(queue, 9)], messages=2))
-    assert positions(state.all_saved()) == {queue: 9}
+    assert reached(state.all_saved()) == {queue: 9}
     assert [progress.messages for progress in state.all_saved("one")] == [8]
     assert state.saved("two", 5) == Progress()
 

@@ -19,7 +19,7 @@ from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.inputs import messages
+from cometmq.pipeline.inputs import group_offsets, messages
 from cometmq.pipeline.results import own_directory, write_tables
 from cometmq.pipeline.trace import traces as trace_rows
 from cometmq.protocol.codes import TRACE_TOPIC
@@ -304,12 +304,6 @@ def findings(found: DataFrame, gone: DataFrame | None, groups: DataFrame | None)
     return reduce(DataFrame.union, kinds)
 
 
-def positions_in(spark: SparkSession, path: str) -> DataFrame:
-    """The newest position of each group and queue in the lag job's table."""
-    rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(path)
-    return rows.groupBy("group", *_QUEUE).agg(F.max_by("group_offset", "sampled_ms").alias("offset"))
-
-
 def audit(
     spark: SparkSession,
     source: str,
@@ -357,7 +351,7 @@ def audit(
     try:
         said = None if records is None else _of_topics(sent(records, limits), topics, pattern)
         done = None if records is None else consumed(records)
-        held = positions_in(spark, positions) if isinstance(positions, str) else positions
+        held = group_offsets(spark, positions) if isinstance(positions, str) else positions
         tables = _tables(every, said, done, held, limits)
 
         def work() -> None:

@@ -109,6 +109,14 @@ def _of_archive(
     return rows
 
 
+def group_offsets(spark: SparkSession, path: str) -> DataFrame:
+    """Where groups stood: group, topic, broker_name, queue_id and offset, the next one to consume; by the
+    newest samples in the lag job's table."""
+    rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(path)
+    newest = F.max_by("group_offset", "sampled_ms").alias("offset")
+    return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(newest)
+
+
 def _hour(time_ms: int) -> str:
     """The archive's directory of a time, in which Spark need not look at others."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H")

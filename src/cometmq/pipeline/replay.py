@@ -24,9 +24,10 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import ReplayError
 from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
-from cometmq.pipeline.inputs import LIVE, messages
+from cometmq.pipeline.inputs import LIVE, group_offsets, messages
 from cometmq.pipeline.live.cluster import Cluster
-from cometmq.pipeline.replay_state import Asked, Progress, Replay, ReplayState, positions
+from cometmq.pipeline.replay_groups import set_groups
+from cometmq.pipeline.replay_state import Asked, Progress, Replay, ReplayState, reached
 from cometmq.pipeline.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
 from cometmq.protocol.codes import check_topic_name
 
@@ -73,6 +74,8 @@ class ReplaySummary(msgspec.Struct):
     """Rows of the source that were the same record again, as in copies of a store."""
     system: int = 0
     """Messages of topics that belong to brokers and groups, which are not sent."""
+    positions: int = 0
+    """Of groups in queues of the targets, that were set."""
     left: int = 0
     """Messages of `planned` that are still to be sent."""
     seconds: float = 0.0
@@ -99,6 +102,7 @@ def replay(
     order: Literal["queue", "key"] = "queue",
     rate: float | None = None,
     byte_rate: float | None = None,
+    positions: str | DataFrame | None = None,
     dry_run: bool = False,
     timeout_ms: int = 30_000,
     on_progress: Callable[[int, int | None], None] | None = None,
@@ -111,8 +115,10 @@ def replay(
     those of single topics. state: the directory in which the run keeps its progress; needed unless it is dry.
     order: `queue`, a source queue goes to the target's queue of the same broker and number, or else number
     modulo queues; `key`, each message goes where its sharding key, else its first key, says. rate, byte_rate:
-    most messages, and bytes of bodies and properties, a second. dry_run: count, and send nothing. stop: ends
-    the run after the batches under way.
+    most messages, and bytes of bodies and properties, a second. positions: where groups stood in the source,
+    the lag job's table or one with group, topic, broker_name, queue_id and offset; when all is sent, the
+    groups are set to the same places of the targets. dry_run: count, and send nothing. stop: ends the run
+    after the batches under way.
 
     Raises ConfigError; ReplayError, if the state is of another replay, a queue of the source is two, or
     another run took over; NoRouteError and the errors of sending, after a broker was away for long.
@@ -127,8 +133,8 @@ def replay(
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
     before = kept.all_saved() if kept else []
-    rows = _rows(spark, current.asked, positions(before), COLUMNS)
-    planned = plan(_rows(spark, current.asked, positions(before), _COUNTED))
+    rows = _rows(spark, current.asked, reached(before), COLUMNS)
+    planned = plan(_rows(spark, current.asked, reached(before), _COUNTED))
     summary = ReplaySummary(source, kept.path if kept else "", dry_run)
     summary.queues = _choose(planned, current.asked, parse_addresses(namesrv), summary)
     summary.planned = sum(queue.messages for queue in summary.queues)
@@ -144,6 +150,9 @@ def replay(
         job = _Run(spark, kept, current, options, run, on_progress, stop or threading.Event())
         job.send(rows, summary.queues, (rate, byte_rate))
         _add_up(summary, before, kept.all_saved(run))
+    if positions is not None and not dry_run and not summary.left and current.queues:
+        stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
+        summary.positions = set_groups(spark, options, sorted(current.queues), stood, current.id)
     summary.seconds = time.monotonic() - started
     return summary
 

@@ -168,7 +168,7 @@ class ReplayState:
         sync_local(posixpath.dirname(path))
 
 
-def positions(saved: Iterable[Progress]) -> dict[MessageQueue, int]:
+def reached(saved: Iterable[Progress]) -> dict[MessageQueue, int]:
     """Up to which offset each source queue was sent."""
     found: dict[MessageQueue, int] = {}
     for progress in saved:

@@ -71,7 +71,7 @@ def dlq(
 
 def report(summary: DlqSummary) -> None:
     """Say what died of what."""
-    click.echo(f"{counted(summary.messages, 'dead letter')}, {summary.kinds:,} kinds")
+    click.echo(f"{counted(summary.messages, 'dead letter')} of {counted(summary.kinds, 'kind')}")
     if summary.counts:
         print_table(
             summary.counts,

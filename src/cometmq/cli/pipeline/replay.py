@@ -37,6 +37,8 @@ SOME = click.FloatRange(min=0, min_open=True)
               help="Keep the order of each queue, or of each key within one.")  # fmt: skip
 @click.option("--rate", type=SOME, metavar="N", help="N messages a second at most.")
 @click.option("--byte-rate", type=SOME, metavar="N", help="N bytes a second at most.")
+@click.option("--positions", metavar="DIR",
+              help="Set groups to where they stood in the source, by the lag job's table.")  # fmt: skip
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a send.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
 @job_options
@@ -98,6 +100,8 @@ def report(summary: ReplaySummary) -> None:
     ):
         if count:
             click.echo(f"{counted(count, 'message')} {what}")
+    if summary.positions:
+        click.echo(f"{counted(summary.positions, 'position')} of groups set")
     if summary.bad:
         where = printable(f"{summary.state}/bad", None)
         click.echo(f"not complete: {counted(summary.bad, 'message')} could not be sent: {where}", err=True)
