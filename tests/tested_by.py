@@ -41,8 +41,8 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job cli/pipeline/run
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_compact_command.py: cli/pipeline/compact
-cli/test_report_commands.py: cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/reports
-    cli/pipeline/throughput cli/pipeline/trace
+cli/test_report_commands.py: cli/pipeline/audit cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild
+    cli/pipeline/replay cli/pipeline/reports cli/pipeline/throughput cli/pipeline/trace
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
@@ -60,7 +60,8 @@ client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/archive_query pipeline/archive_report pipeline/session
+pipeline/test_archive.py: pipeline/archive_query pipeline/archive_report pipeline/dlq_task
+    pipeline/replay_groups pipeline/replay_state pipeline/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/groups pipeline/table/small_files
 pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/table/iceberg

@@ -97,15 +97,24 @@ def _of_archive(
         rows = rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:
         rows = rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
-    at, hour = (
-        F.col("store_timestamp"),
-        F.concat_ws(" ", F.col("dt").cast("string"), F.lpad(F.col("hour").cast("string"), 2, "0")),
-    )
+    at = F.col("store_timestamp")
+    hour = F.concat_ws(" ", F.col("dt").cast("string"), F.lpad(F.col("hour").cast("string"), 2, "0"))
+    divided = {"dt", "hour"} <= set(rows.columns)
     if begin_ms is not None:
-        rows = rows.filter((at >= F.timestamp_millis(F.lit(begin_ms))) & (hour >= _hour(begin_ms)))
+        rows = rows.filter(at >= F.timestamp_millis(F.lit(begin_ms)))
+        rows = rows.filter(hour >= _hour(begin_ms)) if divided else rows
     if end_ms is not None:
-        rows = rows.filter((at < F.timestamp_millis(F.lit(end_ms))) & (hour <= _hour(end_ms)))
+        rows = rows.filter(at < F.timestamp_millis(F.lit(end_ms)))
+        rows = rows.filter(hour <= _hour(end_ms)) if divided else rows
     return rows
+
+
+def group_offsets(spark: SparkSession, path: str) -> DataFrame:
+    """Where groups stood: group, topic, broker_name, queue_id and offset, the next one to consume; by the
+    newest samples in the lag job's table."""
+    rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(path)
+    newest = F.max_by("group_offset", "sampled_ms").alias("offset")
+    return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(newest)
 
 
 def _hour(time_ms: int) -> str:

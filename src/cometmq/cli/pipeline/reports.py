@@ -14,11 +14,14 @@ from cometmq.text import printable
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def source_options(command: F) -> F:
-    """`--source`, `--namesrv`, `--from`, `--to`; the command is given `source`, `begin_ms` and `end_ms`."""
+def source_options(command: F, *, give_namesrv: bool = False) -> F:
+    """`--source`, `--namesrv`, `--from`, `--to`; the command is given `source`, `begin_ms` and `end_ms`.
+    give_namesrv: and `namesrv`."""
 
     @functools.wraps(command)
     def read(*, source: str | None, namesrv: str, begin: str | None, end: str | None, **options: Any) -> Any:
+        if give_namesrv:
+            options["namesrv"] = namesrv
         return command(
             source=source or f"live:{namesrv}",
             begin_ms=None if begin is None else moment(begin),

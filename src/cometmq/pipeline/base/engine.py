@@ -22,7 +22,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from cometmq.errors import CometError
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
@@ -65,7 +65,12 @@ def run_units(
         _in_tasks(work, [pickle.dumps(unit) for unit in units]), "unit bigint, outcome binary"
     )
     rows = run_action(spark, name, frame.collect, on_progress=on_progress, stop=stop)
-    outcomes: list[Any] = [pickle.loads(row.outcome) for row in sorted(rows, key=lambda row: row.unit)]
+    return outcomes_in(sorted(rows, key=lambda row: row.unit))
+
+
+def outcomes_in(rows: Sequence[Row]) -> list[Any]:
+    """What tasks pickled into their column `outcome`. Raises the first CometError among it."""
+    outcomes: list[Any] = [pickle.loads(row.outcome) for row in rows]
     for outcome in outcomes:
         if isinstance(outcome, CometError):
             raise outcome
@@ -78,17 +83,20 @@ def run_action(
     action: Callable[[], R],
     *,
     on_progress: Callable[[int], None] | None = None,
+    on_look: Callable[[], None] | None = None,
     stop: threading.Event | None = None,
 ) -> R:
     """Call `action`, which runs Spark jobs of this session in the calling thread, and return its result.
 
-    on_progress, `stop` and the errors are those of `run_units`.
+    on_look is called some times a second meanwhile; on_progress, `stop` and the errors are those of
+    `run_units`.
     """
     stop = stop or threading.Event()
     if stop.is_set():
         raise JobStopped(name)
     try:
-        return _watched(spark, action, _job_of(spark, name), on_progress or (lambda _: None), stop)
+        job, nothing = _job_of(spark, name), lambda *_: None
+        return _watched(spark, action, job, on_progress or nothing, on_look or nothing, stop)
     except (PySparkException, Py4JError) as error:
         raise (JobStopped(name) if stop.is_set() else JobFailed(name, cause(error))) from error
 
@@ -198,6 +206,7 @@ def _watched(
     action: Callable[[], R],
     job: _Job,
     on_progress: Callable[[int], None],
+    on_look: Callable[[], None],
     stop: threading.Event,
 ) -> R:
     """The action's result. A thread waits for it; this one looks at `stop` and can be interrupted."""
@@ -220,6 +229,7 @@ def _watched(
             elif (done := job.done()) != seen:
                 seen = done
                 on_progress(done)
+            on_look()
     except BaseException:
         deadline = time.monotonic() + _CANCEL_S
         while not ended.done() and time.monotonic() < deadline:

@@ -148,5 +148,15 @@ class PipelineFileError(PipelineError):
         return "\n".join(f"{self.path}:{line}: {problem}" for line, problem in self.problems)
 
 
+class ReplayError(PipelineError):
+    """A replay cannot begin or go on: of `what`, a state directory or a source queue, something is wrong."""
+
+    what: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.problem}"
+
+
 def _named(queue: MessageQueue) -> str:
     return f"{queue.topic} {queue.broker_name} {queue.queue_id}"

@@ -17,7 +17,7 @@ written again.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -107,8 +107,11 @@ def messages_of(
         try:
             if body is None:
                 raise SinkRowError(row, "body", "is null")
-            encoded = _encode(row, msg_id, tags, keys, properties)
-            _check(row, topic, len(body) + len(encoded), flag or 0, delay or 0)
+            message = message_of(
+                row, topic, body, msg_id,
+                tags=tags, keys=keys, properties=properties, flag=flag, delay_level=delay,
+                sharding_key=sharding,
+            )  # fmt: skip
         except SinkRowError as error:
             if on_bad is None:
                 raise
@@ -116,7 +119,26 @@ def messages_of(
             reason = {"field": error.field, "problem": error.problem}
             on_bad(given | {"msg_id": msg_id} | reason)
         else:
-            yield RowMessage(topic, body, encoded, flag or 0, delay or 0, sharding)
+            yield message
+
+
+def message_of(
+    row: int,
+    topic: str | None,
+    body: bytes,
+    msg_id: str,
+    *,
+    tags: str | None = None,
+    keys: str | None = None,
+    properties: Iterable[tuple[str, str | None]] | None = None,
+    flag: int | None = None,
+    delay_level: int | None = None,
+    sharding_key: str | None = None,
+) -> RowMessage:
+    """A message ready to send. Raises SinkRowError where no broker takes it."""
+    encoded = _encode(row, msg_id, tags, keys, properties)
+    _check(row, topic, len(body) + len(encoded), flag or 0, delay_level or 0)
+    return RowMessage(topic or "", body, encoded, flag or 0, delay_level or 0, sharding_key)
 
 
 def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> None:
@@ -141,7 +163,13 @@ def topic_problem(topic: str) -> str:
     return f"{topic} belongs to the brokers" if topic in UNSENDABLE_TOPICS else ""
 
 
-def _encode(row: int, msg_id: str, tags: str | None, keys: str | None, properties: Any) -> bytes:
+def _encode(
+    row: int,
+    msg_id: str,
+    tags: str | None,
+    keys: str | None,
+    properties: Iterable[tuple[str, str | None]] | None,
+) -> bytes:
     pairs = {"UNIQ_KEY": msg_id, "WAIT": "true"}
     if properties:
         # Arrow gives a map as a list of pairs; a null value is not written.

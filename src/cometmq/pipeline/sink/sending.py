@@ -83,10 +83,12 @@ class Sender:
         self.messages = 0
         self.bytes = 0
 
-    def send(self, message: RowMessage) -> None:
-        """Add a message to its queue's batch; a full batch is sent."""
+    def send(self, message: RowMessage, queue: MessageQueue | None = None) -> None:
+        """Add a message to its queue's batch; a full batch is sent. queue: the one that it goes to."""
         topic = self._topics.get(message.topic) or self._topic(message.topic)
-        if message.sharding_key is None:
+        if queue is not None:
+            topic.pinned.add(queue)
+        elif message.sharding_key is None:
             queue = topic.queues[topic.turn % len(topic.queues)]
         else:
             queue = select_by_hash(topic.placed, None, message.sharding_key)

@@ -1,0 +1,83 @@
+"""`cometmq pipeline audit`: what was lost, doubled, out of order or late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.text import counted, local_time, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.audit import AuditSummary, Finding
+
+SOME = click.IntRange(min=0)
+
+
+@click.command(context_settings=HELP)
+@click.argument("topics", nargs=-1)
+@source_options
+@click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
+@click.option("--traces", metavar="SOURCE", help="Compare with the trace topic of this source.")
+@click.option("--trace-topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
+@click.option("--positions", metavar="DIR", help="Compare with where groups stood: the lag job's table.")
+@click.option("--window", "window_s", type=COUNT, default=300, metavar="SECONDS", help="Of the tables.")
+@click.option("--delay", "delay_s", type=SOME, default=60, metavar="SECONDS",
+              help="A window is closed when something was stored so long after it.")  # fmt: skip
+@click.option("--late", "late_s", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
+              help="Stored or consumed so long after it was born, a message is late.")  # fmt: skip
+@click.option("--disorder-ms", type=SOME, default=1000, metavar="MS",
+              help="So much earlier may a message be born than those of its client in front of it.",
+              )  # fmt: skip
+@click.option("-o", "--output", metavar="DIR", help="For the tables topics, groups and findings.")
+@job_options
+def audit(topics: tuple[str, ...], master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+    """Look for lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
+    with running("auditing", master, memory) as job:
+        from cometmq.pipeline.audit import audit as run
+
+        summary = run(job.spark, topics=topics, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+    if not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def report(summary: AuditSummary) -> None:
+    """Say what the closed windows show."""
+    opened = f", {summary.open_windows:,} of them still open and not counted" if summary.open_windows else ""
+    click.echo(f"{counted(summary.messages, 'message')} in {counted(summary.windows, 'window')}{opened}")
+    columns = ("messages", "missing", "doubled", "out_of_order", "late", "anew", "sent", "lost")
+    if summary.topics:
+        print_table(summary.topics, {"topic": "topic"} | {name: name for name in columns})
+    if summary.groups:
+        click.echo()
+        known = (
+            "topic",
+            "group",
+            "messages",
+            "acknowledged",
+            "consumed",
+            "again",
+            "unconsumed",
+            "lost",
+            "late",
+        )
+        print_table(summary.groups, {name: name for name in known}, words=2)
+    for finding in summary.samples:
+        click.echo(printable(line(finding), None), err=True)
+
+
+def line(finding: Finding) -> str:
+    """`missing 2: T broker-a/0@5 ID, window of 2026-11-23 05:00:00`."""
+    place = "" if finding.broker_name is None else f" {finding.broker_name}/{finding.queue_id}"
+    place += "" if finding.queue_offset is None else f"@{finding.queue_offset}"
+    group = "" if finding.group is None else f" for {finding.group}"
+    what = f"{finding.kind} {finding.value}: {finding.topic}{place} {finding.msg_id}{group}"
+    return f"{what}, window of {local_time(finding.window_ms)}"

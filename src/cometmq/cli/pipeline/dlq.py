@@ -1,0 +1,104 @@
+"""`cometmq pipeline dlq`: dead letters in bulk, counted, and sent again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP, check_utf8
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.text import counted, local_time, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.dlq import DlqSummary, RedriveSummary
+
+SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
+
+
+@click.command(context_settings=HELP)
+@click.argument("groups", nargs=-1)
+@partial(source_options, give_namesrv=True)
+@click.option("--where", metavar="EXPR", help="Only those for which a Spark SQL expression is true.")
+@click.option("--reason", metavar="EXPR", help="What to take for the reason: properties['error'].")
+@click.option("--traces", metavar="SOURCE", help="Take it from the trace topic of this source.")
+@click.option("-o", "--output", metavar="DIR", help="For the tables triage, redriven and quarantine.")
+@click.option("--redrive", is_flag=True, help="Send those again that --where chooses; true: all.")
+@click.option("--dry-run", is_flag=True, help="With --redrive: say what would be sent, and send nothing.")
+@click.option("--into", type=click.Choice(["group", "topic"]), default="group",
+              help="group: only the group gets it. topic: all groups of the original topic do.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Also what was sent again before.")
+@click.option("--max-resends", type=COUNT, default=3, metavar="N",
+              help="Refuse what was sent again N times and died each time.")  # fmt: skip
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N",
+              help="N messages a second at most.")  # fmt: skip
+@job_options
+def dlq(
+    groups: tuple[str, ...],
+    redrive: bool,
+    into: str,
+    master: str | None,
+    memory: str,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Count the dead letters of GROUPS, all without names, by group, topic, reason and hour; or send some of
+    them again, each once: a second run leaves out what an earlier one sent."""
+    check_utf8(*groups, settings["where"], settings["reason"])
+    if redrive and settings["where"] is None:
+        raise click.UsageError("With --redrive say which: --where EXPR, or --where true.")
+    if redrive and not settings["dry_run"] and settings["output"] is None:
+        raise click.UsageError("With --redrive give --output DIR, or --dry-run.")
+    settings["to_topic"] = into == "topic"
+    if not redrive:
+        settings = {name: value for name, value in settings.items() if name not in SENDING}
+    with running("reading dead letters", master, memory) as job:
+        from cometmq.pipeline import dlq as jobs
+
+        run = jobs.redrive if redrive else jobs.dlq
+        summary = run(job.spark, groups=groups, on_progress=job.show, stop=job.stop, **settings)
+    if as_json:
+        print_json(summary)
+    elif isinstance(summary, jobs.RedriveSummary):
+        report_redrive(summary)
+    else:
+        report(summary)
+    if isinstance(summary, jobs.RedriveSummary) and not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def report(summary: DlqSummary) -> None:
+    """Say what died of what."""
+    click.echo(f"{counted(summary.messages, 'dead letter')} of {counted(summary.kinds, 'kind')}")
+    if summary.counts:
+        print_table(
+            summary.counts,
+            {
+                "group": "group",
+                "topic": "topic",
+                "reason": "reason",
+                "hour": lambda row: local_time(row.hour_ms),
+                "messages": "messages",
+                "resends": "most_resends",
+                "last": lambda row: local_time(row.last_ms),
+                "sample": "sample_msg_id",
+            },
+            words=4,
+        )
+
+
+def report_redrive(summary: RedriveSummary) -> None:
+    """Say what became of the dead letters."""
+    done = f"{summary.planned:,} would be sent again" if summary.dry_run else f"{summary.resent:,} sent again"
+    others = {"skipped": summary.skipped, "refused": summary.refused, "failed": summary.failed,
+              "left": summary.left}  # fmt: skip
+    said = [done, *(f"{count:,} {word}" for word, count in others.items() if count)]
+    click.echo(f"{counted(summary.chosen, 'dead letter')}: {', '.join(said)}")
+    if summary.output and (summary.refused or summary.failed):
+        click.echo(
+            printable(f"refused and failed: {summary.output}/quarantine/run={summary.run}", None), err=True
+        )
+    for problem in summary.problems:
+        click.echo(printable(problem, None), err=True)

@@ -1,0 +1,115 @@
+"""`cometmq pipeline replay`: messages of an archive or store are sent to topics again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cometmq.cli.options import COUNT, HELP, check_utf8, moment, namesrv_option
+from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.text import counted, printable
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.replay import ReplayQueue, ReplaySummary
+
+SHOWN = 50  # source queues
+SOME = click.FloatRange(min=0, min_open=True)
+
+
+@click.command(context_settings=HELP)
+@click.option("-s", "--source", required=True, metavar="SOURCE",
+              help="An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT.")  # fmt: skip
+@namesrv_option
+@click.option("-t", "--topic", "topics", multiple=True, metavar="NAME",
+              help="Of the source; more than once for several, without it all but the system's.")  # fmt: skip
+@click.option("--pattern", metavar="REGEX", help="Topics of the source whose names match.")
+@click.option("--from", "begin_ms", type=moment, metavar="TIME",
+              help="Stored from then on: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS.",
+              )  # fmt: skip
+@click.option("--to", "end_ms", type=moment, metavar="TIME", help="Stored before then.")
+@click.option("--into", default="{topic}-replay", metavar="NAME",
+              help="The target topic; {topic} is the source's name.")  # fmt: skip
+@click.option("--map", "mapping", multiple=True, metavar="TOPIC=TARGET", help="The target of one topic.")
+@click.option("--state", metavar="DIR",
+              help="For the progress, a path or URI; run again with it, the job goes on.")  # fmt: skip
+@click.option("--order", type=click.Choice(["queue", "key"]), default="queue",
+              help="Keep the order of each queue, or of each key within one.")  # fmt: skip
+@click.option("--rate", type=SOME, metavar="N", help="N messages a second at most.")
+@click.option("--byte-rate", type=SOME, metavar="N", help="N bytes a second at most.")
+@click.option("--positions", metavar="DIR",
+              help="Set groups to where they stood in the source, by the lag job's table.")  # fmt: skip
+@click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a send.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@job_options
+def replay(
+    topics: tuple[str, ...],
+    mapping: tuple[str, ...],
+    dry_run: bool,
+    master: str | None,
+    memory: str,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Send the messages of SOURCE to topics again, in the order of each of its queues."""
+    check_utf8(*topics, *mapping, settings["pattern"], settings["into"])
+    pairs = [text.partition("=") for text in mapping]
+    if any(not topic or not target for topic, _, target in pairs):
+        raise click.UsageError(f"--map: TOPIC=TARGET is expected, not {', '.join(mapping)}")
+    if not dry_run and not settings["state"]:
+        raise click.UsageError("Give --state DIR, or --dry-run.")
+    with running("replaying", master, memory) as job:
+        from cometmq.pipeline.replay import replay as run_replay
+
+        summary = run_replay(
+            job.spark,
+            topics=topics,
+            mapping={topic: target for topic, _, target in pairs},
+            dry_run=dry_run,
+            on_progress=job.show,
+            stop=job.stop,
+            **settings,
+        )
+    if as_json:
+        print_json(summary)
+    else:
+        report(summary)
+    if not dry_run and not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def report(summary: ReplaySummary) -> None:
+    """Say what the run did, or would do."""
+    if summary.dry_run:
+        for queue in summary.queues[:SHOWN]:
+            click.echo(printable(line(queue), None))
+        if len(summary.queues) > SHOWN:
+            click.echo(f"... and {counted(len(summary.queues) - SHOWN, 'queue')} more")
+        size = counted(summary.planned_bytes, "byte")
+        click.echo(f"would send {counted(summary.planned, 'message')} ({size} as stored)")
+    else:
+        rate = summary.messages / max(summary.seconds, 1e-9)
+        size = counted(summary.bytes, "byte")
+        click.echo(
+            f"sent {counted(summary.messages, 'message')} ({size}) in {summary.seconds:.2f} s ({rate:,.0f}/s)"
+        )
+    for count, what in (
+        (summary.sent_before, "sent by earlier runs"),
+        (summary.doubled, "in the source twice, and sent once"),
+        (summary.system, "left out, of topics that belong to brokers and groups"),
+    ):
+        if count:
+            click.echo(f"{counted(count, 'message')} {what}")
+    if summary.positions:
+        click.echo(f"{counted(summary.positions, 'position')} of groups set")
+    if summary.bad:
+        where = printable(f"{summary.state}/bad", None)
+        click.echo(f"not complete: {counted(summary.bad, 'message')} could not be sent: {where}", err=True)
+    if summary.left and not summary.dry_run:
+        click.echo(f"not complete: {counted(summary.left, 'message')} left; run it again to go on", err=True)
+
+
+def line(queue: ReplayQueue) -> str:
+    """A source queue and what would be sent of it."""
+    place = f"{queue.topic} {queue.broker_name}/{queue.queue_id} {queue.start}-{queue.end}"
+    return f"{place}: {counted(queue.messages, 'message')} to {queue.target}"

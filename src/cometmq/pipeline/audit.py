@@ -1,0 +1,440 @@
+"""The audit job: what was lost, doubled, out of order or late, for each topic, group and window of time.
+
+Three things are compared, as far as they are given: the messages of a source, the records that clients wrote
+into a trace topic, and where groups stood. What follows from which is said in docs/jobs.md, audit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import Window
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.inputs import group_offsets, messages
+from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.trace import traces as trace_rows
+from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.protocol.traces import MessageType
+
+COLUMNS = (
+    "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "msg_id", "born_timestamp",
+    "born_host", "store_timestamp",
+)  # fmt: skip
+"""What is read of the messages."""
+_QUEUE = ("topic", "broker_name", "queue_id")
+_FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
+_SAMPLES = 10  # of a kind
+_MOST = 50  # rows of a summary's lists
+_JOB = "audit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What counts as what; times in ms. begin_ms, end_ms: only messages stored in between count. delay_ms: a
+    window is closed when something was stored so long after its end. late_ms: after a message was born.
+    disorder_ms: so much earlier may a message be born than one of the same client in front of it."""
+
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    window_ms: int = 300_000
+    delay_ms: int = 60_000
+    late_ms: int = 60_000
+    disorder_ms: int = 1000
+
+    def wider(self) -> tuple[int | None, int | None]:
+        """The span to read, so that a message near an edge finds what belongs to it."""
+        begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
+        return begin, None if self.end_ms is None else self.end_ms + self.delay_ms
+
+    def window(self, at_ms: Column) -> Column:
+        """The begin of the window of a time."""
+        return F.timestamp_millis(at_ms - F.pmod(at_ms, F.lit(self.window_ms)))
+
+    def inside(self, at_ms: Column) -> Column:
+        inside = F.lit(True)
+        if self.begin_ms is not None:
+            inside = inside & (at_ms >= self.begin_ms)
+        return inside if self.end_ms is None else inside & (at_ms < self.end_ms)
+
+
+class TopicAudit(msgspec.Struct):
+    """A topic in all closed windows; the columns of the table `topics`, added up. sent and lost: by traces,
+    None without."""
+
+    topic: str
+    messages: int
+    missing: int
+    doubled: int
+    out_of_order: int
+    late: int
+    anew: int
+    sent: int | None
+    lost: int | None
+
+
+class GroupAudit(msgspec.Struct):
+    """A group in a topic in all closed windows, as TopicAudit."""
+
+    topic: str
+    group: str
+    messages: int
+    acknowledged: int | None
+    consumed: int | None
+    again: int | None
+    unconsumed: int | None
+    lost: int | None
+    late: int | None
+
+
+class Finding(msgspec.Struct):
+    """One thing that was found; `value` is a number of messages or of ms, as its kind says."""
+
+    kind: str
+    window_ms: int
+    topic: str
+    group: str | None
+    broker_name: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    msg_id: str | None
+    value: int
+
+
+class AuditSummary(msgspec.Struct):
+    """What closed windows show: the topics and groups with most findings, and samples of each kind."""
+
+    source: str
+    output: str | None = None
+    messages: int = 0
+    windows: int = 0
+    open_windows: int = 0
+    closed_to_ms: int | None = None
+    """Windows that ended before then are closed."""
+    missing: int = 0
+    doubled: int = 0
+    out_of_order: int = 0
+    late: int = 0
+    anew: int = 0
+    lost: int = 0
+    """By topics: sent, says a producer, and not there."""
+    group_lost: int = 0
+    """By groups: acknowledged and never consumed."""
+    topics: list[TopicAudit] = []
+    groups: list[GroupAudit] = []
+    samples: list[Finding] = []
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was lost, as far as can be seen. Doubled messages are allowed to RocketMQ."""
+        return not (self.missing or self.lost or self.group_lost)
+
+
+def checked(rows: DataFrame, limits: Limits) -> DataFrame:
+    """A row for each message, with `window` and what is wrong: `missing` offsets in front of it, and 1 or 0
+    for doubled, out_of_order, late and anew. rows: COLUMNS. Copies of one record are one message."""
+    born, stored = F.unix_millis("born_timestamp"), F.unix_millis("store_timestamp")
+    order = ("queue_offset", "physical_offset")
+    queue = Window.partitionBy(*_QUEUE).orderBy(*order)
+    before, place = F.lag("queue_offset").over(queue), F.lag("physical_offset").over(queue)
+    client = Window.partitionBy(*_QUEUE, "born_host").orderBy(*order)
+    in_front = client.rowsBetween(Window.unboundedPreceding, -1)
+    copies = Window.partitionBy("topic", "msg_id").orderBy("stored_ms", "broker_name", "queue_id", *order)
+    same = F.coalesce(F.col("queue_offset") == before, F.lit(False))
+    found = (
+        rows.withColumns({"born_ms": born, "stored_ms": stored})
+        .drop("born_timestamp", "store_timestamp")
+        .withColumns(
+            {
+                "copy": same & (F.col("physical_offset") == place),
+                "anew": same & (F.col("physical_offset") != place),
+                "missing": F.greatest(F.col("queue_offset") - before - 1, F.lit(0)),
+            }
+        )
+        .filter("NOT copy")
+        .withColumn("early_ms", F.max("born_ms").over(in_front) - F.col("born_ms"))
+        .withColumn("doubled", F.row_number().over(copies) > 1)
+        .withColumn("late_ms", F.col("stored_ms") - F.col("born_ms"))
+    )
+    return found.select(
+        limits.window(F.col("stored_ms")).alias("window"),
+        *(*_QUEUE, "queue_offset", "msg_id", "born_ms", "stored_ms", "early_ms", "late_ms"),
+        F.coalesce("missing", F.lit(0)).alias("missing"),
+        F.col("doubled").cast("int").alias("doubled"),
+        F.coalesce(F.col("early_ms") > limits.disorder_ms, F.lit(False)).cast("int").alias("out_of_order"),
+        (F.col("late_ms") > limits.late_ms).cast("int").alias("late"),
+        F.col("anew").cast("int").alias("anew"),
+    )
+
+
+def sent(rows: DataFrame, limits: Limits) -> DataFrame:
+    """What producers say was stored: window, topic, msg_id. rows: of `trace.traces`. Delayed messages are
+    left out, half messages too unless they were committed."""
+    plain = [MessageType.NORMAL.value, MessageType.ORDER.value]
+    stored = rows.filter((F.col("kind") == "Pub") & F.col("success") & F.col("code").isin(*plain))
+    closed = rows.filter("kind = 'EndTransaction' AND state LIKE 'COMMIT%'")
+    both = stored.select("topic", "msg_id", "timestamp_ms").union(
+        closed.select("topic", "msg_id", "timestamp_ms")
+    )
+    once = both.groupBy("topic", "msg_id").agg(F.min("timestamp_ms").alias("at_ms"))
+    return once.filter(limits.inside(F.col("at_ms"))).select(
+        limits.window(F.col("at_ms")).alias("window"), "topic", "msg_id", "at_ms"
+    )
+
+
+def consumed(rows: DataFrame) -> DataFrame:
+    """How often listeners said that they were done with a message, and when first: group, msg_id, times,
+    first_ms. rows: of `trace.traces`."""
+    call = ["request_id", "msg_id"]
+    before = rows.filter("kind = 'SubBefore'").groupBy(*call).agg(
+        F.min("group").alias("begun_by"), F.min("timestamp_ms").alias("begun_ms")
+    )  # fmt: skip
+    after = rows.filter("kind = 'SubAfter' AND success").groupBy(*call).agg(
+        F.min("group").alias("ended_by"), F.min("timestamp_ms").alias("ended_ms")
+    )  # fmt: skip
+    done = after.join(before, call, "left").select(
+        F.coalesce("ended_by", "begun_by", F.lit("")).alias("group"),
+        "msg_id",
+        F.coalesce("ended_ms", "begun_ms").alias("at_ms"),
+    )
+    return done.groupBy("group", "msg_id").agg(F.count("*").alias("times"), F.min("at_ms").alias("first_ms"))
+
+
+def in_groups(
+    found: DataFrame, done: DataFrame | None, positions: DataFrame | None, limits: Limits
+) -> DataFrame | None:
+    """A row for each message and each group of its topic: acknowledged, times consumed, lost, late; None for
+    what is not known. found: of `checked`; done: of `consumed`; positions: group, topic, broker_name,
+    queue_id and offset."""
+    once = found.filter("doubled = 0")
+    pairs = []
+    if done is not None:
+        pairs.append(once.join(done, "msg_id").select("topic", "group"))
+    if positions is not None:
+        pairs.append(positions.select("topic", "group"))
+    if not pairs:
+        return None
+    rows = once.join(F.broadcast(reduce(DataFrame.union, pairs).distinct()), "topic")
+    nothing = F.lit(None).cast("bigint")
+    if done is None:
+        rows = rows.withColumns({"times": nothing, "first_ms": nothing})
+    else:
+        rows = rows.join(done, ["group", "msg_id"], "left").withColumn("times", F.coalesce("times", F.lit(0)))
+    if positions is None:
+        rows = rows.withColumn("offset", nothing)
+    else:
+        rows = rows.join(F.broadcast(positions), ["group", *_QUEUE], "left")
+    known = F.col("times").isNotNull() & F.col("offset").isNotNull()
+    return rows.select(
+        *("window", *_QUEUE, "queue_offset", "msg_id", "group", "times", "stored_ms"),
+        (F.col("queue_offset") < F.col("offset")).alias("acknowledged"),
+        (F.col("first_ms") - F.col("born_ms")).alias("waited_ms"),
+        F.when(known, (F.col("queue_offset") < F.col("offset")) & (F.col("times") == 0)).alias("lost"),
+        (F.col("first_ms") - F.col("born_ms") > limits.late_ms).alias("late"),
+    )
+
+
+def _many(condition: Column) -> Column:
+    """How many rows it is true for, None if nobody knows for any."""
+    return F.sum(condition.cast("int"))
+
+
+def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
+    """The table `topics`: a row for each window and topic. gone: of `sent`, with `there`."""
+    counts = found.groupBy("window", "topic").agg(
+        F.count("*").alias("messages"), *(F.sum(name).alias(name) for name in _FOUND)
+    )
+    if gone is None:
+        nothing = F.lit(None).cast("bigint")
+        return counts.withColumns({"sent": nothing, "lost": nothing})
+    traced = gone.groupBy("window", "topic").agg(
+        F.count("*").alias("sent"), _many(F.col("there").isNull()).alias("lost")
+    )
+    return counts.join(traced, ["window", "topic"], "full").fillna(0)
+
+
+def group_windows(rows: DataFrame) -> DataFrame:
+    """The table `groups`: a row for each window, topic and group. rows: of `in_groups`."""
+    times = F.col("times")
+    return rows.groupBy("window", "topic", "group").agg(
+        F.count("*").alias("messages"),
+        _many(F.col("acknowledged")).alias("acknowledged"),
+        _many(times > 0).alias("consumed"),
+        F.sum(F.greatest(times - 1, F.lit(0))).alias("again"),
+        _many(times == 0).alias("unconsumed"),
+        _many(F.col("lost")).alias("lost"),
+        _many(F.col("late")).alias("late"),
+    )
+
+
+def findings(found: DataFrame, gone: DataFrame | None, groups: DataFrame | None) -> DataFrame:
+    """The table `findings`: a row for each thing that is wrong; the columns of Finding."""
+    nothing = {name: F.lit(None) for name in ("group", "broker_name", "queue_id", "queue_offset", "msg_id")}
+
+    def as_finding(rows: DataFrame, kind: str, value: Column) -> DataFrame:
+        empty = {name: column for name, column in nothing.items() if name not in rows.columns}
+        return rows.withColumns({**empty, "kind": F.lit(kind), "value": value.cast("bigint")}).select(
+            *("kind", "window", "topic"),
+            *(F.col(name).cast("string") for name in ("group", "broker_name")),
+            F.col("queue_id").cast("int"),
+            F.col("queue_offset").cast("bigint"),
+            *("msg_id", "value"),
+        )
+
+    one = F.lit(1)
+    values = (F.col("missing"), one, F.col("early_ms"), F.col("late_ms"), one)
+    kinds = [
+        as_finding(found.filter(F.col(name) > 0), name, value)
+        for name, value in zip(_FOUND, values, strict=True)
+    ]
+    if gone is not None:
+        kinds.append(as_finding(gone.filter("there IS NULL"), "lost", one))
+    if groups is not None:
+        kinds.append(as_finding(groups.filter("lost"), "lost_in_group", one))
+        kinds.append(as_finding(groups.filter("late"), "late_in_group", F.col("waited_ms")))
+    return reduce(DataFrame.union, kinds)
+
+
+def audit(
+    spark: SparkSession,
+    source: str,
+    *,
+    topics: Sequence[str] = (),
+    pattern: str | None = None,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    window_s: int = 300,
+    delay_s: int = 60,
+    late_s: float = 60.0,
+    disorder_ms: int = 1000,
+    traces: str | None = None,
+    trace_topic: str = TRACE_TOPIC,
+    positions: str | DataFrame | None = None,
+    output: str | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> AuditSummary:
+    """Compare the messages of a source (inputs.py) that were stored from `begin_ms` on and before `end_ms`
+    with themselves, with clients' trace records and with positions of groups.
+
+    window_s: of the tables, by store time (of sent messages: by the producer's time); delay_s: a window is
+    open until something that was stored so long after its end has been read; late_s: after a message was
+    born; disorder_ms: how much later the messages in front of a message may be born at the same client.
+    traces: the source of the trace topic, if there is one. positions: the directory of the lag job's table,
+    or a table of group, topic, broker_name, queue_id and offset. output: a directory for the tables `topics`,
+    `groups` and `findings`, in place of an earlier run's.
+
+    Raises ConfigError, JobFailed, JobStopped.
+    """
+    began = time.monotonic()
+    _check(window_s=window_s, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)
+    limits = Limits(
+        begin_ms=begin_ms, end_ms=end_ms, window_ms=window_s * 1000, delay_ms=delay_s * 1000,
+        late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
+    )  # fmt: skip
+    output = None if output is None else own_directory(output, _JOB)
+    summary = AuditSummary(source, output)
+    report = None if on_progress is None else lambda done: on_progress(done, None)
+    span = limits.wider()
+    read = messages(spark, source, topics, *span, COLUMNS, pattern=pattern, lenient=True)
+    every = checked(read, limits).persist()
+    records = None if traces is None else trace_rows(spark, traces, trace_topic, *span).persist()
+    try:
+        said = None if records is None else _of_topics(sent(records, limits), topics, pattern)
+        done = None if records is None else consumed(records)
+        held = group_offsets(spark, positions) if isinstance(positions, str) else positions
+        tables = _tables(every, said, done, held, limits)
+
+        def work() -> None:
+            newest = _newest_ms(every, records)
+            summary.closed_to_ms = None if newest is None else newest - limits.delay_ms
+            for name, table in tables.items():
+                tables[name] = _with_open(table, limits, summary.closed_to_ms)
+            _sum_up(summary, tables)
+
+        run_action(spark, _JOB, work, on_progress=report, stop=stop)
+        if output is not None:
+            write_tables(output, _JOB, tables, on_progress=report, stop=stop)
+    finally:
+        every.unpersist()
+        if records is not None:
+            records.unpersist()
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _tables(
+    every: DataFrame,
+    said: DataFrame | None,
+    done: DataFrame | None,
+    positions: DataFrame | None,
+    limits: Limits,
+) -> dict[str, DataFrame]:
+    """The tables by name, without the column `open`; `groups` only where something of groups is known."""
+    found, gone = every.filter(limits.inside(F.col("stored_ms"))), None
+    if said is not None:
+        there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
+        gone = said.join(there, ["topic", "msg_id"], "left")
+    grouped = in_groups(found, done, positions, limits)
+    tables = {"topics": topic_windows(found, gone), "findings": findings(found, gone, grouped)}
+    return tables if grouped is None else tables | {"groups": group_windows(grouped)}
+
+
+def _check(**numbers: float) -> None:
+    for key, value in numbers.items():
+        if value < (key == "window_s"):
+            raise ConfigError(key, str(value), "1 or more" if key == "window_s" else "0 or more")
+
+
+def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None) -> DataFrame:
+    if topics:
+        return rows.filter(F.col("topic").isin(*topics))
+    return rows if pattern is None else rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
+
+
+def _newest_ms(every: DataFrame, records: DataFrame | None) -> int | None:
+    """Up to when the inputs go: both of them, if there are traces."""
+    frames = [every] if records is None else [every, records]
+    newest = [frame.agg(F.max("stored_ms").alias("at")).collect()[0]["at"] for frame in frames]
+    return None if None in newest else min(newest)
+
+
+def _with_open(table: DataFrame, limits: Limits, closed_to_ms: int | None) -> DataFrame:
+    """With the column `open`: whether more may still be found of the row's window."""
+    end = F.unix_millis("window") + limits.window_ms
+    return table.withColumn("open", F.lit(True) if closed_to_ms is None else end > closed_to_ms)
+
+
+def _sum_up(summary: AuditSummary, tables: dict[str, DataFrame]) -> None:
+    windows = tables["topics"].groupBy("window", "open").count().groupBy("open").count().collect()
+    summary.windows = sum(row["count"] for row in windows)
+    summary.open_windows = sum(row["count"] for row in windows if row["open"])
+    closed = {name: table.filter("NOT open") for name, table in tables.items()}
+    names = ("messages", *_FOUND, "sent", "lost")
+    sums = [F.sum(name).alias(name) for name in names]
+    for name, count in closed["topics"].agg(*sums).collect()[0].asDict().items():
+        if name != "sent":
+            setattr(summary, name, count or 0)
+    worst = F.expr("missing + coalesce(lost, 0) + doubled + out_of_order + late").desc()
+    rows = closed["topics"].groupBy("topic").agg(*sums).orderBy(worst, "topic").limit(_MOST)
+    summary.topics = [TopicAudit(**row.asDict()) for row in rows.collect()]
+    if "groups" in tables:
+        sums = [F.sum(name).alias(name) for name in GroupAudit.__struct_fields__[2:]]
+        rows = closed["groups"].groupBy("topic", "group").agg(*sums)
+        summary.group_lost = rows.agg(F.sum("lost").alias("lost")).collect()[0]["lost"] or 0
+        worst = F.expr("coalesce(lost, 0) + coalesce(late, 0)").desc()
+        found = rows.orderBy(worst, "topic", "group").limit(_MOST).collect()
+        summary.groups = [GroupAudit(**row.asDict()) for row in found]
+    order = Window.partitionBy("kind").orderBy("window", "topic", "broker_name", "queue_id", "queue_offset")
+    some = closed["findings"].withColumn("number", F.row_number().over(order)).filter(f"number <= {_SAMPLES}")
+    taken = some.withColumn("window_ms", F.unix_millis("window")).select(*Finding.__struct_fields__)
+    summary.samples = [Finding(**row.asDict()) for row in taken.orderBy("kind", "window_ms").collect()]

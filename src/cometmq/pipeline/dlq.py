@@ -1,0 +1,317 @@
+"""The job of dead letters: by group, topic, reason and time they are counted; some are sent again.
+
+A redrive sends with the code of `cometmq dlq resend` (dlq_task.py): each once, also over runs. What died too
+often, or cannot be sent, is left to people in a quarantine table.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+import msgspec
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from cometmq.admin.dead_letters import RESEND_TIMES, Resending
+from cometmq.admin.values import Resend
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.engine import run_action, slots
+from cometmq.pipeline.base.options import parse_addresses
+from cometmq.pipeline.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
+from cometmq.pipeline.inputs import messages
+from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.trace import traces as trace_rows
+from cometmq.protocol.codes import DLQ_PREFIX, TRACE_TOPIC
+from cometmq.protocol.traces import ConsumeCode
+
+COLUMNS = (
+    "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "msg_id", "tags", "keys", "body",
+    "properties", "flag", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
+    "reconsume_times", "body_crc",
+)  # fmt: skip
+"""What is read of the dead letters."""
+GROUPS_MAX = 100_000
+_PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
+_MOST = 50  # rows of a summary's lists
+_REASON = 200  # characters
+_JOB = "dlq"
+
+
+class DeadLetters(msgspec.Struct):
+    """Dead letters of a group that died of one reason within an hour; topic: where they were sent first.
+    most_resends: how often one of them had been sent again when it died."""
+
+    group: str
+    topic: str | None
+    reason: str | None
+    hour_ms: int
+    messages: int
+    first_ms: int
+    last_ms: int
+    most_resends: int
+    sample_msg_id: str
+
+
+class DlqSummary(msgspec.Struct):
+    """counts: those with most messages."""
+
+    source: str
+    output: str | None = None
+    messages: int = 0
+    kinds: int = 0
+    """How many combinations of group, topic, reason and hour there are."""
+    counts: list[DeadLetters] = []
+    seconds: float = 0.0
+
+
+class RedriveSummary(msgspec.Struct):
+    """What became of the dead letters that were chosen."""
+
+    source: str
+    output: str | None = None
+    run: str = ""
+    dry_run: bool = False
+    chosen: int = 0
+    resent: int = 0
+    planned: int = 0
+    """What a dry run would send."""
+    skipped: int = 0
+    """Sent again by an earlier run."""
+    failed: int = 0
+    refused: int = 0
+    """Died too often; with the failed ones in the table `quarantine`."""
+    left: int = 0
+    """Not tried, since others of their group could not be sent."""
+    problems: list[str] = []
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was chosen and not refused is sent again, or was before."""
+        return not (self.failed or self.left)
+
+
+def letters(
+    spark: SparkSession,
+    source: str,
+    groups: Sequence[str] = (),
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    *,
+    where: str | None = None,
+    reason: str | None = None,
+    traces: str | None = None,
+) -> DataFrame:
+    """The dead letters of `groups`, of all by default, that died in the span: COLUMNS, group, original_topic,
+    origin_msg_id, resend_times, failure and reason.
+
+    traces: the source of a trace topic, which gives `failure`, how the group's last call with the message
+    ended (EXCEPTION, TIME_OUT, RETURNED_NULL, FAILED). reason: a Spark SQL expression over the other columns,
+    by default the failure, else how often it was tried. where: one that chooses. Raises ConfigError.
+    """
+    pattern = DLQ_PREFIX + (f"(?:{'|'.join(map(re.escape, groups))})" if groups else ".+")
+    found = messages(spark, source, (), begin_ms, end_ms, COLUMNS, pattern=pattern, lenient=True)
+    found = found.dropDuplicates(list(_PLACE)).withColumns(
+        {
+            "group": F.substring("topic", len(DLQ_PREFIX) + 1, 1000),
+            "original_topic": _first("RETRY_TOPIC", "DLQ_ORIGIN_TOPIC"),
+            "origin_msg_id": _first("ORIGIN_MESSAGE_ID", "DLQ_ORIGIN_MESSAGE_ID"),
+            "resend_times": F.expr(f"coalesce(try_cast(properties['{RESEND_TIMES}'] AS int), 0)"),
+        }
+    )
+    if traces is None:
+        found = found.withColumn("failure", F.lit(None).cast("string"))
+    else:
+        found = found.join(_failures(spark, traces, begin_ms), ["group", "msg_id"], "left")
+    default = "coalesce(failure, concat('after ', reconsume_times, ' tries'))"
+    found = _with(found, "reason", reason or default)
+    return found if where is None else _with(found, "where", where).filter("`where`").drop("where")
+
+
+def _first(*names: str) -> Column:
+    return F.coalesce(*(F.expr(f"nullif(trim(properties['{name}']), '')") for name in names))
+
+
+def _failures(spark: SparkSession, source: str, begin_ms: int | None) -> DataFrame:
+    rows = trace_rows(spark, source, TRACE_TOPIC, begin_ms).filter("kind = 'SubAfter' AND NOT success")
+    last = rows.groupBy("group", "msg_id").agg(F.max_by("code", "stored_ms").alias("code"))
+    named = [F.when(F.col("code") == code.value, code.name) for code in ConsumeCode]
+    return last.select("group", "msg_id", F.coalesce(*named).alias("failure"))
+
+
+def _with(rows: DataFrame, key: str, expression: str) -> DataFrame:
+    """With the column `key`. Raises ConfigError for what is no expression over the columns."""
+    kind = "boolean" if key == "where" else "string"
+    try:
+        column = F.expr(expression).cast(kind)
+        found = rows.withColumn(key, column if key == "where" else F.substring(column, 1, _REASON))
+        found.schema  # noqa: B018 - Spark Connect looks at the expression only then
+    except (AnalysisException, ParseException) as error:
+        problem = str(error).partition("\n")[0]
+        expected = f"a Spark SQL expression over {', '.join(rows.columns)} ({problem})"
+        raise ConfigError(key, expression, expected) from None
+    return found
+
+
+def triage(rows: DataFrame) -> DataFrame:
+    """The table `triage`, the columns of DeadLetters. rows: of `letters`."""
+    died = F.unix_millis("store_timestamp")
+    hour = F.unix_millis(F.date_trunc("hour", F.col("store_timestamp"))).alias("hour_ms")
+    return rows.groupBy("group", F.col("original_topic").alias("topic"), "reason", hour).agg(
+        F.count("*").alias("messages"),
+        F.min(died).alias("first_ms"),
+        F.max(died).alias("last_ms"),
+        F.max("resend_times").alias("most_resends"),
+        F.min("msg_id").alias("sample_msg_id"),
+    )
+
+
+def dlq(
+    spark: SparkSession,
+    source: str,
+    groups: Sequence[str] = (),
+    *,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    where: str | None = None,
+    reason: str | None = None,
+    traces: str | None = None,
+    output: str | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> DlqSummary:
+    """Count the dead letters that `letters` gives for these arguments, by group, topic, reason and hour.
+    output: a directory for the table `triage`. Raises ConfigError, JobFailed, JobStopped."""
+    began = time.monotonic()
+    summary = DlqSummary(source, None if output is None else own_directory(output, _JOB))
+    report = None if on_progress is None else lambda done: on_progress(done, None)
+    found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
+    table = triage(found).persist()
+
+    def work() -> None:
+        sums = table.agg(F.count("*").alias("kinds"), F.sum("messages").alias("messages")).collect()[0]
+        summary.kinds, summary.messages = sums.kinds, sums.messages or 0
+        most = table.orderBy(F.desc("messages"), "group", "topic", "reason", "hour_ms").limit(_MOST)
+        summary.counts = [DeadLetters(**row.asDict()) for row in most.collect()]
+
+    try:
+        run_action(spark, _JOB, work, on_progress=report, stop=stop)
+        if summary.output is not None:
+            write_tables(summary.output, _JOB, {"triage": table}, on_progress=report, stop=stop)
+    finally:
+        table.unpersist()
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def redrive(
+    spark: SparkSession,
+    source: str,
+    namesrv: str,
+    groups: Sequence[str] = (),
+    *,
+    where: str,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    reason: str | None = None,
+    traces: str | None = None,
+    to_topic: bool = False,
+    again: bool = False,
+    max_resends: int = 3,
+    rate: float | None = None,
+    dry_run: bool = False,
+    output: str | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> RedriveSummary:
+    """Send the dead letters again that `letters` gives for these arguments; where: `true` for all of them.
+
+    to_topic, again: as admin's Resending: to the original topic, where all groups get them; also what was
+    sent again before. max_resends: what was sent again so often is refused. rate: most a second, over all
+    tasks. dry_run: send nothing. output: a directory, needed unless the run is dry, to which each run adds:
+    to the table `redriven` what became of each dead letter, to `quarantine` what was refused or failed.
+
+    Raises ConfigError, JobFailed, JobStopped. Run again, it goes on: the brokers know what was sent.
+    """
+    began = time.monotonic()
+    if output is None and not dry_run:
+        raise ConfigError("output", "", "a directory for the tables redriven and quarantine")
+    if max_resends < 1 or (rate is not None and not rate > 0):
+        key, value = ("max_resends", max_resends) if max_resends < 1 else ("rate", rate)
+        raise ConfigError(key, str(value), "1 or more" if max_resends < 1 else "more than 0")
+    parse_addresses(namesrv)
+    found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
+    summary = RedriveSummary(source, run=uuid.uuid4().hex[:12], dry_run=dry_run)
+    if output is not None and not dry_run:
+        summary.output = own_directory(output, _JOB)
+    report = None if on_progress is None else lambda done: on_progress(done, None)
+    died_often = F.col("resend_times") >= max_resends
+
+    def work() -> None:
+        counts = found.groupBy("group", died_often.alias("refused")).count().limit(GROUPS_MAX + 1).collect()
+        if len(counts) > GROUPS_MAX:
+            raise ConfigError("groups", "", f"at most {GROUPS_MAX} groups; name some")
+        summary.chosen = sum(row["count"] for row in counts)
+        summary.refused = sum(row["count"] for row in counts if row.refused)
+        sizes = {row.group: row["count"] for row in counts if not row.refused}
+        how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate)
+        tried = _tried(spark, found.filter(~died_often), sizes, RedriveTask(namesrv, how)) if sizes else None
+        if summary.output is not None and tried is not None:
+            path = f"{summary.output}/redriven/run={summary.run}"
+            tried.write.parquet(path)
+            tried = spark.read.parquet(path)
+        if tried is not None:
+            _count(summary, tried)
+        if summary.output is not None and (summary.refused or summary.failed):
+            _quarantine(found, tried, died_often).write.parquet(
+                f"{summary.output}/quarantine/run={summary.run}"
+            )
+
+    run_action(spark, "redrive", work, on_progress=report, stop=stop)
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: RedriveTask) -> DataFrame:
+    """What becomes of each dead letter. All of a group come to one task, the oldest first."""
+    tasks = min(slots(spark), len(sizes))
+    if task.how.rate is not None:
+        how = msgspec.structs.replace(task.how, rate=task.how.rate / tasks)
+        task = RedriveTask(task.namesrv, how)
+    largest = sorted(sizes, key=lambda group: (-sizes[group], group))
+    places = spark.createDataFrame(
+        [(group, number % tasks) for number, group in enumerate(largest)], "group string, task int"
+    )
+    ordered = (
+        rows.select(*COLUMNS, "group")
+        .join(F.broadcast(places), "group")
+        .repartitionById(tasks, "task")
+        .sortWithinPartitions("topic", "store_timestamp", *_PLACE[1:])
+    )
+    return ordered.mapInArrow(task_function(task), from_arrow_schema(SCHEMA))
+
+
+def _count(summary: RedriveSummary, tried: DataFrame) -> None:
+    first = F.min(F.nullif("problem", F.lit(""))).alias("problem")
+    for row in tried.groupBy("group", "state").agg(F.count("*").alias("messages"), first).collect():
+        name = {Resend.RESENT.value: "resent", Resend.PLANNED.value: "planned",
+                Resend.SKIPPED.value: "skipped", LEFT: "left"}.get(row.state, "failed")  # fmt: skip
+        setattr(summary, name, getattr(summary, name) + row.messages)
+        if row.problem and len(summary.problems) < _MOST:
+            summary.problems.append(f"{row.group}: {row.problem}")
+
+
+def _quarantine(found: DataFrame, tried: DataFrame | None, died_often: Column) -> DataFrame:
+    """Dead letters that were refused or could not be sent, whole, with the problem."""
+    text = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
+    refused = found.filter(died_often).withColumn("problem", text)
+    if tried is None:
+        return refused
+    failed = tried.filter(F.col("state") == Resend.FAILED.value).select(*_PLACE, "problem")
+    return refused.unionByName(found.join(failed, list(_PLACE)))

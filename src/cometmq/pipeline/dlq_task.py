@@ -1,0 +1,114 @@
+"""What one Spark task of a redrive does: it sends the dead letters of some groups again, by the code of
+`cometmq dlq resend` (admin/dead_letters.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.dead_letters import Resending, resend
+from cometmq.errors import CometError
+from cometmq.message import MessageExt
+from cometmq.protocol.codes import DLQ_PREFIX, SysFlag
+from cometmq.protocol.record.one import body_crc
+
+LEFT = "LEFT"
+"""The state of a dead letter that was not tried, because those before it could not be sent."""
+_BATCH_ROWS = 1000
+_PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("topic", "broker_name")),
+        ("queue_id", pa.int32()),
+        *((name, pa.int64()) for name in ("queue_offset", "physical_offset")),
+        *((name, pa.string()) for name in ("group", "msg_id", "original_topic", "state", "target")),
+        *((name, pa.string()) for name in ("copy_offset_msg_id", "problem")),
+    ]
+)
+"""Where a dead letter lies, and what became of it: a state of admin's Resend, or LEFT."""
+
+
+@dataclass(frozen=True)
+class RedriveTask:
+    """The same for all tasks of a run."""
+
+    namesrv: str
+    how: Resending
+
+
+def task_function(task: RedriveTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: rows of dead letters, sorted by topic, to rows of SCHEMA."""
+    return partial(_in_task, task)
+
+
+def _in_task(task: RedriveTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    letters = (letter_of(row) for batch in batches for row in batch.to_pylist(maps_as_pydicts="lossy"))
+    with asyncio.Runner() as runner:
+        results = _redriven(task, letters)
+        while rows := runner.run(_some(results)):
+            yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+async def _some(results: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    while len(rows) < _BATCH_ROWS and (row := await anext(results, None)) is not None:
+        rows.append(row)
+    return rows
+
+
+async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIterator[dict[str, Any]]:
+    async with Admin(task.namesrv) as admin:
+        for topic, some in itertools.groupby(letters, key=lambda letter: letter.topic):
+            taken: deque[MessageExt] = deque()
+            group = topic.removeprefix(DLQ_PREFIX)
+            try:
+                # The answers come in the order of the letters.
+                async for result in resend(admin.client, _taking(some, taken), group, task.how):
+                    said = msgspec.structs.asdict(result) | {"state": result.state.value}
+                    yield _row(taken.popleft(), group, said)
+            except CometError as error:
+                for letter in (*taken, *some):
+                    yield _row(letter, group, {"state": LEFT, "problem": str(error)})
+
+
+async def _taking(letters: Iterator[MessageExt], taken: deque[MessageExt]) -> AsyncIterator[MessageExt]:
+    for letter in letters:
+        taken.append(letter)
+        yield letter
+
+
+def _row(letter: MessageExt, group: str, said: dict[str, Any]) -> dict[str, Any]:
+    row = {name: getattr(letter, name) for name in _PLACE} | {"group": group, "msg_id": letter.msg_id}
+    return row | {name: said.get(name) for name in SCHEMA.names if name not in row}
+
+
+def letter_of(row: dict[str, Any]) -> MessageExt:
+    """A row of a source as the message that an admin reads. Its body is plain, unless the source keeps bodies
+    as stored; the checksum tells."""
+    sys_flag, body = row["sys_flag"], row["body"] or b""
+    if sys_flag & SysFlag.COMPRESSED and body_crc(body) != row["body_crc"]:
+        sys_flag &= ~int(SysFlag.COMPRESSED)
+    names = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "flag", "born_host",
+             "store_host", "reconsume_times", "body_crc")  # fmt: skip
+    return MessageExt(
+        **{name: row[name] for name in names},
+        body=body,
+        sys_flag=sys_flag,
+        properties=row["properties"] or {},
+        born_timestamp_ms=_ms(row["born_timestamp"]),
+        store_timestamp_ms=_ms(row["store_timestamp"]),
+    )
+
+
+def _ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)

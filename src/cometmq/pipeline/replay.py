@@ -1,0 +1,378 @@
+"""The replay job: messages of an archive, store directories or live topics are sent to topics again.
+
+Spark reads the source and sorts it, so that each source queue comes to one task in the order of its offsets;
+the task sends (replay_task.py). A queue goes to one target queue, or each of its keys does. What was sent
+and acknowledged is written down in a state directory (replay_state.py); run again, the job goes on behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cometmq.admin.dead_letters import belongs_to_system
+from cometmq.errors import ConfigError, MessageIllegal
+from cometmq.message import MessageQueue
+from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
+from cometmq.pipeline.base.errors import ReplayError
+from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
+from cometmq.pipeline.inputs import LIVE, group_offsets, messages
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.replay_groups import set_groups
+from cometmq.pipeline.replay_state import Asked, Progress, Replay, ReplayState, reached
+from cometmq.pipeline.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
+from cometmq.protocol.codes import check_topic_name
+
+INTO = "{topic}-replay"
+QUEUES_MAX = 100_000
+_LOOK_S = 1.0
+_QUEUE = ("topic", "broker_name", "queue_id")
+
+
+class ReplayQueue(msgspec.Struct):
+    """What is to be sent of a source queue: messages at offsets `start` to `end`, the last one included, and
+    to which topic; target_queue: BROKER/NUMBER, "" where keys decide or the run was dry."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    target: str
+    start: int
+    end: int
+    messages: int
+    bytes: int
+    target_queue: str = ""
+
+
+class ReplaySummary(msgspec.Struct):
+    """What a run did, or would do."""
+
+    source: str
+    state: str = ""
+    dry_run: bool = False
+    planned: int = 0
+    """Messages that were left to be sent when the run began."""
+    planned_bytes: int = 0
+    """As the source's broker stored them."""
+    messages: int = 0
+    """Sent by this run, and acknowledged."""
+    bytes: int = 0
+    """Of their bodies."""
+    sent_before: int = 0
+    """By earlier runs."""
+    bad: int = 0
+    """Messages, of all runs, that could not be sent: in `state`/bad, with the reason."""
+    doubled: int = 0
+    """Rows of the source that were the same record again, as in copies of a store."""
+    system: int = 0
+    """Messages of topics that belong to brokers and groups, which are not sent."""
+    positions: int = 0
+    """Of groups in queues of the targets, that were set."""
+    left: int = 0
+    """Messages of `planned` that are still to be sent."""
+    seconds: float = 0.0
+    queues: list[ReplayQueue] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the window is sent."""
+        return not (self.left or self.bad)
+
+
+def replay(
+    spark: SparkSession,
+    source: str,
+    namesrv: str,
+    *,
+    topics: Sequence[str] = (),
+    pattern: str | None = None,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    into: str = INTO,
+    mapping: Mapping[str, str] | None = None,
+    state: str | None = None,
+    order: Literal["queue", "key"] = "queue",
+    rate: float | None = None,
+    byte_rate: float | None = None,
+    positions: str | DataFrame | None = None,
+    dry_run: bool = False,
+    timeout_ms: int = 30_000,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> ReplaySummary:
+    """Send the messages of a source (inputs.py) to the cluster of these name servers, each source queue in
+    order.
+
+    begin_ms, end_ms: of the store times. into: the target topic, where `{topic}` is the source's; mapping:
+    those of single topics. state: the directory in which the run keeps its progress; needed unless it is dry.
+    order: `queue`, a source queue goes to the target's queue of the same broker and number, or else number
+    modulo queues; `key`, each message goes where its sharding key, else its first key, says. rate, byte_rate:
+    most messages, and bytes of bodies and properties, a second. positions: where groups stood in the source,
+    the lag job's table or one with group, topic, broker_name, queue_id and offset; when all is sent, the
+    groups are set to the same places of the targets. dry_run: count, and send nothing. stop: ends the run
+    after the batches under way.
+
+    Raises ConfigError; ReplayError, if the state is of another replay, a queue of the source is two, or
+    another run took over; NoRouteError and the errors of sending, after a broker was away for long.
+    """
+    started = time.monotonic()
+    _check(into, order, state, dry_run, rate=rate, byte_rate=byte_rate)
+    options = write_options({"namesrv": namesrv, "timeoutMs": str(timeout_ms), "retries": "8"})
+    asked = Asked(
+        source=source, topics=sorted(set(topics)), pattern=pattern, begin_ms=begin_ms, end_ms=end_ms,
+        into=into, mapping=dict(sorted((mapping or {}).items())), order=order,
+    )  # fmt: skip
+    kept = ReplayState(state) if state else None
+    current = kept.begin(asked) if kept else Replay("", asked)
+    before = kept.all_saved() if kept else []
+    rows = _rows(spark, current.asked, reached(before), COLUMNS)
+    planned = plan(_rows(spark, current.asked, reached(before), _COUNTED))
+    summary = ReplaySummary(source, kept.path if kept else "", dry_run)
+    summary.queues = _choose(planned, current.asked, parse_addresses(namesrv), summary)
+    summary.planned = sum(queue.messages for queue in summary.queues)
+    summary.planned_bytes = sum(queue.bytes for queue in summary.queues)
+    _add_up(summary, before, [])
+    if not dry_run and kept is not None and summary.queues:
+        run = uuid.uuid4().hex
+        kept.take_over(run)
+        current.queues |= _target_queues(
+            options, {queue.target for queue in summary.queues} - set(current.queues)
+        )
+        kept.write(current)
+        job = _Run(spark, kept, current, options, run, on_progress, stop or threading.Event())
+        job.send(rows, summary.queues, (rate, byte_rate))
+        _add_up(summary, before, kept.all_saved(run))
+    if positions is not None and not dry_run and not summary.left and current.queues:
+        stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
+        summary.positions = set_groups(spark, options, sorted(current.queues), stood, current.id)
+    summary.seconds = time.monotonic() - started
+    return summary
+
+
+_COUNTED = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_size")
+
+
+def _check(into: str, order: str, state: str | None, dry_run: bool, **limits: float | None) -> None:
+    if order not in ("queue", "key"):
+        raise ConfigError("order", order, "queue or key")
+    if not state and not dry_run:
+        raise ConfigError("state", "", "a directory for the progress, which a killed replay goes on from")
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise ConfigError(name, str(limit), "more than 0")
+    try:
+        check_topic_name(into.replace("{topic}", "t"))
+    except MessageIllegal as error:
+        raise ConfigError(
+            "into", into, f"the name of a topic, which may hold {{topic}} ({error.problem})"
+        ) from None
+
+
+def _rows(
+    spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, int], columns: Sequence[str]
+) -> DataFrame:
+    """What is left of the source."""
+    rows = messages(
+        spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern
+    )
+    if not after:
+        return rows
+    done = [(queue.topic, queue.broker_name, queue.queue_id, offset) for queue, offset in after.items()]
+    sent = spark.createDataFrame(done, "topic string, broker_name string, queue_id int, after bigint")
+    left = rows.join(F.broadcast(sent), list(_QUEUE), "left")
+    return left.filter("after IS NULL OR queue_offset > after").drop("after")
+
+
+class Planned(msgspec.Struct):
+    """What the source holds of a queue, and where its first and last messages lie in the log."""
+
+    queue: MessageQueue
+    start: int
+    end: int
+    messages: int
+    bytes: int
+    place: tuple[int, int]
+
+
+def plan(rows: DataFrame) -> list[Planned]:
+    """The queues of a source, by one look at all its records. Raises ReplayError where there are too many, or
+    where the offsets of one are not in the order of the log."""
+    found = (
+        rows.groupBy(*_QUEUE)
+        .agg(
+            F.min("queue_offset").alias("start"),
+            F.max("queue_offset").alias("end"),
+            F.count(F.lit(1)).alias("messages"),
+            F.sum("store_size").alias("bytes"),
+            F.min_by("physical_offset", "queue_offset").alias("first"),
+            F.max_by("physical_offset", "queue_offset").alias("last"),
+            F.min("physical_offset").alias("lowest"),
+            F.max("physical_offset").alias("highest"),
+        )
+        .limit(QUEUES_MAX + 1)
+        .collect()
+    )
+    if len(found) > QUEUES_MAX:
+        raise ReplayError("the source", f"it has messages of more than {QUEUES_MAX} queues; choose topics")
+    planned = []
+    for row in found:
+        queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+        if (row.first, row.last) != (row.lowest, row.highest) and not belongs_to_system(row.topic):
+            raise began_anew(queue)
+        planned.append(Planned(queue, row.start, row.end, row.messages, row.bytes, (row.lowest, row.highest)))
+    return sorted(planned, key=lambda each: each.queue)
+
+
+def _choose(
+    planned: Iterable[Planned], asked: Asked, namesrv: tuple[str, ...], summary: ReplaySummary
+) -> list[ReplayQueue]:
+    """The queues that are replayed, with their targets. Raises ConfigError for a target that cannot be."""
+    chosen = []
+    live = asked.source.startswith(LIVE) and parse_addresses(asked.source.removeprefix(LIVE))
+    for each in planned:
+        topic = each.queue.topic
+        if belongs_to_system(topic) and topic not in asked.mapping:
+            summary.system += each.messages
+            continue
+        target = asked.mapping.get(topic) or asked.into.replace("{topic}", topic)
+        try:
+            check_topic_name(target)
+        except MessageIllegal as error:
+            raise ConfigError("into", target, f"a topic's name for {topic} ({error.problem})") from None
+        if belongs_to_system(target):
+            raise ConfigError("into", target, f"a topic for {topic} that does not belong to the system")
+        if target == topic and live == namesrv:
+            raise ConfigError("into", target, "another topic than the one that is read")
+        chosen.append(
+            ReplayQueue(
+                *(topic, each.queue.broker_name, each.queue.queue_id, target),
+                *(each.start, each.end, each.messages, each.bytes),
+            )
+        )
+    return chosen
+
+
+def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, list[MessageQueue]]:
+    with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
+        found = {name: sorted(cluster.write_queues(name)) for name in sorted(names)}
+    for name, queues in found.items():
+        if not queues:
+            raise ReplayError(f"topic {name}", "no queue can be written to now")
+    return found
+
+
+def target_queue(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Where the messages of a source queue go: to the queue of the same broker and number, if there is one,
+    so that a cluster that is restored has them where they were."""
+    same = [
+        queue for queue in queues if queue == MessageQueue(queue.topic, source.broker_name, source.queue_id)
+    ]
+    return same[0] if same else queues[source.queue_id % len(queues)]
+
+
+def share_out(queues: Sequence[ReplayQueue], tasks: int) -> list[list[ReplayQueue]]:
+    """The queues of each task, of about the same number of messages."""
+    groups: list[list[ReplayQueue]] = [[] for _ in range(max(1, min(tasks, len(queues))))]
+    load = [(0, number) for number in range(len(groups))]
+    for queue in sorted(queues, key=lambda each: -each.messages):
+        least, number = heapq.heappop(load)
+        groups[number].append(queue)
+        heapq.heappush(load, (least + queue.messages, number))
+    return groups
+
+
+def shares(
+    groups: Sequence[Sequence[ReplayQueue]], rate: float | None, byte_rate: float | None
+) -> dict[int, Share]:
+    """The limits of the tasks: in proportion to their work, so that they end together."""
+    total = sum(queue.messages for group in groups for queue in group)
+    parts = [sum(queue.messages for queue in group) / total for group in groups]
+    return {
+        number: Share(rate and rate * part, byte_rate and byte_rate * part)
+        for number, part in enumerate(parts)
+    }
+
+
+class _Run:
+    """One run that sends."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        state: ReplayState,
+        replay: Replay,
+        options: WriteOptions,
+        run: str,
+        on_progress: Callable[[int, int | None], None] | None,
+        stop: threading.Event,
+    ) -> None:
+        self._spark, self._state, self._replay, self._options = spark, state, replay, options
+        self._run, self._on_progress, self._stop = run, on_progress, stop
+        self._total: int | None = None
+        self._looked_s = time.monotonic()
+        self.stopped = False
+
+    def send(
+        self, rows: DataFrame, queues: list[ReplayQueue], limits: tuple[float | None, float | None]
+    ) -> None:
+        self._total = sum(queue.messages for queue in queues)
+        ways = {}
+        for queue in queues:
+            source = MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
+            ways[source] = target_queue(source, self._replay.queues[queue.target])
+            if self._replay.asked.order == "queue":
+                queue.target_queue = f"{ways[source].broker_name}/{ways[source].queue_id}"
+        groups = share_out(queues, slots(self._spark))
+        by_key = self._replay.asked.order == "key"
+        place = (self._state.path, self._run, self._replay.id)
+        task = ReplayTask(self._options, *place, ways, self._replay.queues, by_key, shares(groups, *limits))
+        # A task has all messages of its queues; of these it takes turns, so that several are sent to at once.
+        ends = [
+            (queue.topic, queue.broker_name, queue.queue_id, number, queue.start, queue.end)
+            for number, group in enumerate(groups)
+            for queue in group
+        ]
+        schema = "topic string, broker_name string, queue_id int, task int, first bigint, last bigint"
+        ordered = (
+            rows.join(F.broadcast(self._spark.createDataFrame(ends, schema)), list(_QUEUE))
+            .filter("queue_offset BETWEEN first AND last")
+            .repartitionById(len(groups), "task")
+            .sortWithinPartitions(F.expr("queue_offset - first"), *_QUEUE, "physical_offset")
+            .drop("first", "last")
+        )
+        sent = ordered.mapInArrow(task_function(task), "outcome binary")
+        outcomes_in(run_action(self._spark, "replay", sent.collect, on_look=self._look))
+        if not self._state.owned_by("" if self.stopped else self._run):
+            raise ReplayError(self._state.path, "another run has taken over")
+        if self._on_progress:
+            self._on_progress(self._sent(), self._total)
+
+    def _look(self) -> None:
+        """While tasks send: show how far they are, and let them end after their batches when asked to."""
+        if self._stop.is_set() and not self.stopped:
+            self.stopped = True
+            self._state.take_over("")
+        if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
+            self._on_progress(self._sent(), self._total)
+            self._looked_s = time.monotonic()
+
+    def _sent(self) -> int:
+        return sum(progress.messages for progress in self._state.all_saved(self._run))
+
+
+def _add_up(summary: ReplaySummary, before: Sequence[Progress], now: Sequence[Progress]) -> None:
+    summary.sent_before = sum(progress.messages for progress in before)
+    summary.messages = sum(progress.messages for progress in now)
+    summary.bytes = sum(progress.bytes for progress in now)
+    summary.doubled = sum(progress.doubled for progress in now)
+    summary.bad = sum(progress.bad for progress in (*before, *now))
+    bad = sum(progress.bad for progress in now)
+    summary.left = summary.planned - summary.messages - summary.doubled - bad

@@ -1,0 +1,61 @@
+"""Where consumer groups go on in the topics of a replay: each in front of the first message that it had not
+consumed where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cometmq.message import MessageQueue
+from cometmq.pipeline.base.options import Topics, WriteOptions
+from cometmq.pipeline.inputs import LIVE, messages
+from cometmq.pipeline.live.cluster import Cluster
+
+_TARGET = ("topic", "broker_name", "queue_id")
+
+
+def target_offsets(sent: DataFrame, positions: DataFrame, replay: str) -> DataFrame:
+    """For each group and queue of the targets the offset to go on at: group, topic, broker_name, queue_id and
+    offset. sent: messages of the targets with their properties; positions: the same columns, of the source.
+
+    Where several source queues went to one queue, it is the first offset that any of them needs: messages may
+    come twice to the group, and none is left out.
+    """
+    origin = sent.filter(F.expr(f"properties['REPLAY_ID'] = '{replay}'")).select(
+        *_TARGET,
+        "queue_offset",
+        F.expr("properties['REPLAY_TOPIC']").alias("from_topic"),
+        F.expr("properties['REPLAY_BROKER']").alias("from_broker"),
+        F.expr("try_cast(properties['REPLAY_QUEUE'] AS int)").alias("from_queue"),
+        F.expr("try_cast(properties['REPLAY_OFFSET'] AS bigint)").alias("from_offset"),
+    )
+    stood = positions.select(
+        "group",
+        F.col("topic").alias("from_topic"),
+        F.col("broker_name").alias("from_broker"),
+        F.col("queue_id").alias("from_queue"),
+        F.col("offset").alias("stood_at"),
+    )
+    joined = origin.join(F.broadcast(stood), ["from_topic", "from_broker", "from_queue"])
+    first = F.min(F.when(F.col("from_offset") >= F.col("stood_at"), F.col("queue_offset")))
+    behind = F.max("queue_offset") + 1
+    return joined.groupBy("group", *_TARGET).agg(F.coalesce(first, behind).alias("offset"))
+
+
+def set_groups(
+    spark: SparkSession, options: WriteOptions, targets: Sequence[str], positions: DataFrame, replay: str
+) -> int:
+    """Store the groups' offsets for the targets on the brokers; how many there are."""
+    columns = (*_TARGET, "queue_offset", "properties")
+    sent = messages(spark, f"{LIVE}{';'.join(options.namesrv)}", targets, columns=columns)
+    groups: dict[str, dict[MessageQueue, int]] = {}
+    for row in target_offsets(sent, positions, replay).collect():
+        queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+        groups.setdefault(row.group, {})[queue] = row.offset
+    with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
+        cluster.queues(Topics(names=tuple(targets)))
+        for group, offsets in groups.items():
+            cluster.commit(group, offsets)
+    return sum(map(len, groups.values()))

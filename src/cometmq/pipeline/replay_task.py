@@ -1,0 +1,246 @@
+"""What one Spark task of a replay does: send the messages of some source queues, in the order of each.
+
+Messages are sent in batches. When all of a batch are acknowledged the task writes down how far it is, and
+then looks whether its run may go on. So what may be sent twice after a kill is the batch under way of each
+task; the second copies have the ids of the first ones.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cometmq.client.producer.selectors import select_by_hash
+from cometmq.errors import BrokerError, CometError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.base.errors import ReplayError, SinkRowError
+from cometmq.pipeline.base.options import WriteOptions
+from cometmq.pipeline.replay_state import Progress, ReplayState, Sent
+from cometmq.pipeline.sink.bad_rows import BadRows
+from cometmq.pipeline.sink.rows import RowMessage, message_of
+from cometmq.pipeline.sink.sending import Sender
+from cometmq.pipeline.sink.sink import MessageIds
+from cometmq.protocol.properties.values import BUYER_ID, INSTANCE_ID, is_reserved
+
+COLUMNS = (
+    "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
+    "born_timestamp", "msg_id", "tags", "keys", "flag", "body", "properties",
+)  # fmt: skip
+"""Of the source, and all that a task needs."""
+BATCH_MESSAGES = 4096
+BATCH_BYTES = 4 << 20
+BATCH_S = 2.0  # a slow replay writes down how far it is as well
+SHARDING_KEY = "__SHARDINGKEY"
+_BURST_S = 0.05  # messages are sent together that may go in so short a time
+_KEPT = (BUYER_ID, INSTANCE_ID)  # of RocketMQ's own properties, beside keys and tags
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A task's part of the limits, a second."""
+
+    messages: float | None = None
+    bytes: float | None = None
+
+
+class Pace:
+    """Says how long to wait so that no more is sent than the share allows."""
+
+    def __init__(self, share: Share, now_s: float) -> None:
+        self._share = share
+        self._messages_at = self._bytes_at = now_s
+
+    def wait_s(self, now_s: float, size: int) -> float:
+        """Count a message of so many bytes as sent; how long its sender has to wait now, mostly 0."""
+        if self._share.messages is not None:
+            self._messages_at = max(self._messages_at, now_s - _BURST_S) + 1 / self._share.messages
+        if self._share.bytes is not None:
+            self._bytes_at = max(self._bytes_at, now_s - _BURST_S) + size / self._share.bytes
+        wait = max(self._messages_at, self._bytes_at) - now_s
+        return wait if wait >= _BURST_S else 0.0
+
+
+@dataclass(frozen=True)
+class ReplayTask:
+    """The same for all tasks of a run.
+
+    ways: the target topic and queue of each source queue; by_key: a message's key chooses among `queues`,
+    those of the target topics; shares: by task.
+    """
+
+    options: WriteOptions
+    state: str
+    run: str
+    replay: str
+    ways: Mapping[MessageQueue, MessageQueue]
+    queues: Mapping[str, list[MessageQueue]]
+    by_key: bool
+    shares: Mapping[int, Share]
+
+
+def in_task(task: ReplayTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: from the rows of a task, sorted by offset, to a Progress or CometError, pickled."""
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return
+    number = first.column("task")[0].as_py()
+    sending = Sending(task, number)
+    try:
+        with Sender(task.options, on_illegal=sending.refused) as sender:
+            outcome: Progress | CometError = sending.send_all(sender, _rows(first, batches))
+    except CometError as error:
+        outcome = error
+    yield pa.record_batch([pa.array([pickle.dumps(outcome)], pa.binary())], ["outcome"])
+
+
+def _rows(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    batch: pa.RecordBatch | None = first
+    while batch is not None:
+        columns = []
+        for name in COLUMNS:
+            column = batch.column(name)
+            if name.endswith("_timestamp"):
+                column = pc.divide(column.cast(pa.int64()), 1000)
+            columns.append(column.to_pylist())
+        for values in zip(*columns, strict=True):
+            yield dict(zip(COLUMNS, values, strict=True))
+        batch = next(others, None)
+
+
+@dataclass
+class Sending:
+    """One task at work."""
+
+    task: ReplayTask
+    number: int
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    progress: Progress = field(init=False)
+
+    def __post_init__(self) -> None:
+        task = self.task
+        self._state = ReplayState(task.state)
+        self.progress = self._state.saved(task.run, self.number)
+        self._before = self.progress.messages, self.progress.bytes, self.progress.bad
+        self._sent = {sent.queue: sent for sent in self.progress.queues}
+        self._done_before = {sent.queue: sent.offset for sent in self.progress.queues}
+        self._ids: dict[MessageQueue, Callable[[int], str]] = {}
+        self._bad = BadRows(self._state.bad_path, f"{task.run}-{self.number}")
+        self._pace = Pace(task.shares.get(self.number, Share()), self.clock())
+
+    def refused(self, message: RowMessage, refusal: BrokerError) -> None:
+        self._bad.refused(message, refusal)
+
+    def send_all(self, sender: Sender, rows: Iterator[dict[str, Any]]) -> Progress:
+        """Send until the rows end or another run has taken over. Raises ReplayError and what sending does."""
+        held, size, since = 0, 0, self.clock()
+        if not self._state.owned_by(self.task.run):
+            return self.progress
+        for row in rows:
+            message = self._message(row)
+            if message is None:
+                continue
+            bytes_ = len(message.body) + len(message.properties)
+            wait = self._pace.wait_s(self.clock(), bytes_)
+            if wait:
+                sender.flush()
+                self.sleep(wait)
+            sender.send(message, self._target(message, row))
+            held, size = held + 1, size + bytes_
+            if held >= BATCH_MESSAGES or size >= BATCH_BYTES or self.clock() - since >= BATCH_S:
+                self._write_down(sender)
+                held, size, since = 0, 0, self.clock()
+                if not self._state.owned_by(self.task.run):
+                    return self.progress
+        self._write_down(sender)
+        return self.progress
+
+    def _write_down(self, sender: Sender) -> None:
+        """Wait until all is acknowledged, then save how far this task is."""
+        sender.flush()
+        self._bad.flush()
+        messages, bytes_, bad = self._before
+        self.progress.messages = messages + sender.messages
+        self.progress.bytes = bytes_ + sender.bytes
+        self.progress.bad = bad + self._bad.count
+        self.progress.queues = list(self._sent.values())
+        self._state.save(self.task.run, self.number, self.progress)
+
+    def _message(self, row: dict[str, Any]) -> RowMessage | None:
+        """The message of a row, None where there is nothing to send. Raises ReplayError where the rows of a
+        queue are those of two."""
+        queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
+        sent, offset, place = self._sent.get(queue), row["queue_offset"], row["physical_offset"]
+        if sent is None:
+            sent = self._sent[queue] = Sent(queue)
+        if offset <= self._done_before.get(queue, -1):
+            return None
+        if offset == sent.offset and place == sent.physical_offset:
+            self.progress.doubled += 1
+            return None
+        if offset == sent.offset or place <= sent.physical_offset:
+            raise began_anew(queue)
+        sent.offset, sent.physical_offset = offset, place
+        make_id = self._ids.get(queue)
+        if make_id is None:
+            make_id = MessageIds(self.task.replay, f"{queue.topic}/{queue.broker_name}", queue.queue_id)
+            self._ids[queue] = make_id
+        try:
+            message = replayed(row, self.task.ways[queue].topic, make_id(offset), self.task.replay)
+        except SinkRowError as error:
+            given = {
+                name: row[name] for name in ("topic", "body", "tags", "keys", "properties", "flag", "msg_id")
+            }
+            reason = {"field": error.field, "problem": error.problem}
+            self._bad.add(given | reason | {"delay_level": None, "sharding_key": None})
+            return None
+        sent.messages += 1
+        return message
+
+    def _target(self, message: RowMessage, row: dict[str, Any]) -> MessageQueue:
+        if self.task.by_key and message.sharding_key is not None:
+            return select_by_hash(self.task.queues[message.topic], None, message.sharding_key)
+        return self.task.ways[MessageQueue(row["topic"], row["broker_name"], row["queue_id"])]
+
+
+def began_anew(queue: MessageQueue) -> ReplayError:
+    problem = (
+        "the source has messages of it from before and after it began anew, and their offsets give no order; "
+        "choose a time window that holds one of the two"
+    )
+    return ReplayError(f"queue {queue.topic} {queue.broker_name} {queue.queue_id}", problem)
+
+
+def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> RowMessage:
+    """The message to send for a row of COLUMNS: body, keys, tags, flag and the user's properties as they
+    were, RocketMQ's own left out, and where it comes from in REPLAY_… properties. Raises SinkRowError."""
+    given = [pair for pair in row["properties"] or () if not is_reserved(pair[0]) or pair[0] in _KEPT]
+    origin = {
+        "REPLAY_ID": replay,
+        "REPLAY_TOPIC": row["topic"],
+        "REPLAY_BROKER": row["broker_name"],
+        "REPLAY_QUEUE": str(row["queue_id"]),
+        "REPLAY_OFFSET": str(row["queue_offset"]),
+        "REPLAY_MSG_ID": row["msg_id"],
+        "REPLAY_BORN_TIME": str(row["born_timestamp"]),
+        "REPLAY_STORE_TIME": str(row["store_timestamp"]),
+    }
+    sharding_key = next((value for name, value in given if name == SHARDING_KEY), None)
+    if sharding_key is None and row["keys"]:
+        sharding_key = next(iter(row["keys"].split()), None)
+    return message_of(
+        row["queue_offset"], target, row["body"] or b"", msg_id,
+        tags=row["tags"], keys=row["keys"], properties=[*given, *origin.items()], flag=row["flag"],
+        sharding_key=sharding_key,
+    )  # fmt: skip
+
+
+def task_function(task: ReplayTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return partial(in_task, task)

@@ -1,0 +1,34 @@
+"""`cometmq pipeline audit` with a real Spark, and what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+from tests.pipeline.store_files import START_MS, StoreFiles
+
+from cometmq.cli.pipeline.audit import report
+from cometmq.pipeline.audit import AuditSummary, Finding, GroupAudit, TopicAudit
+
+
+def test_a_gap_in_a_store_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+    files = StoreFiles()
+    for offset, at_ms in ((0, 0), (3, 0), (4, 600_000)):
+        files.add(b"x", queue_offset=offset, store_timestamp_ms=START_MS + at_ms)
+    done = run("cometmq", "pipeline", "audit", "T", "-s", f"store:{files.write(tmp_path / 'store')}")
+    assert done.returncode == 1
+    assert done.stdout.startswith("2 messages in 2 windows, 1 of them still open")
+    assert "missing 2: T store/0@3" in done.stderr
+
+
+def test_topics_groups_and_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    topic = TopicAudit("T", 9, 1, 2, 3, 4, 0, None, None)
+    group = GroupAudit("T", "readers", 9, 8, None, None, None, None, None)
+    sample = Finding("lost", 0, "T", "readers", None, None, None, "ID\x1b", 1)
+    report(AuditSummary("s", messages=9, windows=1, topics=[topic], groups=[group], samples=[sample]))
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "9 messages in 1 window"
+    assert [line.split()[0] for line in out.splitlines()[1:] if line.strip()] == ["topic", "T", "topic", "T"]
+    assert err.startswith("lost 1: T ID\\x1b for readers, window of ")

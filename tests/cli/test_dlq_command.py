@@ -1,0 +1,54 @@
+"""`cometmq pipeline dlq` with a real Spark, and what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+from tests.pipeline.store_files import StoreFiles
+
+from cometmq.cli.pipeline.dlq import report, report_redrive
+from cometmq.pipeline.dlq import DeadLetters, DlqSummary, RedriveSummary
+
+
+def test_dead_letters_of_a_store_are_counted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+    files = StoreFiles()
+    files.add(b"x", "%DLQ%readers", properties=b"RETRY_TOPIC\x01orders", reconsume_times=16)
+    done = run("cometmq", "pipeline", "dlq", "readers", "-s", f"store:{files.write(tmp_path / 'store')}")
+    head, _, row = done.stdout.splitlines()
+    assert (done.returncode, head) == (0, "1 dead letter of 1 kind")
+    assert row.split()[:2] == ["readers", "orders"]
+    assert "after 16 tries" in row
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--redrive"], "--where EXPR, or --where true"),
+        (["--redrive", "--where", "true"], "give --output DIR, or --dry-run"),
+    ],
+)
+def test_a_redrive_says_what_it_needs(run: Run, words: list[str], problem: str) -> None:
+    done = run("cometmq", "pipeline", "dlq", *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
+def test_hostile_names_are_printed_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    count = DeadLetters("g", None, "\x1b[31m", 0, 2, 0, 1, 0, "ID")
+    report(DlqSummary("s", messages=2, kinds=1, counts=[count]))
+    summary = RedriveSummary("s", "/out", "r", chosen=9, resent=4, skipped=1, refused=2, failed=1, left=1)
+    summary.problems.append("g: \x1b[31m")
+    report_redrive(summary)
+    report_redrive(RedriveSummary("s", dry_run=True, chosen=1, planned=1))
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert out.splitlines()[-2:] == [
+        "9 dead letters: 4 sent again, 1 skipped, 2 refused, 1 failed, 1 left",
+        "1 dead letter: 1 would be sent again",
+    ]
+    assert "refused and failed: /out/quarantine/run=r" in err

@@ -1,0 +1,51 @@
+"""`cometmq pipeline replay` with a real Spark: a dry run, a run, and one with nothing left."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+
+from cometmq.cli.pipeline.replay import report
+from cometmq.pipeline.replay import ReplaySummary
+from cometmq.testing import LocalBroker
+
+
+def test_a_live_topic_into_another(
+    run: Run, broker: LocalBroker, namesrv: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+    run("cometmq", "send", "events", "a", "b", "c")
+    state = tmp_path / "state"
+    words = ("pipeline", "replay", "-s", f"live:{broker.namesrv}", "-t", "events", "--map", "events=again")
+    dry = run("cometmq", *words, "--dry-run")
+    assert (dry.returncode, dry.stdout.splitlines()[-1].split(" (")[0]) == (0, "would send 3 messages")
+    done = run("cometmq", *words, "--state", str(state), "--json")
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["messages"], summary["left"]) == (0, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [(["--map", "a="], "TOPIC=TARGET is expected"), ([], "Give --state DIR, or --dry-run")],
+)
+def test_arguments_that_cannot_be_used(run: Run, words: list[str], problem: str) -> None:
+    done = run("cometmq", "pipeline", "replay", "-s", "/nowhere", *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
+def test_the_report_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    report(ReplaySummary("s", "/state", messages=5, sent_before=2, bad=1, doubled=3, system=4, left=6))
+    out, err = capsys.readouterr()
+    assert re.sub(r" in [^\n]*", "", out, count=1).splitlines() == [
+        "sent 5 messages (0 bytes)",
+        "2 messages sent by earlier runs",
+        "3 messages in the source twice, and sent once",
+        "4 messages left out, of topics that belong to brokers and groups",
+    ]
+    assert "1 message could not be sent: /state/bad" in err
+    assert "6 messages left; run it again" in err

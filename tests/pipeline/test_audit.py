@@ -1,0 +1,149 @@
+"""What the audit says of stores in which something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.pipeline.store_files import START_MS, StoreFiles
+from tests.pipeline.test_trace import after, before, pub
+
+from cometmq.errors import ConfigError
+from cometmq.pipeline.audit import AuditSummary, Finding, audit
+from cometmq.protocol.codes import TRACE_TOPIC
+
+MINUTE = START_MS - START_MS % 60_000
+
+
+def put(files: StoreFiles, offset: int, msg_id: str, at_ms: int, born_ms: int | None = None) -> None:
+    """A message of queue 0 of T, in the first minutes."""
+    files.add(
+        b"x", queue_offset=offset, properties=b"UNIQ_KEY\x01" + msg_id.encode(),
+        store_timestamp_ms=MINUTE + at_ms, born_timestamp_ms=MINUTE + (at_ms if born_ms is None else born_ms),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """Ten messages of minute 0: offsets 3 and 4 are missing, "a" is there twice, one is 20 s late and born
+    earlier than those in front of it. In minute 1 one message; one of minute 9 closes the windows."""
+    files = StoreFiles(segment=65536)
+    put(files, 0, "a", 1000)
+    put(files, 1, "b", 2000)
+    put(files, 2, "a", 3000)
+    put(files, 5, "c", 25_000)
+    put(files, 6, "d", 26_000, born_ms=5000)
+    put(files, 7, "e", 70_000)
+    put(files, 8, "f", 9 * 60_000)
+    for name in "ab":
+        (files.write(tmp_path / "copies" / name) / "broker.conf").write_text("brokerName=broker-a\n")
+    return f"store:{tmp_path}/copies/*"
+
+
+def run(spark: SparkSession, source: str, **given: Any) -> AuditSummary:
+    return audit(spark, source, topics=["T"], **{"window_s": 60, "late_s": 15.0} | given)
+
+
+def test_without_traces_offsets_ids_and_times_are_compared(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    summary = run(spark, store, output=str(tmp_path / "audit"))
+    counts = summary.missing, summary.doubled, summary.out_of_order, summary.late, summary.anew
+    assert (summary.messages, *counts) == (6, 2, 1, 1, 1, 0), "the copy of the store is not counted"
+    assert (summary.windows, summary.open_windows, summary.complete) == (3, 1, False)
+    assert summary.closed_to_ms == MINUTE + 8 * 60_000
+    (topic,) = summary.topics
+    assert (topic.topic, topic.messages, topic.sent, topic.lost) == ("T", 6, None, None)
+    assert [(item.kind, item.queue_offset, item.msg_id, item.value) for item in summary.samples] == [
+        ("doubled", 2, "a", 1), ("late", 6, "d", 21_000), ("missing", 5, "c", 2),
+        ("out_of_order", 6, "d", 20_000),
+    ]  # fmt: skip
+    assert summary.samples[0] == Finding("doubled", MINUTE, "T", None, "broker-a", 0, 2, "a", 1)
+    table = spark.read.parquet(f"{tmp_path}/audit/topics").orderBy("window").collect()
+    assert [(row.messages, row.open) for row in table] == [(5, False), (1, False), (1, True)]
+    assert spark.read.parquet(f"{tmp_path}/audit/findings").count() == 4
+
+
+def test_only_messages_of_the_span_count_but_their_neighbours_are_seen(
+    spark: SparkSession, store: str
+) -> None:
+    summary = run(spark, store, begin_ms=MINUTE + 60_000, end_ms=MINUTE + 120_000, delay_s=100)
+    assert (summary.messages, summary.missing, summary.open_windows) == (0, 0, 1)
+    late = run(spark, store, begin_ms=MINUTE + 3000, disorder_ms=30_000, late_s=30.0)
+    assert (late.messages, late.doubled, late.missing, late.late, late.out_of_order) == (4, 1, 2, 0, 0)
+
+
+def test_a_queue_that_began_anew_is_no_gap(spark: SparkSession, tmp_path: Path) -> None:
+    files = StoreFiles(segment=65536)
+    for number, offset in enumerate((0, 1, 2, 0, 1)):
+        put(files, offset, f"m{number}", number)
+    put(files, 3, "end", 9 * 60_000)
+    summary = run(spark, f"store:{files.write(tmp_path / 'store')}")
+    assert (summary.anew, summary.missing, summary.doubled, summary.complete) == (2, 0, 0, True)
+
+
+@pytest.fixture
+def traced(tmp_path: Path, store: str) -> str:
+    """Producers say that a, b, c, d and "gone" were stored. `readers` consumed a and b, b twice, and failed
+    with c once before it was done, 40 s after it was born; d it never was."""
+    files = StoreFiles(segment=65536)
+
+    def add(record: str) -> None:
+        files.add(record.encode(), TRACE_TOPIC, store_timestamp_ms=MINUTE + 9 * 60_000)
+
+    for name, at in (("a", 1000), ("b", 2000), ("c", 25_000), ("d", 26_000), ("gone", 30_000)):
+        add(pub(name, MINUTE + at, 2))
+    add(pub("refused", MINUTE + 30_000, 2, success=False))
+    for name, at, request, success in (
+        ("a", 1010, "q1", True), ("b", 2010, "q2", True), ("b", 3010, "q3", True),
+        ("c", 26_000, "q4", False), ("c", 65_000, "q5", True),
+    ):  # fmt: skip
+        add(before(name, MINUTE + at, request))
+        add(after(name, MINUTE + at, 5, request, success=success))
+    return f"store:{files.write(tmp_path / 'traces')}"
+
+
+def test_with_traces_and_positions_losses_are_named(spark: SparkSession, store: str, traced: str) -> None:
+    at = spark.createDataFrame(
+        [("readers", "T", "broker-a", 0, 8)],
+        "group string, topic string, broker_name string, queue_id int, offset bigint",
+    )
+    summary = run(spark, store, traces=traced, positions=at)
+    (topic,), (group,) = summary.topics, summary.groups
+    assert (topic.sent, topic.lost, summary.lost) == (5, 1, 1)
+    assert (group.group, group.messages, group.acknowledged, group.consumed, group.again) == (
+        "readers", 5, 5, 3, 1,
+    )  # fmt: skip
+    assert (group.unconsumed, group.lost, group.late, summary.group_lost) == (2, 2, 1, 2)
+    found = [(item.kind, item.msg_id) for item in summary.samples if "lost" in item.kind]
+    assert sorted(found) == [("lost", "gone"), ("lost_in_group", "d"), ("lost_in_group", "e")]
+    late = [(item.msg_id, item.value) for item in summary.samples if item.kind == "late_in_group"]
+    assert late == [("c", 40_000)]
+
+
+def test_positions_alone_say_what_was_acknowledged(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    columns = "sampled_ms bigint, group string, topic string, broker_name string, queue_id int"
+    rows = [(1, "g", "T", "broker-a", 0, 1), (2, "g", "T", "broker-a", 0, 6)]
+    samples = spark.createDataFrame(rows, f"{columns}, group_offset bigint").coalesce(1)
+    samples.write.parquet(str(tmp_path / "written"))
+    (tmp_path / "lag").mkdir()
+    (file,) = (tmp_path / "written").glob("part-*.parquet")
+    file.rename(tmp_path / "lag" / "lag-0000000000002.parquet")
+    (group,) = run(spark, store, positions=str(tmp_path / "lag")).groups
+    assert (group.messages, group.acknowledged, group.consumed, group.lost) == (5, 3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"window_s": 0}, "window_s"),
+        ({"late_s": -1.0}, "late_s"),
+        ({"topics": [], "source": "live:h:1"}, "topics"),
+    ],
+)
+def test_what_cannot_be_done_is_named(given: dict[str, Any], key: str, spark: SparkSession) -> None:
+    with pytest.raises(ConfigError) as raised:
+        audit(spark, given.pop("source", "/nowhere"), **given)
+    assert raised.value.key == key
