@@ -5,10 +5,12 @@
 3. Spark sends each row as a change event to the topic `lines`: the body is JSON, the tag says whether the
    line was returned, events of one order go to one queue in order.
 4. The archive job writes the topic to Parquet; its log is asked whether an offset is missing.
-5. Spark sums up the events it finds there; the sums must be those of the source data, to the cent.
+5. The audit job looks for messages that are lost, doubled or out of order in the archive.
+6. The replay job sends the archive to the topic `lines-replay`, in order.
+7. Spark sums up the events it finds there; the sums must be those of the source data, to the cent.
 
 Meanwhile the memory of broker, JVM, Spark's Python workers and this program is measured every second. The
-page `report.html` shows it beside the rates. Run it with `make run-large`; 20 GB of disk are needed. A quick
+page `report.html` shows it beside the rates. Run it with `make run-large`; 40 GB of disk are needed. A quick
 check: `make run-large RUN_ARGS='--scale 0.1'`.
 """
 
@@ -18,12 +20,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from pyspark.sql import SparkSession
 from rich.progress import Progress
 
 from cometmq.pipeline.archive_query import completeness
+from cometmq.pipeline.audit import audit
+from cometmq.pipeline.replay import replay
 from cometmq.testing import StandaloneProcess
 from first_run import (
     Stage,
@@ -110,6 +115,10 @@ def main() -> int:
                 memory.stage("archive")
                 archived = archive_topic(progress, spark, cluster.namesrv, TOPIC, data)
                 missing = holes(spark, data)
+                memory.stage("audit")
+                audited = audit_archive(progress, spark, data)
+                memory.stage("replay")
+                replayed = replay_archive(progress, spark, cluster.namesrv, data)
                 memory.stage("sum up")
                 summed, found = sum_up(progress, spark, data, "l_extendedprice")
             finally:
@@ -117,15 +126,19 @@ def main() -> int:
                 memory.end()
         expected = totals_of_source(source, "l_returnflag", "l_extendedprice")
     sent.size_bytes = summed.size_bytes
-    stages, right = [sent, archived, summed], found == expected and not missing
+    stages = [sent, archived, audited.stage, replayed, summed]
+    right = found == expected and not missing and not audited.found and replayed.messages == sent.messages
     report(TITLE, stages, expected, found, data, time.monotonic() - began)
     page = page_of(TITLE, stages, right)
     page.fact("offsets missing in the archive", missing)
+    page.fact("lost, doubled or out of order, says the audit", audited.found)
     page.lines("Resident memory", memory.samples, "MB")
     page.table("Memory by stage, in MB", ["stage", "process", "first", "last", "most"], memory.rows())
     write_page(page, data)
-    if missing:
-        console.print(f"{missing:,} OFFSETS ARE MISSING IN THE ARCHIVE")
+    if missing or audited.found:
+        console.print(f"OFFSETS MISSING IN THE ARCHIVE: {missing:,}; FOUND BY THE AUDIT: {audited.found:,}")
+    if replayed.messages != sent.messages:
+        console.print(f"REPLAYED {replayed.messages:,} OF {sent.messages:,}")
     return 0 if right else 1
 
 
@@ -143,6 +156,34 @@ def send_lines(progress: Progress, spark: SparkSession, namesrv: str, data: Path
     stage = Stage("send", lines, seconds=time.monotonic() - began)
     progress.update(task, completed=lines)
     return stage
+
+
+class Audited(NamedTuple):
+    """The stage, and how many messages are lost, doubled or out of order."""
+
+    stage: Stage
+    found: int
+
+
+def audit_archive(progress: Progress, spark: SparkSession, data: Path) -> Audited:
+    """Have the audit job look at the archive."""
+    task = progress.add_task("auditing", total=None)
+    # The last second stays open: nothing that was stored later shows that it has ended.
+    summary = audit(spark, str(data / "archive"), topics=[TOPIC], window_s=1, delay_s=0)
+    found = summary.missing + summary.doubled + summary.out_of_order + summary.lost
+    progress.update(task, total=summary.messages, completed=summary.messages)
+    return Audited(Stage("audit", summary.messages, 0, summary.seconds), found)
+
+
+def replay_archive(progress: Progress, spark: SparkSession, namesrv: str, data: Path) -> Stage:
+    """Send the archive to another topic."""
+    task = progress.add_task("replaying", total=None)
+
+    def show(done: int, total: int | None) -> None:
+        progress.update(task, completed=done, total=total)
+
+    summary = replay(spark, str(data / "archive"), namesrv, state=str(data / "replay"), on_progress=show)
+    return Stage("replay", summary.messages, summary.bytes, summary.seconds)
 
 
 def holes(spark: SparkSession, data: Path) -> int:

@@ -12,6 +12,7 @@ from tests.pipeline.feeding import Topic
 from cometmq.pipeline.archive import archive
 from cometmq.pipeline.archive_query import group_positions
 from cometmq.pipeline.base.options import Topics
+from cometmq.pipeline.inputs import group_offsets
 from cometmq.pipeline.live.cluster import Cluster
 
 
@@ -54,6 +55,10 @@ def test_where_named_groups_stood(positions: Positions, topic: Topic, table_form
     topic.send(64)
     positions.run("reader", table_format=table_format)
     assert positions.kept()[2:] == [(2, "reader", 0, 4), (2, "reader", 1, 2)]
+    newest = group_offsets(positions.spark, positions.output).collect()
+    assert sorted((row.group, row.topic, row.queue_id, row.offset) for row in newest) == [
+        ("reader", topic.name, 0, 4), ("reader", topic.name, 1, 2),
+    ]  # fmt: skip
 
 
 def test_all_groups_of_the_topics(positions: Positions, topic: Topic) -> None:

@@ -30,6 +30,13 @@ def test_the_same_messages_of_an_archive_and_of_live_topics(
     assert sorted(map(tuple, before.collect())) == [row for row in rows if row[1] < middle]
 
 
+def test_a_topic_whose_name_is_digits_keeps_it(topic: Topic, output: str, spark: SparkSession) -> None:
+    numbers = Topic("007", topic.namesrv)
+    numbers.send(3)
+    archive(spark, topic.namesrv, ["007"], output)
+    assert {row.topic for row in messages(spark, output, ["007"]).collect()} == {"007"}
+
+
 def test_times_and_topics_of_store_directories(tmp_path: Path, spark: SparkSession) -> None:
     files = StoreFiles()
     for number in range(8):

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.base.test_report import Page
 from tests.pipeline.feeding import Topic
 
-from cometmq.pipeline.job_reports import lag_report, throughput_report, trace_report
+from cometmq.pipeline.audit import audit
+from cometmq.pipeline.job_reports import audit_report, lag_report, throughput_report, trace_report
 from cometmq.pipeline.lag import GroupLag, LagSummary, QueueLag, Samples
 from cometmq.pipeline.throughput import throughput
 from cometmq.pipeline.trace import ConsumeLatency, SendLatency, TraceSummary
+
+
+@pytest.mark.parametrize(("with_tables", "plots"), [(True, 5), (False, 1)])
+def test_an_audit(spark: SparkSession, topic: Topic, tmp_path: Path, with_tables: bool, plots: int) -> None:
+    topic.send(30)
+    output = str(tmp_path / "audit") if with_tables else None
+    summary = audit(spark, f"live:{topic.namesrv}", topics=[topic.name], delay_s=0, output=output)
+    page = Page(audit_report(spark, summary).html())
+
+    assert f"Audit of live:{topic.namesrv}" in page.text
+    assert len(page.images) == plots
 
 
 def test_throughput(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.window import Window
 
 from cometmq.pipeline.base.engine import slots
-from cometmq.pipeline.table.body_schema import column_in, columns_in
+from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
 from cometmq.pipeline.table.formats import open_lake
 from cometmq.pipeline.table.groups import GroupLog
@@ -113,15 +113,12 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
         raise FileNotFoundError(f"{table.output} holds no archived messages yet")
-    last = table.last_commit()
-    # Files of different runs may have different columns of bodies.
-    columns = None if column_in(last) is None else columns_in(last)
+    # Given, because Spark would take a topic named 007 for a number, and one file's columns for those of all.
+    columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
         return _by_workers(spark, table, live.to_pylist(), columns)
     base = (read_as or output).rstrip("/")
-    reader = spark.read.option("basePath", base)
-    if columns is not None:
-        reader = reader.schema(from_arrow_schema(with_directories(columns)))
+    reader = spark.read.option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
     return reader.parquet(*(f"{base}/{path}" for path in live["path"].to_pylist()))
 
 
@@ -152,11 +149,8 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
 
 
 def _by_workers(
-    spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]], columns: pa.Schema | None
+    spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]], columns: pa.Schema
 ) -> DataFrame:
-    if columns is None:
-        with table.filesystem.open_input_file(f"{table.root}/{live[-1]['path']}") as stream:
-            columns = pq.read_schema(stream).remove_metadata()
     columns = pa.schema([field for field in columns if field.name != "topic"])
     schema = pa.schema([*columns, *_PARTITION])
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))

@@ -329,9 +329,9 @@ def audit(
     window_s: of the tables, by store time (of sent messages: by the producer's time); delay_s: a window is
     open until something that was stored so long after its end has been read; late_s: after a message was
     born; disorder_ms: how much later the messages in front of a message may be born at the same client.
-    traces: the source of the trace topic, if there is one. positions: the directory of the lag job's table,
-    or a table of group, topic, broker_name, queue_id and offset. output: a directory for the tables `topics`,
-    `groups` and `findings`, in place of an earlier run's.
+    traces: the source of the trace topic, if there is one. positions: an archive with groups, or the lag
+    job's table, or a frame of group, topic, broker_name, queue_id and offset. output: a directory for the
+    tables `topics`, `groups` and `findings`, in place of an earlier run's.
 
     Raises ConfigError, JobFailed, JobStopped.
     """

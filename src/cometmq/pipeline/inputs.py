@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -20,6 +21,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.archive_query import archived
 from cometmq.pipeline.live.source import full_schema
 from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.groups import GroupLog
 
 STORE = "store:"
 LIVE = "live:"
@@ -91,8 +93,6 @@ def _of_archive(
         rows = archived(spark, output)
     except (FileNotFoundError, AnalysisException):
         raise ConfigError("source", output, "an archive with messages, store:DIR or live:HOST:PORT") from None
-    # Spark guesses the types of directory names.
-    rows = rows.withColumn("topic", F.col("topic").cast("string"))
     if topics:
         rows = rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:
@@ -111,10 +111,14 @@ def _of_archive(
 
 def group_offsets(spark: SparkSession, path: str) -> DataFrame:
     """Where groups stood: group, topic, broker_name, queue_id and offset, the next one to consume; by the
-    newest samples in the lag job's table."""
+    newest picture that an archive keeps of them, or the newest samples in the lag job's table."""
+    kept = GroupLog(*open_filesystem(path)).read()
+    if kept.num_rows:
+        newest = kept.filter(pc.equal(kept["batch"], pc.max(kept["batch"])))
+        return spark.createDataFrame(newest.drop_columns(["batch", "time"]))
     rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(path)
-    newest = F.max_by("group_offset", "sampled_ms").alias("offset")
-    return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(newest)
+    offset = F.max_by("group_offset", "sampled_ms").alias("offset")
+    return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(offset)
 
 
 def _hour(time_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The reports of trace, lag and throughput: a summary, and plots over time where the job left tables.
+"""The reports of audit, trace, lag and throughput: a summary, and plots over time where the job left tables.
 
 Without `output` a job leaves no tables, and its report has no plots over time.
 """
@@ -10,10 +10,27 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from cometmq.pipeline.audit import AuditSummary
 from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, Report
 from cometmq.pipeline.lag import LagSummary, Samples
 from cometmq.pipeline.throughput import ThroughputSummary
 from cometmq.pipeline.trace import TraceSummary
+
+_FOUND = ("missing", "doubled", "out_of_order", "late", "anew", "lost", "group_lost")
+
+
+def audit_report(spark: SparkSession, summary: AuditSummary) -> Report:
+    """What was found, by kind, by topic and over time."""
+    report = Report(f"Audit of {summary.source}")
+    report.bars(
+        "Found", {name.replace("_", " "): float(getattr(summary, name)) for name in _FOUND}, "messages"
+    )
+    if summary.output is not None:
+        topics = spark.read.parquet(f"{summary.output}/topics")
+        for name in ("messages", "missing", "doubled", "late"):
+            report.lines(f"{name.capitalize()} by window", _over_time(topics, ["topic"], name), times=True)
+    report.summary(summary)
+    return report
 
 
 def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:

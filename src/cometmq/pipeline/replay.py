@@ -116,9 +116,9 @@ def replay(
     order: `queue`, a source queue goes to the target's queue of the same broker and number, or else number
     modulo queues; `key`, each message goes where its sharding key, else its first key, says. rate, byte_rate:
     most messages, and bytes of bodies and properties, a second. positions: where groups stood in the source,
-    the lag job's table or one with group, topic, broker_name, queue_id and offset; when all is sent, the
-    groups are set to the same places of the targets. dry_run: count, and send nothing. stop: ends the run
-    after the batches under way.
+    by an archive with groups, the lag job's table or a frame with group, topic, broker_name, queue_id and
+    offset; when all is sent, the groups are set to the same places of the targets. dry_run: count, and send
+    nothing. stop: ends the run after the batches under way.
 
     Raises ConfigError; ReplayError, if the state is of another replay, a queue of the source is two, or
     another run took over; NoRouteError and the errors of sending, after a broker was away for long.

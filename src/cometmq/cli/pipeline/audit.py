@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import counted, local_time, printable
@@ -24,7 +24,8 @@ SOME = click.IntRange(min=0)
 @click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
 @click.option("--traces", metavar="SOURCE", help="Compare with the trace topic of this source.")
 @click.option("--trace-topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
-@click.option("--positions", metavar="DIR", help="Compare with where groups stood: the lag job's table.")
+@click.option("--positions", metavar="DIR",
+              help="Compare with where groups stood: an archive with --groups, or lag's table.")  # fmt: skip
 @click.option("--window", "window_s", type=COUNT, default=300, metavar="SECONDS", help="Of the tables.")
 @click.option("--delay", "delay_s", type=SOME, default=60, metavar="SECONDS",
               help="A window is closed when something was stored so long after it.")  # fmt: skip
@@ -34,13 +35,25 @@ SOME = click.IntRange(min=0)
               help="So much earlier may a message be born than those of its client in front of it.",
               )  # fmt: skip
 @click.option("-o", "--output", metavar="DIR", help="For the tables topics, groups and findings.")
+@report_option
 @job_options
-def audit(topics: tuple[str, ...], master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+def audit(
+    topics: tuple[str, ...],
+    master: str | None,
+    memory: str,
+    as_json: bool,
+    report_path: str | None,
+    **settings: Any,
+) -> None:
     """Look for lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
     with running("auditing", master, memory) as job:
         from cometmq.pipeline.audit import audit as run
 
         summary = run(job.spark, topics=topics, on_progress=job.show, stop=job.stop, **settings)
+        if report_path is not None:
+            from cometmq.pipeline.job_reports import audit_report
+
+            write_report(audit_report(job.spark, summary), report_path)
     if as_json:
         print_json(summary)
     else:

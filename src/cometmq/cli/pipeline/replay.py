@@ -38,7 +38,7 @@ SOME = click.FloatRange(min=0, min_open=True)
 @click.option("--rate", type=SOME, metavar="N", help="N messages a second at most.")
 @click.option("--byte-rate", type=SOME, metavar="N", help="N bytes a second at most.")
 @click.option("--positions", metavar="DIR",
-              help="Set groups to where they stood in the source, by the lag job's table.")  # fmt: skip
+              help="Set groups to where they stood: an archive with --groups, or lag's table.")  # fmt: skip
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a send.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
 @job_options
