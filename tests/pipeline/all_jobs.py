@@ -1,0 +1,98 @@
+"""Every job over one topic, as a program. Arguments: Spark's master, name servers, topic, root, group.
+
+The topic is archived in `root`/archive, and the group has dead letters of it. Prints what the summaries say,
+as JSON. A process uses a classic Spark session or Spark Connect, not both: PySpark's functions make columns
+of one kind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from cometmq.pipeline.audit import audit
+from cometmq.pipeline.compaction import compact
+from cometmq.pipeline.dedup import dedup
+from cometmq.pipeline.dlq import dlq, redrive
+from cometmq.pipeline.lag import lag
+from cometmq.pipeline.replay import replay
+from cometmq.pipeline.session import spark_session
+from cometmq.pipeline.throughput import throughput
+from cometmq.pipeline.trace import trace
+
+PASSING = {"seconds", "output", "state", "into", "id", "sampled_ms", "run"}
+
+
+@dataclass
+class Place:
+    """Where the messages are, and new names for what jobs make of them."""
+
+    master: str
+    namesrv: str
+    topic: str
+    root: str
+    group: str
+    names: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def archive(self) -> str:
+        return f"{self.root}/archive"
+
+    def new(self) -> str:
+        return f"{self.root}/{self.mark}-{next(self.names)}"
+
+    @property
+    def mark(self) -> str:
+        return self.master.partition(":")[0].partition("[")[0]
+
+
+JOBS: dict[str, Callable[[SparkSession, Place], Any]] = {
+    "audit": lambda spark, at: audit(spark, at.archive, window_s=1, delay_s=0, output=at.new()),
+    "dedup": lambda spark, at: dedup(spark, at.archive, at.new(), key="tags"),
+    "dlq": lambda spark, at: dlq(
+        spark, f"live:{at.namesrv}", [at.group], reason="properties['error']", output=at.new()
+    ),
+    "redrive": lambda spark, at: redrive(
+        spark, f"live:{at.namesrv}", at.namesrv, [at.group], where="true", dry_run=True
+    ),
+    "lag": lambda spark, at: lag(spark, at.namesrv, [at.group], samples=1, output=at.new()),
+    "replay": lambda spark, at: replay(
+        spark, at.archive, at.namesrv, state=at.new(), into="{topic}-" + at.mark
+    ),
+    "throughput": lambda spark, at: throughput(spark, at.archive, output=at.new()),
+    "trace": lambda spark, at: trace(spark, at.archive, topic=at.topic, output=at.new()),
+    "compact": lambda spark, at: compact(spark, at.archive),
+}
+
+
+def facts(summary: Any) -> Any:
+    """What a summary says that does not change from run to run."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without(each) for name, each in value.items() if name not in PASSING}
+        return [without(each) for each in value] if isinstance(value, list | tuple) else value
+
+    return without(msgspec.to_builtins(summary))
+
+
+def results(spark: SparkSession, at: Place) -> dict[str, Any]:
+    return {name: facts(job(spark, at)) for name, job in JOBS.items()}
+
+
+def main() -> None:
+    at = Place(*sys.argv[1:])
+    spark = spark_session("jobs", master=at.master, quick_start=True)
+    found = results(spark, at)
+    spark.stop()
+    print(msgspec.json.encode(found).decode())
+
+
+if __name__ == "__main__":
+    main()
