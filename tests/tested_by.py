@@ -38,11 +38,10 @@ broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
-cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/group cli/pipeline/job cli/pipeline/run
+cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipeline/compact cli/pipeline/dedup
+    cli/pipeline/group cli/pipeline/job cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/replay
+    cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
 cli/test_client_commands.py: cli/app cli/consume cli/options
-cli/test_compact_command.py: cli/pipeline/compact
-cli/test_report_commands.py: cli/pipeline/audit cli/pipeline/dedup cli/pipeline/lag cli/pipeline/rebuild
-    cli/pipeline/replay cli/pipeline/reports cli/pipeline/throughput cli/pipeline/trace
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/lazy cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop

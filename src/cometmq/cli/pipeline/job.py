@@ -102,14 +102,18 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
     Errors of the job name the command's options where they named the job's arguments."""
     context = click.get_current_context()
     check_spark(master)
+    from pyspark.sql import SparkSession
+
     from cometmq.pipeline.session import spark_session
 
+    found = SparkSession.getActiveSession()  # of the program that calls the command
     spark = spark_session(f"cometmq {context.command.name}", master=master, memory=memory, quick_start=True)
     try:
         with own_names(context.command), stop_event() as stop, progress_bar(doing) as show:
             yield Running(spark, stop, show)
     finally:
-        spark.stop()
+        if found is None:
+            spark.stop()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.cli.conftest import Run
+from tests.pipeline.commands.conftest import RunJob
 from tests.pipeline.store_files import StoreFiles
 
 from cometmq.cli.pipeline.dedup import dedup
@@ -25,30 +25,27 @@ from cometmq.pipeline import throughput as throughput_job
 from cometmq.pipeline import trace as trace_job
 
 
-def test_a_store_is_counted_and_deduplicated(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+def test_a_store_is_counted_and_deduplicated(run_job: RunJob, tmp_path: Path) -> None:
     files = StoreFiles()
     for body in (b"a", b"b", b"c"):
         files.add(body, properties=b"KEYS\x01same\x02")
     source = f"store:{files.write(tmp_path / 'store')}"
 
-    counted = run("cometmq", "pipeline", "throughput", "-s", source, "--json")
+    counted = run_job("throughput", "-s", source, "--json")
     assert json.loads(counted.stdout)["messages"] == 3, counted.stderr
     output = tmp_path / "table"
-    removed = run("cometmq", "pipeline", "dedup", "T", "-s", source, "-o", str(output), "--keep", "last")
+    removed = run_job("dedup", "T", "-s", source, "-o", str(output), "--keep", "last")
     assert "3 messages: 1 kept, 2 removed" in removed.stdout, removed.stderr
     assert (output / "messages" / "state=removed").is_dir()
 
 
-def test_traces_and_lag_of_a_cluster_that_has_none(
-    run: Run, namesrv: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_MASTER", "local[1]")
-    lagging = run("cometmq", "pipeline", "lag", "--samples", "1")
-    assert (lagging.returncode, lagging.stdout) == (0, "0 groups, 1 sample\n"), lagging.stderr
-    traced = run("cometmq", "pipeline", "trace", "-t", "NoSuchTopic")
+def test_traces_and_lag_of_what_is_not_there(run_job: RunJob, namesrv: str) -> None:
+    lagging = run_job("lag", "--samples", "1")
+    assert "1 sample" in lagging.stdout.splitlines()[0], lagging.stderr
+    unknown = run_job("lag", "NoSuchGroup")
+    assert unknown.returncode == 1
+    assert "no consumer group named NoSuchGroup" in unknown.stderr
+    traced = run_job("trace", "-t", "NoSuchTopic")
     assert traced.returncode == 1
     assert "NoSuchTopic" in traced.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import Run
+from tests.pipeline.commands.conftest import RunJob
 
 from cometmq.cli.pipeline.compact import compact, report
 from cometmq.pipeline.compaction import CompactSummary
@@ -35,17 +35,14 @@ def archive_of(output: Path, batches: int) -> None:
     table.close()
 
 
-def test_small_files_become_one_and_what_is_no_archive_is_named(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+def test_small_files_become_one_and_what_is_no_archive_is_named(run_job: RunJob, tmp_path: Path) -> None:
     archive_of(tmp_path / "archive", 3)
-    done = run("cometmq", "pipeline", "compact", str(tmp_path / "archive"), "--json")
+    done = run_job("compact", str(tmp_path / "archive"), "--json")
     summary = json.loads(done.stdout)
     assert (done.returncode, summary["files_before"], summary["files_after"]) == (0, 3, 1)
     (path,) = (tmp_path / "archive").glob("topic=*/**/*.parquet")
     assert pq.read_table(path)["queue_offset"].to_pylist() == [0, 1, 2]
-    failed = run("cometmq", "pipeline", "compact", str(tmp_path / "nothing"))
+    failed = run_job("compact", str(tmp_path / "nothing"))
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1].endswith("/nothing: holds no archived messages yet")
 

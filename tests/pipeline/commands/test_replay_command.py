@@ -7,23 +7,20 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run
+from tests.pipeline.commands.conftest import RunJob
+from tests.pipeline.feeding import Topic
 
 from cometmq.cli.pipeline.replay import report
 from cometmq.pipeline.replay import ReplaySummary
-from cometmq.testing import LocalBroker
 
 
-def test_a_live_topic_into_another(
-    run: Run, broker: LocalBroker, namesrv: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_MASTER", "local[1]")
-    run("cometmq", "send", "events", "a", "b", "c")
-    state = tmp_path / "state"
-    words = ("pipeline", "replay", "-s", f"live:{broker.namesrv}", "-t", "events", "--map", "events=again")
-    dry = run("cometmq", *words, "--dry-run")
+def test_a_live_topic_into_another(run_job: RunJob, topic: Topic, tmp_path: Path) -> None:
+    topic.send(3)
+    words = ["replay", "-s", f"live:{topic.namesrv}", "-n", topic.namesrv, "-t", topic.name]
+    words += ["--map", f"{topic.name}={topic.name}-again"]
+    dry = run_job(*words, "--dry-run")
     assert (dry.returncode, dry.stdout.splitlines()[-1].split(" (")[0]) == (0, "would send 3 messages")
-    done = run("cometmq", *words, "--state", str(state), "--json")
+    done = run_job(*words, "--state", str(tmp_path / "state"), "--json")
     summary = json.loads(done.stdout)
     assert (done.returncode, summary["messages"], summary["left"]) == (0, 3, 0)
 
@@ -32,8 +29,8 @@ def test_a_live_topic_into_another(
     ("words", "problem"),
     [(["--map", "a="], "TOPIC=TARGET is expected"), ([], "Give --state DIR, or --dry-run")],
 )
-def test_arguments_that_cannot_be_used(run: Run, words: list[str], problem: str) -> None:
-    done = run("cometmq", "pipeline", "replay", "-s", "/nowhere", *words)
+def test_arguments_that_cannot_be_used(run_job: RunJob, words: list[str], problem: str) -> None:
+    done = run_job("replay", "-s", "/nowhere", *words)
     assert done.returncode == 2
     assert problem in done.stderr
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run
+from tests.pipeline.commands.conftest import RunJob
 from tests.pipeline.store_files import StoreFiles
 
 from cometmq.cli.pipeline.dlq import report, report_redrive
 from cometmq.pipeline.dlq import DeadLetters, DlqSummary, RedriveSummary
 
 
-def test_dead_letters_of_a_store_are_counted(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+def test_dead_letters_of_a_store_are_counted(run_job: RunJob, tmp_path: Path) -> None:
     files = StoreFiles()
     files.add(b"x", "%DLQ%readers", properties=b"RETRY_TOPIC\x01orders", reconsume_times=16)
-    done = run("cometmq", "pipeline", "dlq", "readers", "-s", f"store:{files.write(tmp_path / 'store')}")
+    done = run_job("dlq", "readers", "-s", f"store:{files.write(tmp_path / 'store')}")
     head, _, row = done.stdout.splitlines()
     assert (done.returncode, head) == (0, "1 dead letter of 1 kind")
     assert row.split()[:2] == ["readers", "orders"]
@@ -32,8 +29,8 @@ def test_dead_letters_of_a_store_are_counted(
         (["--redrive", "--where", "true"], "give --output DIR, or --dry-run"),
     ],
 )
-def test_a_redrive_says_what_it_needs(run: Run, words: list[str], problem: str) -> None:
-    done = run("cometmq", "pipeline", "dlq", *words)
+def test_a_redrive_says_what_it_needs(run_job: RunJob, words: list[str], problem: str) -> None:
+    done = run_job("dlq", *words)
     assert done.returncode == 2
     assert problem in done.stderr
 
