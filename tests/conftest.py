@@ -22,8 +22,9 @@ SHARING = ("interop", "pipeline")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What one process takes as a whole when `make test` shares the tests between two."""
     for item in items:
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group(room if room in SHARING else str(item.path)))
+        path = item.path.relative_to(Path(__file__).parent)
+        group = path.parent if path.parts[0] in SHARING else path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -81,7 +81,7 @@ def test_what_needs_an_extra_says_which(venv: Path, env: dict[str, str]) -> None
     done = run(venv, env, "cometmq", "archive", "orders", "--output", "nowhere")
 
     assert done.returncode == 1
-    assert done.stderr == "cometmq: the archive needs Spark: pip install 'cometmq[spark]'\n"
+    assert done.stderr == "cometmq: the pipeline needs Spark: pip install 'cometmq[spark]'\n"
 
 
 @pytest.fixture

@@ -124,9 +124,13 @@ def modules() -> Iterator[Path]:
 
 
 def own_tests(module: Path) -> list[Path]:
-    """The test files of a module's own name, where they may lie."""
+    """The test files of a module's own name: beside those of its neighbours, or in the room; those of a
+    module of the room itself anywhere in the room."""
+    name = f"test_{module.name}"
+    if len(module.parts) == 2:
+        return list((TESTS / module.parts[0]).rglob(name))
     homes = {TESTS / module.parent, TESTS / module.parts[0]} if len(module.parts) > 1 else {TESTS}
-    return [path for home in homes if (path := home / f"test_{module.name}").exists()]
+    return [path for home in homes if (path := home / name).exists()]
 
 
 def found(name: str) -> list[Path]:

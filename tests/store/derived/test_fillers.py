@@ -135,7 +135,7 @@ def test_what_comes_behind_a_lost_end_of_the_log_is_served_after_the_next_walk_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Callable[[Path], None]
 ) -> None:
     """The queue goes on behind its former end, and the log where it now ends: there is no room in between."""
-    monkeypatch.setattr(queue_order, "_SPARE", 10)
+    monkeypatch.setattr(queue_order, "SPARE", 10)
     store = open_store(tmp_path)
     send(store, b"first")
     while len(store.log.segments) < 2:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.pipeline.commands.conftest import RunJob
+from tests.pipeline.jobs.conftest import RunJob
 
 from cometmq.cli.pipeline.compact import compact, report
 from cometmq.pipeline.compaction import CompactSummary

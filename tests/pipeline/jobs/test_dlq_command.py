@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.pipeline.commands.conftest import RunJob
+from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import StoreFiles
 
 from cometmq.cli.pipeline.dlq import report, report_redrive

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.all_jobs import Place, results
 from tests.pipeline.feeding import Topic
+from tests.pipeline.jobs.all_jobs import Place, results
+from tests.pipeline.jobs.test_dlq import die
 from tests.pipeline.spark_servers import environment, standalone_cluster
-from tests.pipeline.test_dlq import die
 
 from cometmq.pipeline.archive import archive
 
-ROOT = Path(__file__).parents[2]
+LONG = pytest.mark.skipif(
+    not os.environ.get("COMETMQ_SPARK_CLUSTER"), reason="many JVMs: COMETMQ_SPARK_CLUSTER=1 starts them"
+)
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def elsewhere(place: Place, master: str, **env: str) -> Any:
     """What the jobs say in a process of its own."""
     arguments = [master, place.namesrv, place.topic, place.root, place.group]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.all_jobs", *arguments],
+        [sys.executable, "-m", "tests.pipeline.jobs.all_jobs", *arguments],
         cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -47,6 +50,7 @@ def check(found: Any) -> None:
     assert found["throughput"]["messages"] == 400
 
 
+@LONG
 def test_through_spark_connect(spark: SparkSession, connect_address: str, place: Place) -> None:
     there = elsewhere(place, connect_address)
     here = results(spark, place)
@@ -56,10 +60,7 @@ def test_through_spark_connect(spark: SparkSession, connect_address: str, place:
     check(there)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    not os.environ.get("COMETMQ_SPARK_CLUSTER"), reason="four JVMs: COMETMQ_SPARK_CLUSTER=1 starts them"
-)
+@LONG
 def test_on_a_cluster(place: Place, tmp_path: Path) -> None:
     with standalone_cluster(tmp_path / "scratch") as master:
         check(elsewhere(place, master, **environment(tmp_path / "scratch")))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
+from tests.pipeline.jobs.test_trace import after
 from tests.pipeline.store_files import START_MS, StoreFiles
-from tests.pipeline.test_trace import after
 
 from cometmq.admin.admin import Admin
 from cometmq.errors import ConfigError

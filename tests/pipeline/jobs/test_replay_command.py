@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.pipeline.commands.conftest import RunJob
 from tests.pipeline.feeding import Topic
+from tests.pipeline.jobs.conftest import RunJob
 
 from cometmq.cli.pipeline.replay import report
 from cometmq.pipeline.replay import ReplaySummary

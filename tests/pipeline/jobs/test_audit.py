@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.jobs.test_trace import after, before, pub
 from tests.pipeline.store_files import START_MS, StoreFiles
-from tests.pipeline.test_trace import after, before, pub
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.audit import AuditSummary, Finding, audit

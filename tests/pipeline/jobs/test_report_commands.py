@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.pipeline.commands.conftest import RunJob
+from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import StoreFiles
 
 from cometmq.cli.pipeline.dedup import dedup

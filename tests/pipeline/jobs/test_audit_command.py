@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run
+from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.cli.pipeline.audit import report
 from cometmq.pipeline.audit import AuditSummary, Finding, GroupAudit, TopicAudit
 
 
-def test_a_gap_in_a_store_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_MASTER", "local[1]")
+def test_a_gap_in_a_store_is_found(run_job: RunJob, tmp_path: Path) -> None:
     files = StoreFiles()
     for offset, at_ms in ((0, 0), (3, 0), (4, 600_000)):
         files.add(b"x", queue_offset=offset, store_timestamp_ms=START_MS + at_ms)
-    done = run("cometmq", "pipeline", "audit", "T", "-s", f"store:{files.write(tmp_path / 'store')}")
+    done = run_job("audit", "T", "-s", f"store:{files.write(tmp_path / 'store')}")
     assert done.returncode == 1
     assert done.stdout.startswith("2 messages in 2 windows, 1 of them still open")
     assert "missing 2: T store/0@3" in done.stderr

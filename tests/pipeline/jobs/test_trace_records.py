@@ -10,7 +10,7 @@ import pytest
 from cometmq.pipeline.trace_records import SCHEMA, decoded, rows_of
 from cometmq.protocol.record.arrow import MAX_RAW_BYTES
 
-RECORDED = Path(__file__).parents[1] / "data" / "traces.json"
+RECORDED = Path(__file__).parents[2] / "data" / "traces.json"
 PUB = "Pub\x011000\x01r\x01g\x01T\x01{ids}\x01\x01\x01h\x015\x0130\x010\x01o\x01true\x02"
 
 
