@@ -21,6 +21,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.inputs import group_offsets, messages
 from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.trace import traces as trace_rows
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.protocol.traces import MessageType
@@ -228,7 +229,12 @@ def in_groups(
     if done is None:
         rows = rows.withColumns({"times": nothing, "first_ms": nothing})
     else:
-        rows = rows.join(done, ["group", "msg_id"], "left").withColumn("times", F.coalesce("times", F.lit(0)))
+        rows = rows.join(done, ["group", "msg_id"], "left")
+        # A group that writes no traces at all has not lost what it does not tell of.
+        rows = rows.join(
+            F.broadcast(done.select("group", F.lit(0).alias("none")).distinct()), "group", "left"
+        )
+        rows = rows.withColumn("times", F.coalesce("times", "none"))
     if positions is None:
         rows = rows.withColumn("offset", nothing)
     else:
@@ -342,14 +348,14 @@ def audit(
         late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
     )  # fmt: skip
     output = None if output is None else own_directory(output, _JOB)
-    summary = AuditSummary(source, output)
+    summary = AuditSummary(shown(source), output)
     report = None if on_progress is None else lambda done: on_progress(done, None)
     span = limits.wider()
     read = messages(spark, source, topics, *span, COLUMNS, pattern=pattern, lenient=True)
     every = checked(read, limits).persist()
-    records = None if traces is None else trace_rows(spark, traces, trace_topic, *span).persist()
+    records = None if traces is None else trace_rows(spark, traces, trace_topic, span[0]).persist()
     try:
-        said = None if records is None else _of_topics(sent(records, limits), topics, pattern)
+        said = None if records is None else _of_topics(sent(records, limits), topics, pattern, every)
         done = None if records is None else consumed(records)
         held = group_offsets(spark, positions) if isinstance(positions, str) else positions
         tables = _tables(every, said, done, held, limits)
@@ -395,10 +401,13 @@ def _check(**numbers: float) -> None:
             raise ConfigError(key, str(value), "1 or more" if key == "window_s" else "0 or more")
 
 
-def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None) -> DataFrame:
+def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, every: DataFrame) -> DataFrame:
+    """What was sent to the topics that were asked for; without names, to those that the source has."""
     if topics:
         return rows.filter(F.col("topic").isin(*topics))
-    return rows if pattern is None else rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
+    if pattern is not None:
+        return rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
+    return rows.join(F.broadcast(every.select("topic").distinct()), "topic", "left_semi")
 
 
 def _newest_ms(every: DataFrame, records: DataFrame | None) -> int | None:

@@ -24,6 +24,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.inputs import messages
 from cometmq.pipeline.results import own_directory
+from cometmq.pipeline.table.objects import shown
 
 _JOB = "dedup"
 _SAMPLES = 20
@@ -123,7 +124,9 @@ def _alone() -> Column:
 
 def deduplicated(stream: DataFrame, key: str, within_s: float) -> DataFrame:
     """A stream of our source without duplicates: of messages of a topic with the same key, stored at most
-    `within_s` seconds apart, the one that comes first. key: as of `marked`; messages without one all stay.
+    `within_s` seconds apart, the one that comes first. key: as of `marked`; messages without one have no
+    duplicates. Spark drops, and counts as numRowsDroppedByWatermark, every message that comes when another
+    one was seen that was stored more than `within_s` later: let it be longer than queues are apart.
 
     The state that Spark keeps grows with the number of keys in `within_s`."""
     with_key = stream.withColumn("dedup_key", F.coalesce(_key(key), _alone()))
@@ -161,7 +164,7 @@ def dedup(
         raise ConfigError("window_s", str(window_s), "0 or more seconds")
     found = messages(spark, source, topics, begin_ms, end_ms, pattern=pattern)
     rows = marked(found, key, keep=keep, window_s=window_s)
-    summary = DedupSummary(source, own_directory(output, _JOB), key, keep)
+    summary = DedupSummary(shown(source), own_directory(output, _JOB), key, keep)
     report = None if on_progress is None else lambda done: on_progress(done, None)
     table = f"{summary.output}/messages"
     write = partial(rows.write.mode("overwrite").partitionBy("state").parquet, table)

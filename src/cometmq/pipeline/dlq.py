@@ -26,6 +26,7 @@ from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
 from cometmq.pipeline.inputs import messages
 from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.trace import traces as trace_rows
 from cometmq.protocol.codes import DLQ_PREFIX, TRACE_TOPIC
 from cometmq.protocol.traces import ConsumeCode
@@ -189,7 +190,7 @@ def dlq(
     """Count the dead letters that `letters` gives for these arguments, by group, topic, reason and hour.
     output: a directory for the table `triage`. Raises ConfigError, JobFailed, JobStopped."""
     began = time.monotonic()
-    summary = DlqSummary(source, None if output is None else own_directory(output, _JOB))
+    summary = DlqSummary(shown(source), None if output is None else own_directory(output, _JOB))
     report = None if on_progress is None else lambda done: on_progress(done, None)
     found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
     table = triage(found).persist()
@@ -247,7 +248,7 @@ def redrive(
         raise ConfigError(key, str(value), "1 or more" if max_resends < 1 else "more than 0")
     parse_addresses(namesrv)
     found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
-    summary = RedriveSummary(source, run=uuid.uuid4().hex[:12], dry_run=dry_run)
+    summary = RedriveSummary(shown(source), run=uuid.uuid4().hex[:12], dry_run=dry_run)
     if output is not None and not dry_run:
         summary.output = own_directory(output, _JOB)
     report = None if on_progress is None else lambda done: on_progress(done, None)

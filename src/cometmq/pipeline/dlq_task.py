@@ -77,7 +77,7 @@ async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIt
                     said = msgspec.structs.asdict(result) | {"state": result.state.value}
                     yield _row(taken.popleft(), group, said)
             except CometError as error:
-                for letter in (*taken, *some):
+                for letter in itertools.chain(taken, some):  # there may be millions
                     yield _row(letter, group, {"state": LEFT, "problem": str(error)})
 
 

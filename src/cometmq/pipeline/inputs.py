@@ -116,7 +116,11 @@ def group_offsets(spark: SparkSession, path: str) -> DataFrame:
     if kept.num_rows:
         newest = kept.filter(pc.equal(kept["batch"], pc.max(kept["batch"])))
         return spark.createDataFrame(newest.drop_columns(["batch", "time"]))
-    rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(path)
+    try:
+        rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(f"{path.rstrip('/')}/samples")
+    except AnalysisException:
+        expected = "an archive that keeps positions of groups (--groups), or the lag job's table"
+        raise ConfigError("positions", path, expected) from None
     offset = F.max_by("group_offset", "sampled_ms").alias("offset")
     return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(offset)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
@@ -234,7 +235,7 @@ class Samples:
         if name in self._names():
             return False
         table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA)
-        staged = f"{self._root}/_{name}"
+        staged = f"{self._root}/_{uuid.uuid4().hex[:12]}-{name}"
         with self._filesystem.open_output_stream(staged) as stream:
             pq.write_table(table, stream)
         self._filesystem.move(staged, f"{self._root}/{name}")

@@ -29,6 +29,7 @@ from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.replay_groups import set_groups
 from cometmq.pipeline.replay_state import Asked, Progress, Replay, ReplayState, reached
 from cometmq.pipeline.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
+from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import check_topic_name
 
 INTO = "{topic}-replay"
@@ -132,10 +133,13 @@ def replay(
     )  # fmt: skip
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
+    stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
+    if kept and current.queues and not dry_run:
+        kept.take_over(uuid.uuid4().hex)  # what a run before sends yet must be in its progress
     before = kept.all_saved() if kept else []
     rows = _rows(spark, current.asked, reached(before), COLUMNS)
     planned = plan(_rows(spark, current.asked, reached(before), _COUNTED))
-    summary = ReplaySummary(source, kept.path if kept else "", dry_run)
+    summary = ReplaySummary(shown(source), kept.path if kept else "", dry_run)
     summary.queues = _choose(planned, current.asked, parse_addresses(namesrv), summary)
     summary.planned = sum(queue.messages for queue in summary.queues)
     summary.planned_bytes = sum(queue.bytes for queue in summary.queues)
@@ -150,8 +154,7 @@ def replay(
         job = _Run(spark, kept, current, options, run, on_progress, stop or threading.Event())
         job.send(rows, summary.queues, (rate, byte_rate))
         _add_up(summary, before, kept.all_saved(run))
-    if positions is not None and not dry_run and not summary.left and current.queues:
-        stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
+    if stood is not None and not dry_run and not summary.left and current.queues:
         summary.positions = set_groups(spark, options, sorted(current.queues), stood, current.id)
     summary.seconds = time.monotonic() - started
     return summary
@@ -358,8 +361,9 @@ class _Run:
     def _look(self) -> None:
         """While tasks send: show how far they are, and let them end after their batches when asked to."""
         if self._stop.is_set() and not self.stopped:
-            self.stopped = True
-            self._state.take_over("")
+            self.stopped = self._state.owned_by(self._run)
+            if self.stopped:
+                self._state.take_over("")
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

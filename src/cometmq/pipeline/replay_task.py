@@ -28,11 +28,14 @@ from cometmq.pipeline.sink.bad_rows import BadRows
 from cometmq.pipeline.sink.rows import RowMessage, message_of
 from cometmq.pipeline.sink.sending import Sender
 from cometmq.pipeline.sink.sink import MessageIds
+from cometmq.protocol.codes import SysFlag
+from cometmq.protocol.compression import decompress
 from cometmq.protocol.properties.values import BUYER_ID, INSTANCE_ID, is_reserved
+from cometmq.protocol.record.one import body_crc
 
 COLUMNS = (
     "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
-    "born_timestamp", "msg_id", "tags", "keys", "flag", "body", "properties",
+    "born_timestamp", "msg_id", "tags", "keys", "flag", "sys_flag", "body", "body_crc", "properties",
 )  # fmt: skip
 """Of the source, and all that a task needs."""
 BATCH_MESSAGES = 4096
@@ -220,7 +223,8 @@ def began_anew(queue: MessageQueue) -> ReplayError:
 
 def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> RowMessage:
     """The message to send for a row of COLUMNS: body, keys, tags, flag and the user's properties as they
-    were, RocketMQ's own left out, and where it comes from in REPLAY_… properties. Raises SinkRowError."""
+    were, RocketMQ's own left out, and where it comes from in REPLAY_… properties. The body is plain. Raises
+    SinkRowError."""
     given = [pair for pair in row["properties"] or () if not is_reserved(pair[0]) or pair[0] in _KEPT]
     origin = {
         "REPLAY_ID": replay,
@@ -236,10 +240,23 @@ def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> R
     if sharding_key is None and row["keys"]:
         sharding_key = next(iter(row["keys"].split()), None)
     return message_of(
-        row["queue_offset"], target, row["body"] or b"", msg_id,
+        row["queue_offset"], target, _plain_body(row), msg_id,
         tags=row["tags"], keys=row["keys"], properties=[*given, *origin.items()], flag=row["flag"],
         sharding_key=sharding_key,
     )  # fmt: skip
+
+
+def _plain_body(row: Mapping[str, Any]) -> bytes:
+    """The body, decompressed where the source keeps bodies as stored: then the checksum is of what it has."""
+    body: bytes | None = row["body"]
+    if body is None:
+        raise SinkRowError(row["queue_offset"], "body", "is not in the source, an archive without bodies")
+    if row["sys_flag"] & SysFlag.COMPRESSED and body_crc(body) == row["body_crc"]:
+        try:
+            return decompress(row["sys_flag"], body)
+        except CometError as error:
+            raise SinkRowError(row["queue_offset"], "body", str(error)) from None
+    return body
 
 
 def task_function(task: ReplayTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.inputs import messages
 from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.table.objects import shown
 
 _JOB = "throughput"
 _COLUMNS = ("topic", "broker_name", "queue_id", "store_timestamp", "store_size")
@@ -122,7 +123,7 @@ def throughput(
     began = time.monotonic()
     if output is not None:
         output = own_directory(output, _JOB)
-    summary = ThroughputSummary(source, output, window_s)
+    summary = ThroughputSummary(shown(source), output, window_s)
     report = None if on_progress is None else lambda done: on_progress(done, None)
     found = messages(spark, source, topics, begin_ms, end_ms, _COLUMNS, pattern=pattern, lenient=True)
     queues = queue_rates(found, window_s).persist()

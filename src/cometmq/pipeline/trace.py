@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.inputs import messages
 from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.trace_records import COLUMNS, SCHEMA, decoded
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -207,7 +208,7 @@ def trace(
     began = time.monotonic()
     if output is not None:
         output = own_directory(output, _JOB)
-    summary = TraceSummary(source, output)
+    summary = TraceSummary(shown(source), output)
     report = None if on_progress is None else lambda done: on_progress(done, None)
     rows = traces(spark, source, topic, begin_ms, end_ms).persist()
     try:

@@ -16,6 +16,7 @@ _END = b"\x02"
 _BATCH_ROWS = 5000
 _BATCH_RAW = 8 << 20  # characters of raw text
 _LONGEST = 1024  # characters of a name or an id; RocketMQ's have 255 at most
+_MOST_IDS = 10_000  # of a batch that Java traces in one record
 _MOST_MS = 253_370_764_799_999  # year 9998, as of the source
 
 SCHEMA = pa.schema(
@@ -80,6 +81,8 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
             row |= {"topic": trace.topic, "region": trace.region}
     match trace:
         case Pub() | SubAfter():
+            if not 0 <= trace.cost_ms <= _MOST_MS:
+                raise BodyError("trace", f"a cost of {trace.cost_ms} ms", "costMs")
             row |= {"cost_ms": trace.cost_ms, "success": trace.success}
         case Recall():
             row["success"] = trace.success
@@ -87,6 +90,8 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
             row |= {"state": trace.state, "from_check": trace.from_check}
     if isinstance(trace, Pub):
         row["code"] = trace.message_type
+    if (count := trace.msg_id.count(",") + 1) > _MOST_IDS:
+        raise BodyError("trace", f"{count} ids in a record, {_MOST_IDS} are possible", "msgId")
     ids = trace.msg_id.split(",")
     # Each of a million ids would get a copy of a name of a megabyte.
     for text in (*row.values(), *ids):

@@ -128,9 +128,9 @@ def test_positions_alone_say_what_was_acknowledged(spark: SparkSession, store: s
     rows = [(1, "g", "T", "broker-a", 0, 1), (2, "g", "T", "broker-a", 0, 6)]
     samples = spark.createDataFrame(rows, f"{columns}, group_offset bigint").coalesce(1)
     samples.write.parquet(str(tmp_path / "written"))
-    (tmp_path / "lag").mkdir()
+    (tmp_path / "lag" / "samples").mkdir(parents=True)
     (file,) = (tmp_path / "written").glob("part-*.parquet")
-    file.rename(tmp_path / "lag" / "lag-0000000000002.parquet")
+    file.rename(tmp_path / "lag" / "samples" / "lag-0000000000002.parquet")
     (group,) = run(spark, store, positions=str(tmp_path / "lag")).groups
     assert (group.messages, group.acknowledged, group.consumed, group.lost) == (5, 3, None, None)
 

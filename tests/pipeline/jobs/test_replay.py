@@ -18,12 +18,15 @@ from tests.pipeline.store_files import START_MS, StoreFiles
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.archive import archive
-from cometmq.pipeline.base.errors import ReplayError
+from cometmq.pipeline.base.errors import ReplayError, SinkRowError
 from cometmq.pipeline.inputs import messages
 from cometmq.pipeline.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
 from cometmq.pipeline.replay_state import Asked, Progress, ReplayState, Sent, reached
 from cometmq.pipeline.replay_task import Pace, Share, replayed
+from cometmq.protocol.codes import SysFlag
+from cometmq.protocol.compression import compress
 from cometmq.protocol.properties.values import decode_properties
+from cometmq.protocol.record.one import body_crc
 
 ASKED = Asked(source="/data", into="{topic}-replay", order="queue")
 
@@ -273,17 +276,19 @@ def test_a_queue_goes_to_its_namesake_or_by_its_number(
     assert (chosen.broker_name, chosen.queue_id) == target
 
 
+ROW = {
+    "topic": "T", "broker_name": "broker-a", "queue_id": 3, "queue_offset": 9, "physical_offset": 1,
+    "store_timestamp": 20, "born_timestamp": 10, "msg_id": "OLD", "tags": "A", "keys": "k1 k2", "flag": 4,
+    "sys_flag": 0, "body": b"x", "body_crc": 0,
+    "properties": [
+        ("UNIQ_KEY", "OLD"), ("DELAY", "3"), ("TIMER_DELIVER_MS", "5"), ("RETRY_TOPIC", "T"),
+        ("color", "red"), ("TAGS", "A"), ("BUYER_ID", "b"), ("__SHARDINGKEY", "s"),
+    ],
+}  # fmt: skip
+
+
 def test_a_message_loses_what_brokers_wrote_and_keeps_what_users_did() -> None:
-    row = {
-        "topic": "T", "broker_name": "broker-a", "queue_id": 3, "queue_offset": 9, "physical_offset": 1,
-        "store_timestamp": 20, "born_timestamp": 10, "msg_id": "OLD", "tags": "A", "keys": "k1 k2", "flag": 4,
-        "body": b"x",
-        "properties": [
-            ("UNIQ_KEY", "OLD"), ("DELAY", "3"), ("TIMER_DELIVER_MS", "5"), ("RETRY_TOPIC", "T"),
-            ("color", "red"), ("TAGS", "A"), ("BUYER_ID", "b"), ("__SHARDINGKEY", "s"),
-        ],
-    }  # fmt: skip
-    message = replayed(row, "T2", "NEW", "R")
+    message = replayed(ROW, "T2", "NEW", "R")
     assert (message.topic, message.flag, message.sharding_key, message.delay_level) == ("T2", 4, "s", 0)
     assert decode_properties(message.properties) == {
         "UNIQ_KEY": "NEW", "WAIT": "true", "KEYS": "k1 k2", "TAGS": "A", "color": "red", "BUYER_ID": "b",
@@ -291,3 +296,12 @@ def test_a_message_loses_what_brokers_wrote_and_keeps_what_users_did() -> None:
         "REPLAY_QUEUE": "3", "REPLAY_OFFSET": "9", "REPLAY_MSG_ID": "OLD", "REPLAY_BORN_TIME": "10",
         "REPLAY_STORE_TIME": "20",
     }  # fmt: skip
+
+
+def test_a_body_as_stored_is_sent_plain_and_one_that_is_not_there_is_not_sent() -> None:
+    stored = compress(b"plain")
+    for body, crc in ((stored, body_crc(stored)), (b"plain", body_crc(stored))):
+        row = ROW | {"body": body, "body_crc": crc, "sys_flag": int(SysFlag.COMPRESSED)}
+        assert replayed(row, "T2", "NEW", "R").body == b"plain"
+    with pytest.raises(SinkRowError, match="an archive without bodies"):
+        replayed(ROW | {"body": None}, "T2", "NEW", "R")

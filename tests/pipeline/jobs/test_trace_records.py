@@ -40,6 +40,9 @@ def test_each_message_of_a_batch_that_java_traces_in_one_record_has_a_row() -> N
         (line("Recall", 5, "r", "g", "T", "A," + "B" * 2000, "true"), {"kind": "bad"}),
         (line("SubBefore", 10**15, "r", "g", "q", "M", 2, "k"), {"kind": "bad"}),
         (line("SubBefore", -1, "r", "g", "q", "M", 2, "k"), {"kind": "bad"}),
+        (line("SubAfter", "q", "M", 10**16, "true", "k", 4, 6, "g"), {"kind": "bad"}),
+        (line("SubAfter", "q", "M", -1, "true", "k", 4, 6, "g"), {"kind": "bad"}),
+        (line("Recall", 5, "r", "g", "T", "," * 20_000, "true"), {"kind": "bad"}),
         ("x" * (MAX_RAW_BYTES + 9), {"kind": "bad", "raw": "x" * MAX_RAW_BYTES}),
     ],
 )  # fmt: skip
