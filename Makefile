@@ -41,7 +41,8 @@ test-long: install  ## the long forms of the tests that have one, about a quarte
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 tests/faults/test_power_loss.py \
 	tests/faults/test_transaction_power_loss.py tests/faults/test_transaction_kill.py \
 	tests/faults/test_hostile_requests.py tests/store/test_kill.py tests/pipeline/test_jobs_killed.py \
-	tests/pipeline/test_clusters.py tests/pipeline/jobs/test_jobs_elsewhere.py tests/faults/test_semantics_kill.py tests/interop/test_expired_stores.py \
+	tests/pipeline/test_clusters.py tests/pipeline/jobs/test_jobs_elsewhere.py \
+	tests/pipeline/test_object_store.py tests/pipeline/test_archive_formats.py tests/faults/test_semantics_kill.py tests/interop/test_expired_stores.py \
 	tests/interop/test_transactions.py tests/interop/test_histories.py tests/interop/test_pipeline.py $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
