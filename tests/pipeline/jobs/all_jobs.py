@@ -26,7 +26,7 @@ from cometmq.pipeline.session import spark_session
 from cometmq.pipeline.throughput import throughput
 from cometmq.pipeline.trace import trace
 
-PASSING = {"seconds", "output", "state", "into", "id", "sampled_ms", "run"}
+PASSING = {"target", "seconds", "output", "state", "into", "id", "sampled_ms", "run"}
 
 
 @dataclass
