@@ -26,7 +26,7 @@ from tests.interop.jars import java_tool, resolve
 from tests.interop.processes import Process, free_port
 
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
-from cometmq.pipeline.archive import archive
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.session import spark_session
 from cometmq.testing import StandaloneProcess
 

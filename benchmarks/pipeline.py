@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
-from cometmq.pipeline.archive import archive
 from cometmq.pipeline.base.options import write_options
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.session import spark_session
 from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.pipeline.sink.sending import Sender

@@ -34,8 +34,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from cometmq import Message, Producer, ProducerOptions
-from cometmq.pipeline.archive import ArchiveProgress, archive
 from cometmq.pipeline.base.report import Report
+from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
 from cometmq.pipeline.session import spark_session
 from cometmq.testing import StandaloneProcess
 

@@ -26,9 +26,9 @@ import psutil
 from pyspark.sql import SparkSession
 from rich.progress import Progress
 
-from cometmq.pipeline.archive_query import completeness
-from cometmq.pipeline.audit import audit
-from cometmq.pipeline.replay import replay
+from cometmq.pipeline.jobs.archive_query import completeness
+from cometmq.pipeline.jobs.audit import audit
+from cometmq.pipeline.jobs.replay import replay
 from cometmq.testing import StandaloneProcess
 from first_run import (
     Stage,

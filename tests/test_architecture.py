@@ -61,8 +61,8 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
     "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "admin"),
-    "client": ("cluster", "producer", "consumer"),
-    "pipeline": ("base", "live", "stored", "table", "sink"),
+    "client": ("cluster", "producer", "group", "consumer"),
+    "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
 }
 
 # Rooms whose names others import from the package itself -> rooms that may import from a sub-room of it too.
@@ -81,9 +81,9 @@ SANS_IO_MODULES = (
     "broker/send/half.py",
     "broker/transactions/half.py",
     "broker/transactions/ledger.py",
-    "client/consumer/allocate.py",
+    "client/group/allocate.py",
     "client/consumer/orderly_queue.py",
-    "client/consumer/process_queue.py",
+    "client/group/process_queue.py",
     "client/producer/selectors.py",
 )
 WORLD = {
@@ -378,7 +378,7 @@ class TestTheChecksThemselves:
         ("room_file", "source"),
         [
             ("admin/groups.py", "from cometmq.store import message_store"),
-            ("pipeline/archive.py", "import cometmq.broker.server"),
+            ("pipeline/jobs/archive.py", "import cometmq.broker.server"),
             ("store/base/disk.py", "from cometmq import remoting"),
             ("protocol/frame.py", "from cometmq.client import BrokerApi"),
             ("client/producer/producer.py", "def f():\n    from cometmq.broker import server"),
@@ -414,8 +414,8 @@ class TestTheChecksThemselves:
             ("cli/store.py", "from cometmq.store.inspect import verify", 0),
             ("cli/store.py", "from cometmq.store.inspect.verify import verify", 1),
             ("standalone.py", "from cometmq.store.inspect import verify", 1),
-            ("pipeline/rebuild.py", "from cometmq.store.inspect import verify", 0),
-            ("pipeline/archive.py", "from cometmq.store.base.disk import Disk", 1),
+            ("pipeline/jobs/rebuild.py", "from cometmq.store.inspect import verify", 0),
+            ("pipeline/jobs/archive.py", "from cometmq.store.base.disk import Disk", 1),
             ("store/base/files.py", "from cometmq.store.base.disk import Disk", 0),
         ],
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, filter_class, sql92, tags
-from cometmq.client.consumer.subscription import as_subscriptions
+from cometmq.client.group.subscription import as_subscriptions
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 

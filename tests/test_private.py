@@ -11,7 +11,7 @@ import pytest
 from tests.store.kit import open_store, send, small
 
 from cometmq.cli.running import RunFile
-from cometmq.client.consumer.offset_files import LocalOffsets
+from cometmq.client.group.offset_files import LocalOffsets
 from cometmq.message import MessageQueue
 from cometmq.namesrv.kv import write_file
 from cometmq.private import make_private_directory

@@ -52,22 +52,22 @@ client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
 client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
     client/producer/outgoing
 client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
-client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/group
-    client/consumer/options client/consumer/push_session client/consumer/queue_puller
-    client/consumer/retry_topic client/consumer/subscription
+client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/push_session
+    client/consumer/queue_puller client/consumer/retry_topic client/group/group client/group/options
+    client/group/subscription
 client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/archive_query pipeline/archive_report pipeline/dlq_task
-    pipeline/replay_groups pipeline/replay_state pipeline/replay_task pipeline/session
+pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
+    pipeline/jobs/replay_groups pipeline/jobs/replay_state pipeline/jobs/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/groups pipeline/table/small_files
 pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/table/iceberg
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer
-pipeline/test_trace.py: pipeline/results
+pipeline/test_trace.py: pipeline/jobs/results
 pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns

@@ -16,9 +16,9 @@ from tests.interop.processes import wait_until
 from cometmq.cli.pipeline.archive import archive, report
 from cometmq.cli.pipeline.job import own_names
 from cometmq.errors import CometError, ConfigError
-from cometmq.pipeline.archive import ArchiveSummary
-from cometmq.pipeline.archive import archive as run_archive
 from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.jobs.archive import ArchiveSummary
+from cometmq.pipeline.jobs.archive import archive as run_archive
 from cometmq.testing import local_broker
 
 

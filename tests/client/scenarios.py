@@ -38,7 +38,7 @@ from cometmq import (
     sql92,
 )
 from cometmq.client import Listener, OrderlyListener
-from cometmq.client.consumer.subscription import Subscriptions
+from cometmq.client.group.subscription import Subscriptions
 from cometmq.errors import BrokerError
 
 Scenario = Callable[[str], Awaitable[None]]

@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from cometmq.pipeline.archive import ArchiveProgress, archive
+from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
 from cometmq.pipeline.session import spark_session
 from cometmq.pipeline.table.formats import TableFormat
 

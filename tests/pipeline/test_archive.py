@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError, NoRouteError
-from cometmq.pipeline import archive as archive_module
-from cometmq.pipeline.archive import ArchiveProgress, ArchiveSummary, archive
-from cometmq.pipeline.archive_query import archived, completeness, manifest
 from cometmq.pipeline.base.errors import ArchiveError, DataLossError
+from cometmq.pipeline.jobs import archive as archive_module
+from cometmq.pipeline.jobs.archive import ArchiveProgress, ArchiveSummary, archive
+from cometmq.pipeline.jobs.archive_query import archived, completeness, manifest
 from cometmq.pipeline.table.directory import ArchiveTable, partition_value
 
 

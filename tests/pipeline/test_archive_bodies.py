@@ -16,9 +16,9 @@ from pyspark.sql import Row, SparkSession
 from tests.pipeline.feeding import Topic
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import archived, completeness
 from cometmq.pipeline.base.options import write_options
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import archived, completeness
 from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.pipeline.sink.sending import Sender
 

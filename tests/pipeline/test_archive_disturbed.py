@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from tests.interop.processes import free_port
 from tests.pipeline.feeding import Topic, wait_for
 
-from cometmq.pipeline.archive import ArchiveProgress, archive
+from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
 from cometmq.testing import ServerProcess
 
 BIN = Path(sys.executable).parent

@@ -18,10 +18,10 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.test_jobs_killed import kill, start, wait_for_progress
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline import archive as archive_module
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import archived, completeness, manifest
 from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.jobs import archive as archive_module
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import archived, completeness, manifest
 from cometmq.pipeline.table.formats import TableFormat
 
 

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import group_positions
 from cometmq.pipeline.base.options import Topics
-from cometmq.pipeline.inputs import group_offsets
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import group_positions
+from cometmq.pipeline.jobs.inputs import group_offsets
 from cometmq.pipeline.live.cluster import Cluster
 
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster
 from tests.pipeline.feeding import Topic, wait_for
 
-from cometmq.pipeline import archive as archive_module
-from cometmq.pipeline.archive import ArchiveSummary, archive
-from cometmq.pipeline.archive_query import archived, completeness, files, manifest
 from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.jobs import archive as archive_module
+from cometmq.pipeline.jobs.archive import ArchiveSummary, archive
+from cometmq.pipeline.jobs.archive_query import archived, completeness, files, manifest
 from cometmq.pipeline.live import cluster
 from cometmq.pipeline.live.marks import Mark, marks_in
 from cometmq.pipeline.table.directory import ArchiveTable

@@ -18,9 +18,9 @@ from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConnectError, NoRouteError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.archive import ArchiveProgress, archive
 from cometmq.pipeline.base.options import PullOptions, Topics, write_options
 from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.reading import read_parts
 from cometmq.pipeline.sink.rows import RowMessage

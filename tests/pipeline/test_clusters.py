@@ -22,8 +22,8 @@ from tests.pipeline.spark_servers import (
     standalone_cluster,
 )
 
-from cometmq.pipeline.archive import archive
 from cometmq.pipeline.base.engine import run_units
+from cometmq.pipeline.jobs.archive import archive
 
 RECORDS = 60_000  # enough for several tasks
 

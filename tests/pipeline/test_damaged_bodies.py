@@ -12,7 +12,7 @@ from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
-from cometmq.pipeline.archive import archive
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.standalone import Standalone
 
 VICTIM = 37  # of 60 messages

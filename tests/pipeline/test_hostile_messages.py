@@ -9,7 +9,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
-from cometmq.pipeline.archive import archive
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.protocol.compression import Compression, compress
 
 BOMBS = 9

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 from tests.pipeline.stream_job import run as run_stream
 
-from cometmq.pipeline.archive import archive
+from cometmq.pipeline.jobs.archive import archive
 
 CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "2"))
 RECORDS = 20_000 * CYCLES  # a job that is killed late has taken half of its share

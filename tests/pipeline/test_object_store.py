@@ -16,11 +16,11 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.s3_server import BUCKET, KEY, S3, SECRET
 from tests.pipeline.test_jobs_killed import kill, start, wait_for_progress
 
-from cometmq.pipeline import archive as archive_module
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import archived, completeness, files
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.compaction import compact
+from cometmq.pipeline.jobs import archive as archive_module
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import archived, completeness, files
+from cometmq.pipeline.jobs.compaction import compact
 
 RECORDS = 20_000
 

@@ -12,9 +12,9 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic, wait_for
 
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import completeness
 from cometmq.pipeline.base.errors import DataLossError
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import completeness
 from cometmq.standalone import Standalone
 
 FORGETFUL = {

@@ -24,7 +24,7 @@ from cometmq.text import printable
 
 if TYPE_CHECKING:
     from cometmq.client import ClientInstance
-    from cometmq.client.consumer.subscription import Subscription
+    from cometmq.client.group.subscription import Subscription
     from cometmq.message import MessageQueue, PullResult
 
 ROUTE_INTERVAL_S = 5.0  # between two looks for new queues and brokers
@@ -68,7 +68,7 @@ def tail(
 ) -> None:
     """Print the messages of TOPIC as they come, until Ctrl-C. Joins no group and moves nobody's offsets."""
     from cometmq.client import ClientInstance
-    from cometmq.client.consumer.subscription import as_subscription
+    from cometmq.client.group.subscription import as_subscription
 
     check_topic_name(topic)
     check_utf8(tags)

@@ -12,15 +12,6 @@ from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
-from cometmq.client.consumer.allocate import (
-    AllocateAveragely,
-    AllocateAveragelyByCircle,
-    AllocateByConfig,
-    AllocateByConsistentHash,
-    AllocateByMachineRoom,
-    AllocateStrategy,
-)
-from cometmq.client.consumer.health import ConsumerHealth, QueueHealth
 from cometmq.client.consumer.listener import (
     ConsumeContext,
     ConsumeStatus,
@@ -29,11 +20,20 @@ from cometmq.client.consumer.listener import (
     OrderlyListener,
     OrderlyStatus,
 )
-from cometmq.client.consumer.options import ConsumeFromWhere, MessageModel, PullOptions, PushOptions
-from cometmq.client.consumer.process_queue import FlowLimits
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
-from cometmq.client.consumer.subscription import filter_class, sql92, tags
+from cometmq.client.group.allocate import (
+    AllocateAveragely,
+    AllocateAveragelyByCircle,
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateStrategy,
+)
+from cometmq.client.group.health import ConsumerHealth, QueueHealth
+from cometmq.client.group.options import ConsumeFromWhere, MessageModel, PullOptions, PushOptions
+from cometmq.client.group.process_queue import FlowLimits
+from cometmq.client.group.subscription import filter_class, sql92, tags
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash

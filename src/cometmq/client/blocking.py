@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, S
 from cometmq.client.cluster.life_cycle import not_running
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener
-from cometmq.client.consumer.options import PullOptions, PushOptions
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
-from cometmq.client.consumer.subscription import Subscriptions
+from cometmq.client.group.options import PullOptions, PushOptions
+from cometmq.client.group.subscription import Subscriptions
 from cometmq.client.loop_thread import LoopThread
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer

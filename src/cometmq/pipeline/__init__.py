@@ -1,0 +1,74 @@
+"""The data pipeline on Spark: a function for each job, loaded when it is first used.
+
+from cometmq.pipeline import archive, spark_session
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cometmq.pipeline.jobs.archive import archive
+    from cometmq.pipeline.jobs.archive_query import archived
+    from cometmq.pipeline.jobs.audit import audit
+    from cometmq.pipeline.jobs.compaction import compact
+    from cometmq.pipeline.jobs.dedup import dedup, deduplicated
+    from cometmq.pipeline.jobs.dlq import dlq, letters, redrive
+    from cometmq.pipeline.jobs.inputs import messages
+    from cometmq.pipeline.jobs.lag import lag
+    from cometmq.pipeline.jobs.rebuild import rebuild
+    from cometmq.pipeline.jobs.replay import replay
+    from cometmq.pipeline.jobs.run import run
+    from cometmq.pipeline.jobs.throughput import throughput
+    from cometmq.pipeline.jobs.trace import consumptions, sends, trace, traces
+    from cometmq.pipeline.session import spark_session
+
+__all__ = [
+    "archive",
+    "archived",
+    "audit",
+    "compact",
+    "consumptions",
+    "dedup",
+    "deduplicated",
+    "dlq",
+    "lag",
+    "letters",
+    "messages",
+    "rebuild",
+    "redrive",
+    "replay",
+    "run",
+    "sends",
+    "spark_session",
+    "throughput",
+    "trace",
+    "traces",
+]
+
+# Names that lie in a module of another name.
+_MODULES = {
+    "archived": "jobs.archive_query",
+    "compact": "jobs.compaction",
+    "consumptions": "jobs.trace",
+    "deduplicated": "jobs.dedup",
+    "letters": "jobs.dlq",
+    "messages": "jobs.inputs",
+    "redrive": "jobs.dlq",
+    "sends": "jobs.trace",
+    "spark_session": "session",
+    "traces": "jobs.trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, f'jobs.{name}')}")
+    found = globals()[name] = getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

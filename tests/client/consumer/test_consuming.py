@@ -8,7 +8,7 @@ import pytest
 
 from cometmq.client.consumer.consuming import Consuming
 from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
-from cometmq.client.consumer.process_queue import Batch, ProcessQueue
+from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("T", "a", 0)

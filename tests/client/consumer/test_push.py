@@ -25,7 +25,7 @@ from cometmq import (
     sql92,
 )
 from cometmq.client.consumer import acknowledging
-from cometmq.client.consumer.offset_files import parse_offsets
+from cometmq.client.group.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,

@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 from pyspark.sql import SparkSession
 
-from cometmq.pipeline.audit import audit
-from cometmq.pipeline.compaction import compact
-from cometmq.pipeline.dedup import dedup
-from cometmq.pipeline.dlq import dlq, redrive
-from cometmq.pipeline.lag import lag
-from cometmq.pipeline.replay import replay
+from cometmq.pipeline.jobs.audit import audit
+from cometmq.pipeline.jobs.compaction import compact
+from cometmq.pipeline.jobs.dedup import dedup
+from cometmq.pipeline.jobs.dlq import dlq, redrive
+from cometmq.pipeline.jobs.lag import lag
+from cometmq.pipeline.jobs.replay import replay
+from cometmq.pipeline.jobs.throughput import throughput
+from cometmq.pipeline.jobs.trace import trace
 from cometmq.pipeline.session import spark_session
-from cometmq.pipeline.throughput import throughput
-from cometmq.pipeline.trace import trace
 
 PASSING = {"target", "seconds", "output", "state", "into", "id", "sampled_ms", "run"}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from cometmq.pipeline.replay import replay
+from cometmq.pipeline.jobs.replay import replay
 from cometmq.pipeline.session import spark_session
 
 

@@ -11,7 +11,7 @@ from tests.pipeline.jobs.test_trace import after, before, pub
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.audit import AuditSummary, Finding, audit
+from cometmq.pipeline.jobs.audit import AuditSummary, Finding, audit
 from cometmq.protocol.codes import TRACE_TOPIC
 
 MINUTE = START_MS - START_MS % 60_000

@@ -9,7 +9,7 @@ from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.cli.pipeline.audit import report
-from cometmq.pipeline.audit import AuditSummary, Finding, GroupAudit, TopicAudit
+from cometmq.pipeline.jobs.audit import AuditSummary, Finding, GroupAudit, TopicAudit
 
 
 def test_a_gap_in_a_store_is_found(run_job: RunJob, tmp_path: Path) -> None:

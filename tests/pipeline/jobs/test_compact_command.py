@@ -12,8 +12,8 @@ import pytest
 from tests.pipeline.jobs.conftest import RunJob
 
 from cometmq.cli.pipeline.compact import compact, report
-from cometmq.pipeline.compaction import CompactSummary
-from cometmq.pipeline.compaction import compact as run_compact
+from cometmq.pipeline.jobs.compaction import CompactSummary
+from cometmq.pipeline.jobs.compaction import compact as run_compact
 from cometmq.pipeline.table.directory import ArchiveTable
 from cometmq.pipeline.table.partition_writer import PartitionWriter
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA

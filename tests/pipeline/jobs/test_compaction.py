@@ -15,11 +15,11 @@ from tests.pipeline.fake_servers import TOPIC, FakeCluster
 from tests.pipeline.s3_server import S3
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline import compaction
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import archived, completeness, files, manifest
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.compaction import compact
+from cometmq.pipeline.jobs import compaction
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import archived, completeness, files, manifest
+from cometmq.pipeline.jobs.compaction import compact
 from cometmq.pipeline.table.directory import ArchiveTable
 
 RECORDS = 40

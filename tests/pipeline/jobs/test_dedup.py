@@ -12,7 +12,7 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.dedup import Removed, dedup, deduplicated
+from cometmq.pipeline.jobs.dedup import Removed, dedup, deduplicated
 
 Source = Callable[..., str]
 

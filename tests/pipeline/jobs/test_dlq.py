@@ -17,9 +17,9 @@ from tests.pipeline.store_files import START_MS, StoreFiles
 from cometmq.admin.admin import Admin
 from cometmq.errors import ConfigError
 from cometmq.message import Message
-from cometmq.pipeline.dlq import RedriveSummary, dlq, letters, redrive
-from cometmq.pipeline.dlq_task import letter_of
-from cometmq.pipeline.inputs import messages
+from cometmq.pipeline.jobs.dlq import RedriveSummary, dlq, letters, redrive
+from cometmq.pipeline.jobs.dlq_task import letter_of
+from cometmq.pipeline.jobs.inputs import messages
 from cometmq.protocol.codes import TRACE_TOPIC, SysFlag
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.record.one import body_crc

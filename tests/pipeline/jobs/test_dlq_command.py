@@ -9,7 +9,7 @@ from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import StoreFiles
 
 from cometmq.cli.pipeline.dlq import report, report_redrive
-from cometmq.pipeline.dlq import DeadLetters, DlqSummary, RedriveSummary
+from cometmq.pipeline.jobs.dlq import DeadLetters, DlqSummary, RedriveSummary
 
 
 def test_dead_letters_of_a_store_are_counted(run_job: RunJob, tmp_path: Path) -> None:

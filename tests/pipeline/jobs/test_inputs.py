@@ -8,8 +8,8 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.inputs import messages
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.inputs import messages
 
 
 def test_the_same_messages_of_an_archive_and_of_live_topics(

@@ -16,7 +16,7 @@ from tests.pipeline.jobs.all_jobs import Place, results
 from tests.pipeline.jobs.test_dlq import die
 from tests.pipeline.spark_servers import environment, standalone_cluster
 
-from cometmq.pipeline.archive import archive
+from cometmq.pipeline.jobs.archive import archive
 
 LONG = pytest.mark.skipif(
     not os.environ.get("COMETMQ_SPARK_CLUSTER"), reason="many JVMs: COMETMQ_SPARK_CLUSTER=1 starts them"

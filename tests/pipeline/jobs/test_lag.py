@@ -17,7 +17,7 @@ from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.errors import UnknownNameError
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.options import Topics
-from cometmq.pipeline.lag import (
+from cometmq.pipeline.jobs.lag import (
     SCHEMA,
     QueueLag,
     Samples,

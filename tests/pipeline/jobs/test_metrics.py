@@ -11,7 +11,7 @@ from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline import metrics as module
-from cometmq.pipeline.archive import archive
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.metrics import PipelineMetrics
 
 

@@ -13,7 +13,7 @@ from tests.store.planted import build
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import JobStopped
-from cometmq.pipeline.rebuild import rebuild
+from cometmq.pipeline.jobs.rebuild import rebuild
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.archive import archive
 from cometmq.pipeline.base.errors import ReplayError, SinkRowError
-from cometmq.pipeline.inputs import messages
-from cometmq.pipeline.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
-from cometmq.pipeline.replay_state import Asked, Progress, ReplayState, Sent, reached
-from cometmq.pipeline.replay_task import Pace, Share, replayed
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
+from cometmq.pipeline.jobs.replay_state import Asked, Progress, ReplayState, Sent, reached
+from cometmq.pipeline.jobs.replay_task import Pace, Share, replayed
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.compression import compress
 from cometmq.protocol.properties.values import decode_properties

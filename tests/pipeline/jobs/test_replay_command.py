@@ -11,7 +11,7 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.conftest import RunJob
 
 from cometmq.cli.pipeline.replay import report
-from cometmq.pipeline.replay import ReplaySummary
+from cometmq.pipeline.jobs.replay import ReplaySummary
 
 
 def test_a_live_topic_into_another(run_job: RunJob, topic: Topic, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from cometmq.cli.pipeline.throughput import report as report_throughput
 from cometmq.cli.pipeline.throughput import throughput
 from cometmq.cli.pipeline.trace import report as report_trace
 from cometmq.cli.pipeline.trace import trace
-from cometmq.pipeline import dedup as dedup_job
-from cometmq.pipeline import lag as lag_job
-from cometmq.pipeline import throughput as throughput_job
-from cometmq.pipeline import trace as trace_job
+from cometmq.pipeline.jobs import dedup as dedup_job
+from cometmq.pipeline.jobs import lag as lag_job
+from cometmq.pipeline.jobs import throughput as throughput_job
+from cometmq.pipeline.jobs import trace as trace_job
 
 
 def test_a_store_is_counted_and_deduplicated(run_job: RunJob, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
 from cometmq.cli.pipeline.run import report
-from cometmq.pipeline.archive import archive
 from cometmq.pipeline.base.errors import JobFailed, PipelineFileError
-from cometmq.pipeline.run import RunSummary, SinkSummary, run
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.run import RunSummary, SinkSummary, run
 
 BATCH = """\
 sources:

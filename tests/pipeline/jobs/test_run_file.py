@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.pipeline.base.errors import PipelineFileError
-from cometmq.pipeline.run_file import load_pipeline
+from cometmq.pipeline.jobs.run_file import load_pipeline
 
 GOOD = """\
 mode: stream

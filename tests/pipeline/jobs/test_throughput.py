@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 from tests.pipeline.store_files import START_MS, StoreFiles
 
-from cometmq.pipeline.throughput import throughput
+from cometmq.pipeline.jobs.throughput import throughput
 
 TEN_S = START_MS - START_MS % 10_000
 

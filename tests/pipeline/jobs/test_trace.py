@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.trace import consumptions, sends, trace, traces
+from cometmq.pipeline.jobs.trace import consumptions, sends, trace, traces
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.protocol.traces import ConsumeCode, Pub, SubAfter, SubBefore, encode_trace
 

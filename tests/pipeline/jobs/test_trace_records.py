@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cometmq.pipeline.trace_records import SCHEMA, decoded, rows_of
+from cometmq.pipeline.jobs.trace_records import SCHEMA, decoded, rows_of
 from cometmq.protocol.record.arrow import MAX_RAW_BYTES
 
 RECORDED = Path(__file__).parents[2] / "data" / "traces.json"

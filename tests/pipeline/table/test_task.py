@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from tests.pipeline.fake_servers import QUEUE, TOPIC, fake_cluster
 
 from cometmq.message import MessageQueue
-from cometmq.pipeline.archive import archive
-from cometmq.pipeline.archive_query import completeness
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.base.options import PullOptions
 from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive_query import completeness
 from cometmq.pipeline.table import task as archive_task
 from cometmq.pipeline.table.partition_writer import Partition
 from cometmq.pipeline.table.task import ArchiveTask, Quarantine, run_task

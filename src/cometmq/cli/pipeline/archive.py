@@ -19,7 +19,7 @@ from cometmq.cli.pipeline.job import (
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.archive import ArchiveProgress, ArchiveSummary
+    from cometmq.pipeline.jobs.archive import ArchiveProgress, ArchiveSummary
 
 
 @click.command(context_settings=HELP)
@@ -89,7 +89,7 @@ def archive(
     if not topics and not pattern:
         raise click.UsageError("Give the topics to archive, or --pattern.")
     with running("archiving", master, memory) as job:
-        from cometmq.pipeline.archive import archive as run_archive
+        from cometmq.pipeline.jobs.archive import archive as run_archive
 
         with measured(metrics_at, job.spark) as metrics:
 
@@ -108,7 +108,7 @@ def archive(
                 **settings,
             )
         if report_path is not None:
-            from cometmq.pipeline.archive_report import archive_report
+            from cometmq.pipeline.jobs.archive_report import archive_report
 
             write_report(archive_report(job.spark, summary), report_path)
     report(summary, as_json)

@@ -13,7 +13,7 @@ from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import counted, local_time, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.audit import AuditSummary, Finding
+    from cometmq.pipeline.jobs.audit import AuditSummary, Finding
 
 SOME = click.IntRange(min=0)
 
@@ -47,11 +47,11 @@ def audit(
 ) -> None:
     """Look for lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
     with running("auditing", master, memory) as job:
-        from cometmq.pipeline.audit import audit as run
+        from cometmq.pipeline.jobs.audit import audit as run
 
         summary = run(job.spark, topics=topics, on_progress=job.show, stop=job.stop, **settings)
         if report_path is not None:
-            from cometmq.pipeline.job_reports import audit_report
+            from cometmq.pipeline.jobs.reports import audit_report
 
             write_report(audit_report(job.spark, summary), report_path)
     if as_json:

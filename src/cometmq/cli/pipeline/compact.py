@@ -11,7 +11,7 @@ from cometmq.cli.pipeline.job import job_options, print_json, running
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.compaction import CompactSummary
+    from cometmq.pipeline.jobs.compaction import CompactSummary
 
 SECONDS = click.FloatRange(min=0)
 
@@ -28,7 +28,7 @@ SECONDS = click.FloatRange(min=0)
 def compact(output: str, master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
     """Merge the small files of each topic and hour of ARCHIVE, a path or a URI."""
     with running("compacting", master, memory) as job:
-        from cometmq.pipeline.compaction import compact as run_compact
+        from cometmq.pipeline.jobs.compaction import compact as run_compact
 
         summary = run_compact(job.spark, output, on_progress=job.show, stop=job.stop, **settings)
     report(summary, as_json)

@@ -12,7 +12,7 @@ from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.dedup import DedupSummary
+    from cometmq.pipeline.jobs.dedup import DedupSummary
 
 
 @click.command(context_settings=HELP)
@@ -31,7 +31,7 @@ def dedup(master: str | None, memory: str, as_json: bool, **settings: Any) -> No
     if settings["topics"] and settings["pattern"]:
         raise click.UsageError("Give topics or --pattern, not both.")
     with running("deduplicating", master, memory) as job:
-        from cometmq.pipeline.dedup import dedup as run
+        from cometmq.pipeline.jobs.dedup import dedup as run
 
         summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
     if as_json:

@@ -13,7 +13,7 @@ from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, local_time, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.dlq import DlqSummary, RedriveSummary
+    from cometmq.pipeline.jobs.dlq import DlqSummary, RedriveSummary
 
 SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 
@@ -55,7 +55,7 @@ def dlq(
     if not redrive:
         settings = {name: value for name, value in settings.items() if name not in SENDING}
     with running("reading dead letters", master, memory) as job:
-        from cometmq.pipeline import dlq as jobs
+        from cometmq.pipeline.jobs import dlq as jobs
 
         run = jobs.redrive if redrive else jobs.dlq
         summary = run(job.spark, groups=groups, on_progress=job.show, stop=job.stop, **settings)

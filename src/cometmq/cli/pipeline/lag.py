@@ -14,7 +14,7 @@ from cometmq.cli.pipeline.reports import print_table
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.lag import LagSummary
+    from cometmq.pipeline.jobs.lag import LagSummary
 
 
 @click.command(context_settings=HELP)
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def lag(master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any) -> None:
     """Show the lag of GROUPS, all without names, in messages and in time, with rates and a forecast."""
     with running("sampling", master, memory) as job:
-        from cometmq.pipeline.lag import lag as run
+        from cometmq.pipeline.jobs.lag import lag as run
 
         summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
         if report_path is not None:
-            from cometmq.pipeline.job_reports import lag_report
+            from cometmq.pipeline.jobs.reports import lag_report
 
             write_report(lag_report(job.spark, summary), report_path)
     if as_json:

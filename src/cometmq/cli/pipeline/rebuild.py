@@ -12,7 +12,7 @@ from cometmq.cli.store import store_config
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.rebuild import RebuildSummary
+    from cometmq.pipeline.jobs.rebuild import RebuildSummary
 
 
 @click.command(context_settings=HELP)
@@ -33,7 +33,7 @@ def rebuild(
     """
     config = store_config(config_file)
     with running("rebuilding", master, memory) as job:
-        from cometmq.pipeline.rebuild import rebuild as run
+        from cometmq.pipeline.jobs.rebuild import rebuild as run
 
         summary = run(job.spark, directory, config=config, on_progress=job.show, stop=job.stop, **settings)
     if as_json:

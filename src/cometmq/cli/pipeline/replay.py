@@ -11,7 +11,7 @@ from cometmq.cli.pipeline.job import job_options, print_json, running
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.replay import ReplayQueue, ReplaySummary
+    from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
 
 SHOWN = 50  # source queues
 SOME = click.FloatRange(min=0, min_open=True)
@@ -59,7 +59,7 @@ def replay(
     if not dry_run and not settings["state"]:
         raise click.UsageError("Give --state DIR, or --dry-run.")
     with running("replaying", master, memory) as job:
-        from cometmq.pipeline.replay import replay as run_replay
+        from cometmq.pipeline.jobs.replay import replay as run_replay
 
         summary = run_replay(
             job.spark,

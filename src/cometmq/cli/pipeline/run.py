@@ -11,7 +11,7 @@ from cometmq.cli.pipeline.job import job_options, measured, metrics_option, prin
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.run import RunSummary
+    from cometmq.pipeline.jobs.run import RunSummary
 
 
 @click.command(context_settings=HELP)
@@ -23,11 +23,11 @@ def run(
     file: str, check: bool, metrics_at: str | None, master: str | None, memory: str, as_json: bool
 ) -> None:
     """Run the pipeline of FILE: sources, SQL, sinks. The whole file is checked first."""
-    from cometmq.pipeline.run_file import load_pipeline
+    from cometmq.pipeline.jobs.run_file import load_pipeline
 
     load_pipeline(file)  # complaints that need no Spark come without the wait for it
     with running("running", master, memory) as job:
-        from cometmq.pipeline.run import run as run_pipeline
+        from cometmq.pipeline.jobs.run import run as run_pipeline
 
         with measured(metrics_at, job.spark):
             summary = run_pipeline(

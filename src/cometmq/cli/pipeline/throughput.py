@@ -12,7 +12,7 @@ from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, local_time
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.throughput import ThroughputSummary
+    from cometmq.pipeline.jobs.throughput import ThroughputSummary
 
 
 @click.command(context_settings=HELP)
@@ -33,11 +33,11 @@ def throughput(
     if not settings["topics"] and not settings["pattern"] and settings["source"].startswith("live:"):
         settings["pattern"] = ".*"
     with running("counting", master, memory) as job:
-        from cometmq.pipeline.throughput import throughput as run
+        from cometmq.pipeline.jobs.throughput import throughput as run
 
         summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
         if report_path is not None:
-            from cometmq.pipeline.job_reports import throughput_report
+            from cometmq.pipeline.jobs.reports import throughput_report
 
             write_report(throughput_report(job.spark, summary), report_path)
     if as_json:

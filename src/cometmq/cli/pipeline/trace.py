@@ -13,7 +13,7 @@ from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import printable
 
 if TYPE_CHECKING:
-    from cometmq.pipeline.trace import TraceSummary
+    from cometmq.pipeline.jobs.trace import TraceSummary
 
 
 @click.command(context_settings=HELP)
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 def trace(master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any) -> None:
     """Report what sends, the way to consumers and their listeners cost, and what failed."""
     with running("reading traces", master, memory) as job:
-        from cometmq.pipeline.trace import trace as run
+        from cometmq.pipeline.jobs.trace import trace as run
 
         summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
         if report_path is not None:
-            from cometmq.pipeline.job_reports import trace_report
+            from cometmq.pipeline.jobs.reports import trace_report
 
             write_report(trace_report(job.spark, summary), report_path)
     if as_json:

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from cometmq import logs
-from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus
-from cometmq.client.consumer.process_queue import Batch, ProcessQueue
 from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.errors import CometError
 from cometmq.message import MessageExt
 

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from cometmq import logs
 from cometmq.client.consumer.listener import BoundListener
-from cometmq.client.consumer.process_queue import Batch
+from cometmq.client.group.process_queue import Batch
 from cometmq.text import printable
 
 __all__ = ["Consuming", "Manner"]

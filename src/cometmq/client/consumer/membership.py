@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.client.cluster.workers import for_each
-from cometmq.client.consumer.allocate import share_of
-from cometmq.client.consumer.group import ConsumerGroup
-from cometmq.client.consumer.offsets import start_offset
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
-from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.client.consumer.queue_puller import QueuePuller
+from cometmq.client.group.allocate import share_of
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.offsets import start_offset
+from cometmq.client.group.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 
 from cometmq import logs
-from cometmq.client.consumer.group import ConsumerGroup
 from cometmq.client.consumer.listener import OrderlyContext, OrderlyStatus
 from cometmq.client.consumer.orderly_queue import OrderlyQueue, suspension_s
-from cometmq.client.consumer.process_queue import Batch, ProcessQueue
 from cometmq.client.consumer.queue_locks import AGAIN_S, QueueLocks
 from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from cometmq.client.consumer.process_queue import Batch, ProcessQueue
+from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
 __all__ = ["LOCK_LIVE_S", "LockTable", "OrderlyQueue", "suspension_s"]

@@ -23,12 +23,12 @@ import msgspec
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
-from cometmq.client.consumer.filter_servers import Pulls
-from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms, start_offset
-from cometmq.client.consumer.options import PullOptions
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
-from cometmq.client.consumer.subscription import Expression, Subscription, as_subscription, sql92
-from cometmq.client.consumer.traces import trace_polled
+from cometmq.client.group.filter_servers import Pulls
+from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, default_start_time_ms, start_offset
+from cometmq.client.group.options import PullOptions
+from cometmq.client.group.subscription import Expression, Subscription, as_subscription, sql92
+from cometmq.client.group.traces import trace_polled
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Sequence
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.consumer.health import ConsumerHealth
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
-from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.push_session import PushSession
-from cometmq.client.consumer.subscription import (
+from cometmq.client.group.health import ConsumerHealth
+from cometmq.client.group.options import MessageModel, PushOptions
+from cometmq.client.group.subscription import (
     Expression,
     Subscription,
     Subscriptions,

@@ -15,8 +15,6 @@ from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
-from cometmq.client.consumer.group import ConsumerGroup
-from cometmq.client.consumer.health import QueueHealth
 from cometmq.client.consumer.listener import (
     BoundListener,
     ConsumeContext,
@@ -29,13 +27,15 @@ from cometmq.client.consumer.listener import (
     is_async,
 )
 from cometmq.client.consumer.membership import Held, Membership
-from cometmq.client.consumer.offset_files import LocalOffsets
-from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
-from cometmq.client.consumer.options import MessageModel, PushOptions
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
-from cometmq.client.consumer.subscription import Subscription
-from cometmq.client.consumer.traces import traced
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.health import QueueHealth
+from cometmq.client.group.offset_files import LocalOffsets
+from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
+from cometmq.client.group.options import MessageModel, PushOptions
+from cometmq.client.group.subscription import Subscription
+from cometmq.client.group.traces import traced
 from cometmq.clock import boottime
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic

@@ -10,9 +10,9 @@ from itertools import groupby
 
 from cometmq import logs
 from cometmq.client.cluster.requests import pull_request
-from cometmq.client.consumer.group import ConsumerGroup
-from cometmq.client.consumer.offsets import warn_of_moved_offset
-from cometmq.client.consumer.process_queue import Batch, FlowLimits, ProcessQueue
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.offsets import warn_of_moved_offset
+from cometmq.client.group.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode

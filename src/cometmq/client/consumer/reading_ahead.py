@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from cometmq import logs
-from cometmq.client.consumer.offsets import warn_of_moved_offset
+from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 

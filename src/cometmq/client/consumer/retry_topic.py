@@ -3,7 +3,7 @@ often enough to the dead letters."""
 
 from __future__ import annotations
 
-from cometmq.client.consumer.group import ConsumerGroup
+from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
 from cometmq.message import Message, MessageExt

@@ -31,7 +31,7 @@ from cometmq.client.cluster.requests import (
     succeeded,
 )
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
-from cometmq.client.consumer.offsets import commit_rounds
+from cometmq.client.group.offsets import commit_rounds
 from cometmq.errors import (
     BrokerError,
     CometError,

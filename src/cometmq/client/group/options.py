@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cometmq.client.cluster.decoding import MAX_BODY
-from cometmq.client.consumer.allocate import AllocateAveragely, AllocateStrategy
-from cometmq.client.consumer.process_queue import FlowLimits
+from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
+from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError
 
 __all__ = ["ConsumeFromWhere", "MessageModel", "PullOptions", "PushOptions"]

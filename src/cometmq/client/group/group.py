@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.consumer.filter_servers import Pulls
-from cometmq.client.consumer.offsets import OffsetStore
-from cometmq.client.consumer.options import MessageModel, PushOptions
-from cometmq.client.consumer.subscription import Subscription
+from cometmq.client.group.filter_servers import Pulls
+from cometmq.client.group.offsets import OffsetStore
+from cometmq.client.group.options import MessageModel, PushOptions
+from cometmq.client.group.subscription import Subscription
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import RETRY_TOPIC

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from cometmq.client.group.process_queue import FlowLimits, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("T", "a", 0)

@@ -9,11 +9,11 @@ from pyspark.sql import SparkSession
 from tests.pipeline.base.test_report import Page
 from tests.pipeline.feeding import Topic
 
-from cometmq.pipeline.audit import audit
-from cometmq.pipeline.job_reports import audit_report, lag_report, throughput_report, trace_report
-from cometmq.pipeline.lag import GroupLag, LagSummary, QueueLag, Samples
-from cometmq.pipeline.throughput import throughput
-from cometmq.pipeline.trace import ConsumeLatency, SendLatency, TraceSummary
+from cometmq.pipeline.jobs.audit import audit
+from cometmq.pipeline.jobs.lag import GroupLag, LagSummary, QueueLag, Samples
+from cometmq.pipeline.jobs.reports import audit_report, lag_report, throughput_report, trace_report
+from cometmq.pipeline.jobs.throughput import throughput
+from cometmq.pipeline.jobs.trace import ConsumeLatency, SendLatency, TraceSummary
 
 
 @pytest.mark.parametrize(("with_tables", "plots"), [(True, 5), (False, 1)])

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cometmq.pipeline.audit import AuditSummary
 from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, Report
-from cometmq.pipeline.lag import LagSummary, Samples
-from cometmq.pipeline.throughput import ThroughputSummary
-from cometmq.pipeline.trace import TraceSummary
+from cometmq.pipeline.jobs.audit import AuditSummary
+from cometmq.pipeline.jobs.lag import LagSummary, Samples
+from cometmq.pipeline.jobs.throughput import ThroughputSummary
+from cometmq.pipeline.jobs.trace import TraceSummary
 
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew", "lost", "group_lost")
 

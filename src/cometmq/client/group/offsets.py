@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.workers import for_each
-from cometmq.client.consumer.options import ConsumeFromWhere
+from cometmq.client.group.options import ConsumeFromWhere
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.consumer.offset_files import LocalOffsets, OffsetFileError, parse_offsets, render_offsets
+from cometmq.client.group.offset_files import LocalOffsets, OffsetFileError, parse_offsets, render_offsets
 from cometmq.message import MessageQueue
 
 A1 = MessageQueue("TopicTest", "broker-a", 1)

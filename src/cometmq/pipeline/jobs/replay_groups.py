@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.options import Topics, WriteOptions
-from cometmq.pipeline.inputs import LIVE, messages
+from cometmq.pipeline.jobs.inputs import LIVE, messages
 from cometmq.pipeline.live.cluster import Cluster
 
 _TARGET = ("topic", "broker_name", "queue_id")

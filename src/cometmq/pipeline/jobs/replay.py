@@ -24,11 +24,11 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import ReplayError
 from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
-from cometmq.pipeline.inputs import LIVE, group_offsets, messages
+from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
+from cometmq.pipeline.jobs.replay_groups import set_groups
+from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, reached
+from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
 from cometmq.pipeline.live.cluster import Cluster
-from cometmq.pipeline.replay_groups import set_groups
-from cometmq.pipeline.replay_state import Asked, Progress, Replay, ReplayState, reached
-from cometmq.pipeline.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import check_topic_name
 

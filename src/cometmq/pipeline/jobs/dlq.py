@@ -23,11 +23,11 @@ from cometmq.admin.values import Resend
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action, slots
 from cometmq.pipeline.base.options import parse_addresses
-from cometmq.pipeline.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
-from cometmq.pipeline.inputs import messages
-from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
+from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.results import own_directory, write_tables
+from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.table.objects import shown
-from cometmq.pipeline.trace import traces as trace_rows
 from cometmq.protocol.codes import DLQ_PREFIX, TRACE_TOPIC
 from cometmq.protocol.traces import ConsumeCode
 

@@ -22,8 +22,8 @@ from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.inputs import messages
-from cometmq.pipeline.results import own_directory
+from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "dedup"

@@ -19,10 +19,10 @@ from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.inputs import group_offsets, messages
-from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.jobs.inputs import group_offsets, messages
+from cometmq.pipeline.jobs.results import own_directory, write_tables
+from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.table.objects import shown
-from cometmq.pipeline.trace import traces as trace_rows
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.protocol.traces import MessageType
 

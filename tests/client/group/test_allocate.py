@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.consumer.allocate import (
+from cometmq.client.group.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
     AllocateByConfig,

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.consumer.offsets import OffsetStore, RemoteOffsets, start_offset
-from cometmq.client.consumer.options import ConsumeFromWhere
+from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, start_offset
+from cometmq.client.group.options import ConsumeFromWhere
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
 

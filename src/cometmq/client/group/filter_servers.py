@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.consumer.subscription import Subscription
+from cometmq.client.group.subscription import Subscription
 from cometmq.errors import BrokerError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import ResponseCode

@@ -26,13 +26,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, MapType, NullType, StructType
 
 from cometmq.errors import CometError, ConfigError
-from cometmq.pipeline.archive_query import archived
 from cometmq.pipeline.base.engine import cause
 from cometmq.pipeline.base.errors import JobFailed
 from cometmq.pipeline.base.options import read_options, write_options
+from cometmq.pipeline.jobs.archive_query import archived
+from cometmq.pipeline.jobs.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import check_schema
-from cometmq.pipeline.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
 from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 

@@ -31,8 +31,8 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.plan import Bounds
+from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.live.cluster import Cluster
-from cometmq.pipeline.results import own_directory
 from cometmq.pipeline.table.directory import open_filesystem
 
 WINDOWS_S = (60, 300, 3600)

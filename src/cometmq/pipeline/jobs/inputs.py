@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.archive_query import archived
+from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.live.source import full_schema
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.groups import GroupLog

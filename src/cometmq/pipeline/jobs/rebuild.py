@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_units, slots
-from cometmq.pipeline.results import own_directory
+from cometmq.pipeline.jobs.results import own_directory
 from cometmq.store import StoreConfig
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 

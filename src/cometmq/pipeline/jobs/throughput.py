@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.inputs import messages
-from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.results import own_directory, write_tables
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "throughput"

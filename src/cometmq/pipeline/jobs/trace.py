@@ -18,10 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.inputs import messages
-from cometmq.pipeline.results import own_directory, write_tables
+from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.results import own_directory, write_tables
+from cometmq.pipeline.jobs.trace_records import COLUMNS, SCHEMA, decoded
 from cometmq.pipeline.table.objects import shown
-from cometmq.pipeline.trace_records import COLUMNS, SCHEMA, decoded
 from cometmq.protocol.codes import TRACE_TOPIC
 
 _ACCURACY = 10_000  # of percentile_approx: off by a ten thousandth of the rank

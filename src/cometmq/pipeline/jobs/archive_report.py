@@ -7,9 +7,9 @@ from collections import Counter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cometmq.pipeline.archive import ArchiveSummary
-from cometmq.pipeline.archive_query import batches, completeness, files
 from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, ROWS_MAX, Report
+from cometmq.pipeline.jobs.archive import ArchiveSummary
+from cometmq.pipeline.jobs.archive_query import batches, completeness, files
 
 
 def archive_report(spark: SparkSession, summary: ArchiveSummary) -> Report:
