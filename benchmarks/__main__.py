@@ -19,6 +19,7 @@ PARTS = {
     "starts": "starts on small and large stores, after a clean stop and after kill -9 (needs 25 GiB)",
     "backlog": "live sends beside a cold drain of 10 million messages",
     "traces": "our producer with message traces beside the same without",
+    "clients": "our client beside PyPI's `rocketmq` (C++) and Apache's Java client, on our broker",
     "pipeline": "the archive job and other Spark jobs",
     "kafka": "our Spark source, sink and archive job beside Spark's Kafka source and sink",
     "offline": "store directories read without a broker, beside Parquet",

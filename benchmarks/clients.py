@@ -1,0 +1,93 @@
+"""Our client beside the C++ core of PyPI's `rocketmq` and Apache's Java client, on one broker of ours."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.interop.driver import Driver
+
+from benchmarks.apache import CLIENT, LOAD_JVM, fill
+from benchmarks.processes import back_memory
+from benchmarks.servers import COMET, Running
+from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
+
+CPP = "rocketmq==0.4.4"
+SYNC, ASYNC, DRAIN = (
+    {"work": work, "size": size} for work, size in (("sync", 1024), ("async", 1024), ("drain", 128))
+)
+ROWS: dict[str, tuple[str, Figures]] = {
+    "sync-16": ("synchronous sends of 1 KiB, 16 callers", SYNC | {"callers": 16}),
+    "async-256": ("asynchronous sends of 1 KiB, 256 in flight", ASYNC | {"callers": 256}),
+    "drain-1": ("backlog of 128 B, a message a listener call", DRAIN | {"batch": 1}),
+    "drain-32": ("backlog of 128 B, up to 32 messages a call", DRAIN | {"batch": 32}),
+}
+JAVA, OURS, BLOCKING, NATIVE = "Java 4.9.8", "ours", "ours, from threads", "C++"
+PROGRAMS = {OURS: "ours", BLOCKING: "blocking", NATIVE: "cpp"}
+BACKLOG = 200_000
+_groups = itertools.count(1)
+
+
+def run(options: Options) -> str:
+    """Rates of each client in the rows, and the ratios of ours to the other two."""
+    native = install(options.data / "native")
+    java = Driver(CLIENT, options.data / "java", jvm=LOAD_JVM)
+    system = Running(COMET, options.data / "broker")
+    lines = []
+    try:
+        for name, (title, given) in ROWS.items():
+            if options.rows and name not in options.rows:
+                continue
+            given = {**given, "topic": name, "namesrv": system.namesrv, "seconds": options.seconds}
+            if given["work"] == "drain":
+                given["count"] = 20_000 if options.short else BACKLOG
+                fill(java, system.namesrv, name, given["count"], numbered=1)
+            clients = [JAVA, NATIVE, OURS, *([BLOCKING] if given["work"] == "sync" else [])]
+            turn = partial(_turn, system=system, java=java, native=native, given=given)
+            found = in_turns(title, clients, options.turns, lambda client, _, turn=turn: turn(client))
+            rates = (f"{median(found[each], 'rate'):,.0f}" if each in found else "-" for each in clients_of())
+            ratios = (ratio(found[other], found[OURS], "rate") for other in (NATIVE, JAVA))
+            lines.append([title, *rates, *ratios])
+    finally:
+        system.stop()
+        java.stop()
+    return table([CPP, *clients_of(), "ours by C++", "ours by Java"], lines)
+
+
+def clients_of() -> list[str]:
+    return [JAVA, NATIVE, OURS, BLOCKING]
+
+
+def install(place: Path) -> Path:
+    """The C++ client, in a directory of its own: it is a package for old Pythons."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place), CPP]
+    subprocess.run(command, check=True)
+    return place
+
+
+def _turn(client: str, *, system: Running, java: Driver, native: Path, given: dict[str, Any]) -> Figures:
+    back_memory(system.directory, given["seconds"])
+    given = {**given, "group": f"clients-{next(_groups)}"}
+    if client != JAVA:
+        words = [sys.executable, "-m", "benchmarks.client_program", PROGRAMS[client], given["work"]]
+        path = os.pathsep.join([*sys.path, str(native)])
+        done = subprocess.run(
+            [*words, json.dumps(given)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+        )
+        if not done.stdout.startswith("{"):
+            raise RuntimeError(f"{client}: {done.stderr or done.stdout}")
+        return dict(json.loads(done.stdout.splitlines()[0]))
+    place = {key: given[key] for key in ("namesrv", "topic")}
+    if given["work"] == "drain":
+        drain = {"group": given["group"], "count": given["count"], "consumeBatch": given["batch"]}
+        return java.call("drain", answer_within_s=200, **place, **drain)
+    load = {"mode": given["work"], "size": given["size"], "seconds": given["seconds"]}
+    callers = given["callers"]
+    load |= {"threads": callers} if given["work"] == "sync" else {"threads": 1, "inflight": callers}
+    return java.call("load", answer_within_s=given["seconds"] + 120, **place, **load)
