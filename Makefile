@@ -37,13 +37,15 @@ test: install check  ## everything that must hold, in under 20 minutes on 2 core
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TEST_ARGS)
 
 test-long: install  ## the long forms of the tests that have one, about a quarter of an hour
-	COMETMQ_INTEROP_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_SPARK_CLUSTER=1 \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 tests/faults/test_power_loss.py \
-	tests/faults/test_transaction_power_loss.py tests/faults/test_transaction_kill.py \
-	tests/faults/test_hostile_requests.py tests/store/test_kill.py tests/pipeline/test_jobs_killed.py \
-	tests/pipeline/test_clusters.py tests/pipeline/jobs/test_jobs_elsewhere.py \
-	tests/pipeline/test_object_store.py tests/pipeline/test_archive_formats.py tests/faults/test_semantics_kill.py tests/interop/test_expired_stores.py \
-	tests/interop/test_transactions.py tests/interop/test_histories.py tests/interop/test_pipeline.py $(TEST_ARGS)
+	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 \
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 \
+	tests/faults/test_hostile_requests.py tests/faults/test_kill.py tests/faults/test_kill_timers.py \
+	tests/faults/test_power_loss.py tests/faults/test_semantics_kill.py tests/faults/test_transaction_kill.py \
+	tests/faults/test_transaction_power_loss.py tests/interop/test_expired_stores.py tests/interop/test_histories.py \
+	tests/interop/test_orderly.py tests/interop/test_pipeline.py tests/interop/test_timers.py \
+	tests/interop/test_transactions.py tests/pipeline/jobs/test_jobs_elsewhere.py tests/pipeline/jobs/test_run.py \
+	tests/pipeline/test_archive_formats.py tests/pipeline/test_clusters.py tests/pipeline/test_jobs_killed.py \
+	tests/pipeline/test_object_store.py tests/store/test_kill.py $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -4,7 +4,7 @@ After each restart: every acknowledged message stands at the offset that its ans
 queues have no gap and no message twice; the messages of a sender stand in the order it sent them; keys find
 them; and at the end every delayed message that was acknowledged has been delivered.
 
-COMETMQ_KILL_CYCLES sets how many times (20), COMETMQ_KILL_SEED repeats a run.
+COMETMQ_KILL_CYCLES sets how many times (12), COMETMQ_KILL_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import RemotingClient
 from cometmq.testing.process import ServerProcess
 
-CYCLES = int(os.environ.get("COMETMQ_KILL_CYCLES", "20"))
+CYCLES = int(os.environ.get("COMETMQ_KILL_CYCLES", "12"))
 SEED = int(os.environ.get("COMETMQ_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
 QUEUES = 4

@@ -30,7 +30,7 @@ from cometmq import (
     TransactionState,
 )
 
-CYCLES = max(4, int(os.environ.get("COMETMQ_KILL_CYCLES", "20")) // 5)
+CYCLES = max(4, int(os.environ.get("COMETMQ_KILL_CYCLES", "12")) // 5)
 TOPIC = "Orders"
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 SOON = {"transactionCheckInterval": "200", "transactionTimeOut": "200", "transactionCheckMax": "10000"}

@@ -13,6 +13,7 @@ from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
 from tests.interop.processes import wait_until
 from tests.interop.stores import Record
+from tests.long_form import long_form
 
 DELETE_EXPIRED, MIN_OFFSET = 329, 31
 GONE = 20  # Apache's broker lets a queue begin with its first file, and steps over what has expired
@@ -21,10 +22,7 @@ Broker = ApacheBroker | CometBroker
 Start = Callable[[str], Broker]
 QUEUES = [("Alpha", 1), ("Alpha", 2), ("Beta", 1), ("Gamma", 0)]
 
-LONG = pytest.mark.skipif(
-    not os.environ.get("COMETMQ_INTEROP_LONG"),
-    reason="Apache's broker begins to delete a minute after its start: COMETMQ_INTEROP_LONG=1 waits for it",
-)
+SLOW = long_form("Apache's broker begins to delete a minute after its start")
 pytestmark = pytest.mark.skipif(bool(instead_of_ours()), reason="is about our own broker's store")
 
 
@@ -73,7 +71,7 @@ def segments(directory: Path) -> list[Path]:
     [
         ("ours", "apache", "stopped"),
         ("ours", "apache", "killed"),
-        pytest.param("apache", "ours", "stopped", marks=LONG),
+        pytest.param("apache", "ours", "stopped", marks=SLOW),
     ],
 )
 def test_each_broker_goes_on_behind_what_the_other_deleted(

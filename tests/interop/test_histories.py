@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ from tests.interop.histories import PROGRAMS, History, Program, orderly_death, t
 from tests.interop.jars import CLIENT_VERSIONS, SERVER_VERSIONS
 from tests.interop.our_driver import OurDriver
 from tests.interop.space import Cluster, Space
+from tests.long_form import LONG
 
 # (client, server of Apache, program) -> why nothing is compared.
 NOT_THERE = {
@@ -32,7 +32,6 @@ SLOW = {
     ): "4.9's broker waits a minute, since Java sends dead letters with a delay"
 }
 
-LONG = bool(os.environ.get("COMETMQ_INTEROP_LONG"))
 CLIENTS = ("ours", *CLIENT_VERSIONS)
 PAIRS = (
     [(client, server) for client in CLIENTS for server in SERVER_VERSIONS] if LONG else [("4.9.8", "4.9.7")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 import zlib
 from collections import Counter
@@ -15,6 +14,7 @@ import pytest
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheCluster, mqadmin
 from tests.interop.processes import QUICK
+from tests.long_form import long_form
 from tests.pipeline import store_files
 from tests.pipeline.feeding import Topic, wait_for
 
@@ -186,10 +186,7 @@ def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_pa
             cluster.queues(Topics(names=(name,)))
 
 
-@pytest.mark.skipif(
-    not os.environ.get("COMETMQ_INTEROP_LONG"),
-    reason="a slave gets its topics minutes after its start: COMETMQ_INTEROP_LONG=1 waits for it",
-)
+@long_form("a slave gets its topics minutes after its start")
 def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path) -> None:
     version = "4.9.7"
     small = ["-Xms128m", "-Xmx384m", *QUICK]

@@ -18,6 +18,7 @@ from tests.interop.comet import CometBroker
 from tests.interop.driver import Driver, JavaError, body_of, message
 from tests.interop.processes import side_by_side, wait_until
 from tests.interop.space import Cluster, Space
+from tests.long_form import long_form
 
 CHECK_POINT, METRICS = 60, 61
 Broker = ApacheBroker | CometBroker
@@ -121,6 +122,7 @@ def served(port: int) -> list[tuple[bytes, dict[str, str]]]:
     ]
 
 
+@long_form("waits 40 s twice")
 def test_either_broker_delivers_what_the_other_was_given(
     start: Callable[[str, Path], Broker], tmp_path: Path
 ) -> None:

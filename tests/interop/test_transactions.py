@@ -20,6 +20,7 @@ from tests.interop.driver import Json, body_of, message
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.processes import side_by_side, wait_until
 from tests.interop.space import Space
+from tests.long_form import LONG, long_form
 
 from cometmq import Admin, Message, TransactionProducer
 from cometmq.admin.errors import MessageNotFound
@@ -103,11 +104,12 @@ def thread_cpu_s(pid: int, name: str) -> float:
 
 # Ours finishes in the end, whatever the order. The long form has both ways with both versions.
 ORDERS = ["ours 4.9.7", "5.5.0 ours"]
-if os.environ.get("COMETMQ_INTEROP_LONG"):
+if LONG:
     ORDERS = [order.format(version) for version in SERVER_VERSIONS for order in ("ours {0}", "{0} ours {0}")]
 
 
 # Two at once: more are too many JVMs.
+@long_form("five brokers one after the other, and questions that wait")
 @pytest.mark.parametrize("orders", [ORDERS[at : at + 2] for at in range(0, len(ORDERS), 2)], ids=", ".join)
 def test_either_broker_finishes_what_the_other_has_begun(orders: list[str], tmp_path: Path) -> None:
     def one(order: str) -> None:
@@ -175,7 +177,7 @@ async def hand_over(kinds: list[str], namesrv: str, start: Callable[[str], Any])
 
 def test_what_was_given_up_is_asked_about_again_by_request(tmp_path: Path) -> None:
     """By our Admin, on our broker and Apache's."""
-    versions = SERVER_VERSIONS if os.environ.get("COMETMQ_INTEROP_LONG") else SERVER_VERSIONS[:1]
+    versions = SERVER_VERSIONS if LONG else SERVER_VERSIONS[:1]
     limits = {
         "transactionCheckMax": "1",
         "transactionCheckInterval": "1000",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.test_jobs_killed import kill, start, wait_for_progress
 
@@ -87,9 +87,7 @@ def test_it_goes_on_where_it_stopped(
     assert bodies(own_reader(kind, output)) == Counter(topic.sent)
 
 
-@pytest.mark.skipif(
-    "COMETMQ_ARCHIVE_KILLS" not in os.environ, reason="slow: COMETMQ_ARCHIVE_KILLS=6 kills jobs"
-)
+@long_form("kills jobs")
 def test_killed_anywhere_it_has_each_message_once(
     spark: SparkSession, topic: Topic, output: str, kind: TableFormat
 ) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.spark_servers import (
     WORKERS,
@@ -56,9 +57,7 @@ def test_an_archive_through_spark_connect_is_the_same(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    not os.environ.get("COMETMQ_SPARK_CLUSTER"), reason="seven JVMs: COMETMQ_SPARK_CLUSTER=1 starts them"
-)
+@long_form("seven JVMs")
 def test_an_archive_on_a_cluster_is_the_same(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     topic.send(RECORDS)
     archive(spark, topic.namesrv, [topic.name], str(tmp_path / "here"))

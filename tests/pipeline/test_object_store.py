@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.s3_server import BUCKET, KEY, S3, SECRET
 from tests.pipeline.test_jobs_killed import kill, start, wait_for_progress
@@ -101,9 +101,7 @@ def test_two_jobs_race_for_a_batch(
     assert bodies(spark, s3.uri(at)) == Counter(topic.sent)
 
 
-@pytest.mark.skipif(
-    "COMETMQ_ARCHIVE_KILLS" not in os.environ, reason="slow: COMETMQ_ARCHIVE_KILLS=6 kills jobs"
-)
+@long_form("kills jobs")
 def test_jobs_killed_anywhere(
     spark: SparkSession, topic: Topic, s3: S3, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

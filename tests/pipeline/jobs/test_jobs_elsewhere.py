@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.all_jobs import Place, results
 from tests.pipeline.jobs.test_dlq import die
@@ -18,9 +19,7 @@ from tests.pipeline.spark_servers import environment, standalone_cluster
 
 from cometmq.pipeline.jobs.archive import archive
 
-LONG = pytest.mark.skipif(
-    not os.environ.get("COMETMQ_SPARK_CLUSTER"), reason="many JVMs: COMETMQ_SPARK_CLUSTER=1 starts them"
-)
+SLOW = long_form("many JVMs")
 ROOT = Path(__file__).parents[3]
 
 
@@ -49,7 +48,7 @@ def check(found: Any) -> None:
     assert (found["dlq"]["messages"], found["dedup"]["messages"]) == (1, 400)
 
 
-@LONG
+@SLOW
 def test_through_spark_connect(spark: SparkSession, connect_address: str, place: Place) -> None:
     there = elsewhere(place, connect_address)
     here = results(spark, place)
@@ -59,7 +58,7 @@ def test_through_spark_connect(spark: SparkSession, connect_address: str, place:
     check(there)
 
 
-@LONG
+@SLOW
 def test_on_a_cluster(place: Place, tmp_path: Path) -> None:
     with standalone_cluster(tmp_path / "scratch") as master:
         check(elsewhere(place, master, **environment(tmp_path / "scratch")))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 
 from cometmq.cli.pipeline.run import report
@@ -206,6 +207,7 @@ def test_a_sink_that_fails_while_it_runs_is_named(spark: SparkSession, topic: To
     assert "[USER_RAISED_EXCEPTION] no " in str(caught.value)
 
 
+@long_form("a JVM of its own, and three commands")
 def test_the_command_runs_through_spark_connect(
     connect_address: str, topic: Topic, write: Write, tmp_path: Path
 ) -> None:
