@@ -37,6 +37,14 @@ def test_memory_is_told_by_stage(large_run: ModuleType) -> None:
     ]
 
 
+def test_a_broker_that_grows_is_named(large_run: ModuleType) -> None:
+    memory = large_run.Memory(os.getpid())
+    memory.samples = {"broker": [(0.0, 90.0), (1.0, 200.0)], "program": [(0.0, 300.0)]}
+    assert memory.too_much() == []
+    memory.samples["broker"].append((2.0, 200.5))
+    assert memory.too_much() == ["broker 200 MB"]
+
+
 def test_memory_is_measured_until_the_end(large_run: ModuleType) -> None:
     memory = large_run.Memory(os.getpid())
     memory.stage("all")
