@@ -172,6 +172,15 @@ def test_positions_alone_say_what_was_acknowledged(spark: SparkSession, store: s
     assert (group.messages, group.acknowledged, group.consumed, group.lost) == (5, 3, None, None)
 
 
+def test_offsets_of_damaged_records_end_no_audit(spark: SparkSession, tmp_path: Path) -> None:
+    files = StoreFiles(segment=65536)
+    for queue in range(4):
+        files.add(b"x", queue_id=queue, queue_offset=0)
+        files.add(b"x", queue_id=queue, queue_offset=2**63 - 1)
+    summary = run(spark, f"store:{files.write(tmp_path / 'store')}", end_ms=START_MS + 10**6)
+    assert summary.missing == 4 << 40
+
+
 def test_positions_without_a_column_are_refused(spark: SparkSession, store: str) -> None:
     with pytest.raises(ConfigError, match="positions"):
         run(spark, store, positions=spark.range(1))

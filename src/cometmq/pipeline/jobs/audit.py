@@ -37,6 +37,7 @@ _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
 _SAMPLES = 10  # of a kind
 _MOST = 50  # rows of a summary's lists
 GROUPS_MAX = 1000  # of a topic: each has a row for each message
+_GAP_MAX = 1 << 40  # of a damaged record: sums stay in 64 bits
 _JOB = "audit"
 
 
@@ -168,6 +169,7 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
     in_front = client.rowsBetween(Window.unboundedPreceding, -1)
     copies = Window.partitionBy("topic", "msg_id").orderBy("stored_ms", "broker_name", "queue_id", *order)
     same = F.coalesce(F.col("queue_offset") == before, F.lit(False))
+    gap = F.try_subtract(F.col("queue_offset"), before) - 1
     found = (
         rows.withColumns({"born_ms": born, "stored_ms": stored})
         .drop("born_timestamp", "store_timestamp")
@@ -175,7 +177,7 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
             {
                 "copy": same & (F.col("physical_offset") == place),
                 "anew": same & (F.col("physical_offset") != place),
-                "missing": F.greatest(F.col("queue_offset") - before - 1, F.lit(0)),
+                "missing": F.least(F.greatest(gap, F.lit(0)), F.lit(_GAP_MAX)),
             }
         )
         .filter("NOT copy")
