@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 # Examples share the machine with other processes: a slow one is no failure. For a long run by hand:
 # `--hypothesis-profile=thorough`.
@@ -31,3 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--hostile-frames", type=int, default=200_000, help="frames of tests/faults/test_hostile_requests.py"
     )
+
+
+@pytest.fixture
+def browser_page() -> Iterator[Page]:
+    """An empty page in a real browser."""
+    from tests.browser import running_browser
+
+    with running_browser() as browser:
+        yield browser.new_page()

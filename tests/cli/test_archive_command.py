@@ -130,7 +130,7 @@ def test_what_is_not_complete_is_named(capsys: pytest.CaptureFixture[str]) -> No
     summary = ArchiveSummary(
         "/a", 1, 7, 70, 1, 7, 0, 0, 1.0, None, [], away=["broker-b"], replaced=2, put_off="no route"
     )
-    report(summary, as_json=False)
+    report(summary)
     assert not summary.complete
     assert capsys.readouterr().err == (
         "not complete: brokers away: broker-b\nnot complete: began anew: 2 queues\nnot complete: no route\n"

@@ -11,8 +11,9 @@ from tests.pipeline.jobs.test_trace import after, before, pub
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.jobs.audit import AuditSummary, Finding, audit
+from cometmq.pipeline.jobs.audit import AuditSummary, Finding, Limits, audit
 from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.protocol.traces import SubAfter, encode_trace
 
 MINUTE = START_MS - START_MS % 60_000
 
@@ -70,9 +71,45 @@ def test_only_messages_of_the_span_count_but_their_neighbours_are_seen(
     spark: SparkSession, store: str
 ) -> None:
     summary = run(spark, store, begin_ms=MINUTE + 60_000, end_ms=MINUTE + 120_000, delay_s=100)
-    assert (summary.messages, summary.missing, summary.open_windows) == (0, 0, 1)
+    assert (summary.messages, summary.missing, summary.open_windows) == (1, 0, 0)
     late = run(spark, store, begin_ms=MINUTE + 3000, disorder_ms=30_000, late_s=30.0)
     assert (late.messages, late.doubled, late.missing, late.late, late.out_of_order) == (4, 1, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("end_ms", "newest_ms", "now_ms", "closed_to_ms"),
+    [
+        (None, 5000, 9000, 4000),
+        (None, None, 9000, None),
+        (None, 99_000, 9000, 8000),  # the clock of a broker was ahead
+        (7000, 5000, 8000, 7000),  # the end is long ago, whatever was stored since
+        (7000, None, 8000, 7000),
+        (7000, 5000, 7999, 4000),
+        (7000, None, 7999, None),
+    ],
+)
+def test_windows_are_closed_by_what_was_stored_or_by_an_end_in_the_past(
+    end_ms: int | None, newest_ms: int | None, now_ms: int, closed_to_ms: int | None
+) -> None:
+    limits = Limits(end_ms=end_ms, delay_ms=1000)
+    assert limits.closed_to(newest_ms, now_ms) == closed_to_ms
+
+
+def test_a_window_that_the_end_cuts_is_closed_with_it(spark: SparkSession, store: str) -> None:
+    summary = run(spark, store, end_ms=MINUTE + 60_000 + 10_001, delay_s=100)
+    assert (summary.messages, summary.windows, summary.open_windows) == (6, 2, 0)
+    assert summary.closed_to_ms == MINUTE + 70_001
+
+
+def test_topics_of_brokers_and_groups_are_audited_only_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    files = StoreFiles(segment=65536)
+    for topic in ("T", TRACE_TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "%RETRY%g", "%DLQ%g"):
+        files.add(b"x", topic, queue_offset=0)
+        files.add(b"x", topic, queue_offset=7, store_timestamp_ms=START_MS + 600_000)
+    source = f"store:{files.write(tmp_path / 'store')}"
+    assert [each.topic for each in audit(spark, source, end_ms=START_MS + 10**6).topics] == ["T"]
+    dead = audit(spark, source, topics=["%DLQ%g"], end_ms=START_MS + 10**6)
+    assert [(each.topic, each.missing) for each in dead.topics] == [("%DLQ%g", 6)]
 
 
 def test_a_queue_that_began_anew_is_no_gap(spark: SparkSession, tmp_path: Path) -> None:
@@ -135,10 +172,57 @@ def test_positions_alone_say_what_was_acknowledged(spark: SparkSession, store: s
     assert (group.messages, group.acknowledged, group.consumed, group.lost) == (5, 3, None, None)
 
 
+def test_offsets_of_damaged_records_end_no_audit(spark: SparkSession, tmp_path: Path) -> None:
+    files = StoreFiles(segment=65536)
+    for queue in range(4):
+        files.add(b"x", queue_id=queue, queue_offset=0)
+        files.add(b"x", queue_id=queue, queue_offset=2**63 - 1)
+    summary = run(spark, f"store:{files.write(tmp_path / 'store')}", end_ms=START_MS + 10**6)
+    assert summary.missing == 4 << 40
+
+
+def test_positions_without_a_column_are_refused(spark: SparkSession, store: str) -> None:
+    with pytest.raises(ConfigError, match="positions"):
+        run(spark, store, positions=spark.range(1))
+
+
+def test_names_that_anybody_wrote_into_the_trace_topic_do_not_multiply_rows(
+    spark: SparkSession, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.pipeline.jobs.audit.GROUPS_MAX", 3)
+    files = StoreFiles(segment=65536)
+
+    def add(group: str, msg_id: str, request: str) -> None:
+        done = SubAfter(request_id=request, msg_id=msg_id, cost_ms=1, success=True, keys=None, context_code=0,
+                        timestamp_ms=MINUTE, group=group)  # fmt: skip
+        record = before(msg_id, MINUTE, request, group=group) + encode_trace(done)
+        files.add(record.encode(), TRACE_TOPIC, store_timestamp_ms=MINUTE + 9 * 60_000)
+
+    for number in range(20):
+        add(f"forged-{number}", "a", f"f{number}")
+        add(f"no group {number}\n", "a", f"n{number}")
+    for msg_id in "bc":
+        add("readers", msg_id, msg_id)
+    positions = spark.createDataFrame(
+        [("placed", "T", "broker-a", 0, 1)],
+        "group string, topic string, broker_name string, queue_id int, offset bigint",
+    )
+    traces = f"store:{files.write(tmp_path / 'traces')}"
+    summary = run(spark, store, traces=traces, positions=positions)
+    assert [each.group for each in summary.groups] == ["forged-0", "placed", "readers"]
+    assert (summary.left_out, summary.bad_traces) == (19, 40)
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [
         ({"window_s": 0}, "window_s"),
+        ({"window_s": 10**30}, "window_s"),
+        ({"delay_s": -1}, "delay_s"),
+        ({"late_s": float("nan")}, "late_s"),
+        ({"begin_ms": MINUTE + 1, "end_ms": MINUTE}, "end"),
+        ({"begin_ms": -1}, "begin"),
+        ({"end_ms": 10**30}, "end"),
         ({"late_s": -1.0}, "late_s"),
         ({"topics": [], "source": "live:h:1"}, "topics"),
     ],

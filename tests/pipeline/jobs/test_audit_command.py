@@ -26,8 +26,14 @@ def test_topics_groups_and_samples_are_shown(capsys: pytest.CaptureFixture[str])
     topic = TopicAudit("T", 9, 1, 2, 3, 4, 0, None, None)
     group = GroupAudit("T", "readers", 9, 8, None, None, None, None, None)
     sample = Finding("lost", 0, "T", "readers", None, None, None, "ID\x1b", 1)
-    report(AuditSummary("s", messages=9, windows=1, topics=[topic], groups=[group], samples=[sample]))
+    report(
+        AuditSummary(
+            "s", messages=9, bad_traces=3, left_out=1, windows=1, topics=[topic], groups=[group],
+            samples=[sample],
+        )
+    )  # fmt: skip
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == "9 messages in 1 window"
     assert [line.split()[0] for line in out.splitlines()[1:] if line.strip()] == ["topic", "T", "topic", "T"]
-    assert err.startswith("lost 1: T ID\\x1b for readers, window of ")
+    assert err.splitlines()[:2] == ["left out: 3 bad trace records", "left out: 1 group"]
+    assert err.splitlines()[2].startswith("lost 1: T ID\\x1b for readers, window of ")

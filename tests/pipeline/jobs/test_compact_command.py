@@ -66,5 +66,5 @@ def test_the_command_and_the_function_agree_on_what_is_usual() -> None:
     ],
 )
 def test_what_it_says(capsys: pytest.CaptureFixture[str], summary: CompactSummary, says: str) -> None:
-    report(summary, as_json=False)
+    report(summary)
     assert capsys.readouterr().out == says

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,11 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 from tests.pipeline.store_files import START_MS, StoreFiles
 
+from cometmq.admin.dead_letters import belongs_to_system
 from cometmq.errors import ConfigError
 from cometmq.pipeline.jobs.archive import archive
-from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.inputs import OF_USERS, messages
+from cometmq.protocol.codes import SYSTEM_TOPICS, UNSENDABLE_TOPICS
 
 
 def test_the_same_messages_of_an_archive_and_of_live_topics(
@@ -47,6 +50,13 @@ def test_times_and_topics_of_store_directories(tmp_path: Path, spark: SparkSessi
     assert messages(spark, source).count() == 8
 
 
+def test_a_pattern_knows_the_topics_of_users() -> None:
+    known = {*SYSTEM_TOPICS, *UNSENDABLE_TOPICS}
+    other = {"T", "rmq_sys", "rmq_sys_x", "%RETRY%g", "a%b", *(f"{name}x" for name in known)}
+    for topic in known | other:
+        assert (re.fullmatch(OF_USERS, topic) is None) == belongs_to_system(topic), topic
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [
@@ -56,6 +66,9 @@ def test_times_and_topics_of_store_directories(tmp_path: Path, spark: SparkSessi
         ({"source": "live:127.0.0.1:9"}, "topics"),
         ({"source": "/nowhere", "topics": ["a"], "pattern": "b"}, "topics"),
         ({"source": "/nowhere", "begin_ms": 5, "end_ms": 5}, "end"),
+        ({"source": "/nowhere", "begin_ms": -1}, "begin"),
+        ({"source": "store:/nowhere", "pattern": "(("}, "pattern"),
+        ({"source": "/nowhere", "end_ms": 10**15}, "end"),
         ({"source": "/nowhere", "columns": ["boddy"]}, "columns"),
         ({"source": "/nowhere", "columns": ["offset_msg_id"]}, "columns"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.pipeline.feeding import Topic
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.errors import UnknownNameError
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, ConnectError
 from cometmq.pipeline.base.options import Topics
 from cometmq.pipeline.jobs.lag import (
     SCHEMA,
@@ -150,10 +151,88 @@ def test_two_samples_without_a_table_and_a_stop(topic: Topic, consumed: str, spa
     assert (shortest.samples, shortest.consumed_per_s) == (2, 0.0)
 
 
+class Answers:
+    """Stands for `sample`: it gives these answers in turn, the last one again and again."""
+
+    def __init__(self, *answers: tuple[list[QueueLag], list[str]] | Exception) -> None:
+        self._answers = list(answers)
+
+    def __call__(self, *_: object, **__: object) -> tuple[list[QueueLag], list[str]]:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+AWAY = ConnectError("127.0.0.1:9876", "refused")
+
+
+def stopping(after: int) -> tuple[threading.Event, Any]:
+    stop = threading.Event()
+    return stop, lambda done, _total: stop.set() if done == after else None
+
+
+def test_a_job_without_end_outlives_name_servers_that_are_away(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = UnknownNameError("consumer group", "g", [])
+    taken = [row(int(time.time() * 1000))]
+    answers = Answers(AWAY, (taken, ["broker b does not answer"]), gone, AWAY)
+    monkeypatch.setattr("cometmq.pipeline.jobs.lag.sample", answers)
+    stop, show = stopping(after=100)
+    summary = lag(spark, "h:1", samples=0, interval_s=0.001, on_progress=show, stop=stop)
+    assert (summary.samples, summary.problem_count, summary.complete) == (1, 100, False)
+    assert [each.group for each in summary.queues] == ["g"]
+    words = [each.partition(": ")[2] for each in summary.problems]
+    assert words[:3] == [f"no sample: {AWAY}", "broker b does not answer", f"no sample: {gone}"]
+    assert (len(words), summary.problems[10]) == (21, "... 80 more ...")
+    assert caplog.messages[0] == f"no sample: {AWAY}"
+
+
+def test_without_any_sample_the_error_is_raised(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cometmq.pipeline.jobs.lag.sample", Answers(AWAY))
+    with pytest.raises(ConnectError):
+        lag(spark, "h:1", samples=2, interval_s=0.001)
+    stop, show = stopping(after=2)
+    with pytest.raises(ConnectError):
+        lag(spark, "h:1", samples=0, interval_s=0.001, on_progress=show, stop=stop)
+
+
+def test_old_samples_are_removed_once_an_hour_and_nothing_else(tmp_path: Path) -> None:
+    table = Samples(str(tmp_path / "lag"), 60, keep_days=1)
+    place = tmp_path / "lag" / "samples"
+    day = 24 * HOUR_MS
+    for name in (f"_{'a' * 12}-lag-{NOW - 2 * day:013d}.parquet", "lag-of-mine.parquet", "lag-1.parquet.bak"):
+        (place / name).write_bytes(b"")
+    at_ms = NOW - NOW % 60_000
+    for taken_ms in (at_ms - day - 60_000, at_ms - day, at_ms - HOUR_MS, at_ms, at_ms + HOUR_MS - 60_000):
+        assert table.append([row(taken_ms)], taken_ms)
+    slots = [at_ms - day, at_ms - HOUR_MS, at_ms, at_ms + HOUR_MS - 60_000]
+    names = [f"lag-{slot:013d}.parquet" for slot in slots]
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        ["lag-of-mine.parquet", "lag-1.parquet.bak", *names]
+    )
+
+
+def test_a_sample_of_an_interval_longer_than_it_is_kept_stays(tmp_path: Path) -> None:
+    table = Samples(str(tmp_path / "lag"), 60 * 86_400, keep_days=1)
+    assert table.append([row(NOW)], NOW)
+    assert not table.append([row(NOW)], NOW)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"samples": -1}, {"interval_s": float("nan")}, {"interval_s": float("inf")}, {"keep_days": 0.0},
+     {"retention_h": -1.0}],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_named(given: dict[str, Any], spark: SparkSession) -> None:
+    (key,) = given
+    with pytest.raises(ConfigError, match=key):
+        lag(spark, "h:1", **given)
+
+
 def test_what_cannot_be_sampled_is_named(topic: Topic, spark: SparkSession) -> None:
     with pytest.raises(UnknownNameError):
         lag(spark, topic.namesrv, ["nobody"], samples=1)
     with pytest.raises(ConfigError, match="interval_s"):
         lag(spark, topic.namesrv, interval_s=0)
-    with pytest.raises(ConfigError, match="samples"):
-        lag(spark, topic.namesrv, samples=-1)

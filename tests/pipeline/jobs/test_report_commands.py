@@ -88,7 +88,7 @@ def test_what_people_see_of_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
     rates = [throughput_job.TopicRate("T", 4, 10, 2000, 2.5, 500.0, 60_000)]
     report_throughput(throughput_job.ThroughputSummary("live:", None, 60, 10, 2000, 1, 0, 5000, rates))
     group = lag_job.GroupLag("g", 60, 4, 2, 1000, 1000, 0, 90_000, 1.5, None, 7200.0)
-    report_lag(lag_job.LagSummary(None, 2, 1, [group], [], ["broker b is away"]))
+    report_lag(lag_job.LagSummary(None, 2, 1, [group], [], 1, ["broker b is away"]))
     removed = dedup_job.Removed("T", "k\x1b", *place, 1, "b", 0, 3)
     topics = [dedup_job.TopicCount("T", 9, 0, 1)]
     report_dedup(dedup_job.DedupSummary("live:", "/o", "keys", "first", 9, 0, 1, topics, [removed]))

@@ -64,3 +64,19 @@ def test_traces(spark: SparkSession, tmp_path: Path) -> None:
     assert len(page.images) == 5
     assert {"Pub: 3", "producers"} <= set(page.text)
     assert "\x1b" not in "".join(page.images)
+
+
+def test_windows_that_forged_records_put_into_the_future_are_not_drawn(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    values = "1 AS cost_p99, 2 AS delay_p99, 'T' AS topic"
+    rows = spark.sql(
+        f"SELECT timestamp_seconds(60) AS window, {values}, group FROM VALUES ('one'), ('two') AS t(group) "
+        "UNION ALL "
+        f"SELECT timestamp_millis(253370764799999) AS window, {values}, 'forged' AS group"
+    )
+    for table in ("sends", "consumptions"):
+        rows.write.parquet(f"{tmp_path}/{table}")
+    page = Page(trace_report(spark, TraceSummary("live:", str(tmp_path))).html())
+
+    assert [("T one" in image, "T forged" in image) for image in page.images] == [(True, False)] * 3

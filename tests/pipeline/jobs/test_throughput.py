@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 from tests.pipeline.store_files import START_MS, StoreFiles
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.jobs.throughput import throughput
 
 TEN_S = START_MS - START_MS % 10_000
@@ -61,3 +62,10 @@ def test_live_topics_and_a_time_without_messages(topic: Topic, spark: SparkSessi
     assert (found.messages, found.topics[0].topic) == (30, topic.name)
     none = throughput(spark, f"live:{topic.namesrv}", [topic.name], end_ms=1)
     assert (none.messages, none.first_ms, none.topics, none.messages_per_s) == (0, None, [], 0.0)
+
+
+@pytest.mark.parametrize("given", [{"window_s": 0}, {"window_s": -60}, {"top": -1}])
+def test_numbers_that_cannot_be_are_named(given: dict[str, int], spark: SparkSession) -> None:
+    (key,) = given
+    with pytest.raises(ConfigError, match=key):
+        throughput(spark, "store:/nowhere", **given)  # type: ignore[arg-type]

@@ -116,3 +116,8 @@ def test_a_directory_with_other_files_is_refused(source: str, spark: SparkSessio
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ConfigError, match="output"):
         trace(spark, source, output=str(tmp_path))
+
+
+def test_a_window_without_length_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="window_s"):
+        trace(spark, "store:/nowhere", window_s=0)

@@ -8,10 +8,10 @@ import click
 
 from cometmq.cli.options import COUNT, HELP, namesrv_option
 from cometmq.cli.pipeline.job import (
+    finish,
     job_options,
     measured,
     metrics_option,
-    print_json,
     report_option,
     running,
     write_report,
@@ -111,16 +111,11 @@ def archive(
             from cometmq.pipeline.jobs.archive_report import archive_report
 
             write_report(archive_report(job.spark, summary), report_path)
-    report(summary, as_json)
-    if not summary.complete:
-        raise click.exceptions.Exit(1)
+    finish(summary, as_json, report)
 
 
-def report(summary: ArchiveSummary, as_json: bool) -> None:
+def report(summary: ArchiveSummary) -> None:
     """Say what the run did."""
-    if as_json:
-        print_json(summary)
-        return
     rate = summary.records / max(summary.seconds, 1e-9)
     click.echo(
         f"archived {counted(summary.records, 'message')} ({counted(summary.bytes, 'byte')}) "

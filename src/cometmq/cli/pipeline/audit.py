@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
+from cometmq.cli.pipeline.job import job_options, report_option, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import counted, local_time, printable
@@ -37,29 +37,9 @@ SOME = click.IntRange(min=0)
 @click.option("-o", "--output", metavar="DIR", help="For the tables topics, groups and findings.")
 @report_option
 @job_options
-def audit(
-    topics: tuple[str, ...],
-    master: str | None,
-    memory: str,
-    as_json: bool,
-    report_path: str | None,
-    **settings: Any,
-) -> None:
+def audit(**settings: Any) -> None:
     """Look for lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
-    with running("auditing", master, memory) as job:
-        from cometmq.pipeline.jobs.audit import audit as run
-
-        summary = run(job.spark, topics=topics, on_progress=job.show, stop=job.stop, **settings)
-        if report_path is not None:
-            from cometmq.pipeline.jobs.reports import audit_report
-
-            write_report(audit_report(job.spark, summary), report_path)
-    if as_json:
-        print_json(summary)
-    else:
-        report(summary)
-    if not summary.complete:
-        raise click.exceptions.Exit(1)
+    run_job("auditing", "audit", report, **settings)
 
 
 def report(summary: AuditSummary) -> None:
@@ -71,18 +51,10 @@ def report(summary: AuditSummary) -> None:
         print_table(summary.topics, {"topic": "topic"} | {name: name for name in columns})
     if summary.groups:
         click.echo()
-        known = (
-            "topic",
-            "group",
-            "messages",
-            "acknowledged",
-            "consumed",
-            "again",
-            "unconsumed",
-            "lost",
-            "late",
-        )
-        print_table(summary.groups, {name: name for name in known}, words=2)
+        print_table(summary.groups, {name: name for name in summary.groups[0].__struct_fields__}, words=2)
+    for count, what in ((summary.bad_traces, "bad trace record"), (summary.left_out, "group")):
+        if count:
+            click.echo(f"left out: {counted(count, what)}", err=True)
     for finding in summary.samples:
         click.echo(printable(line(finding), None), err=True)
 

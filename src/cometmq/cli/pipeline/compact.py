@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, run_job
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -25,20 +25,13 @@ SECONDS = click.FloatRange(min=0)
 @click.option("--retention", "retention_s", type=SECONDS, default=86_400.0, metavar="SECONDS",
               help="On object stores: how long files stay that are not part of the table.")  # fmt: skip
 @job_options
-def compact(output: str, master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+def compact(**settings: Any) -> None:
     """Merge the small files of each topic and hour of ARCHIVE, a path or a URI."""
-    with running("compacting", master, memory) as job:
-        from cometmq.pipeline.jobs.compaction import compact as run_compact
-
-        summary = run_compact(job.spark, output, on_progress=job.show, stop=job.stop, **settings)
-    report(summary, as_json)
+    run_job("compacting", "compact", report, **settings)
 
 
-def report(summary: CompactSummary, as_json: bool) -> None:
+def report(summary: CompactSummary) -> None:
     """Say what the run did."""
-    if as_json:
-        print_json(summary)
-        return
     where = printable(summary.output, None)
     if summary.files_before:
         click.echo(

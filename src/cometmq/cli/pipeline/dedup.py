@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, printable
 
@@ -26,18 +26,11 @@ if TYPE_CHECKING:
 @click.option("--window", "window_s", type=click.FloatRange(min=0), metavar="SECONDS",
               help="Duplicates were stored at most so long after the one before; else whenever.")  # fmt: skip
 @job_options
-def dedup(master: str | None, memory: str, as_json: bool, **settings: Any) -> None:
+def dedup(**settings: Any) -> None:
     """Write TOPICS to a table with one message for each key, and the duplicates beside them."""
     if settings["topics"] and settings["pattern"]:
         raise click.UsageError("Give topics or --pattern, not both.")
-    with running("deduplicating", master, memory) as job:
-        from cometmq.pipeline.jobs.dedup import dedup as run
-
-        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
-    if as_json:
-        print_json(summary)
-    else:
-        report(summary)
+    run_job("deduplicating", "dedup", report, **settings)
 
 
 def report(summary: DedupSummary) -> None:

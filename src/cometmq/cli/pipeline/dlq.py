@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP, check_utf8
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, local_time, printable
 
@@ -35,15 +35,7 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N",
               help="N messages a second at most.")  # fmt: skip
 @job_options
-def dlq(
-    groups: tuple[str, ...],
-    redrive: bool,
-    into: str,
-    master: str | None,
-    memory: str,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
     """Count the dead letters of GROUPS, all without names, by group, topic, reason and hour; or send some of
     them again, each once: a second run leaves out what an earlier one sent."""
     check_utf8(*groups, settings["where"], settings["reason"])
@@ -54,19 +46,8 @@ def dlq(
     settings["to_topic"] = into == "topic"
     if not redrive:
         settings = {name: value for name, value in settings.items() if name not in SENDING}
-    with running("reading dead letters", master, memory) as job:
-        from cometmq.pipeline.jobs import dlq as jobs
-
-        run = jobs.redrive if redrive else jobs.dlq
-        summary = run(job.spark, groups=groups, on_progress=job.show, stop=job.stop, **settings)
-    if as_json:
-        print_json(summary)
-    elif isinstance(summary, jobs.RedriveSummary):
-        report_redrive(summary)
-    else:
-        report(summary)
-    if isinstance(summary, jobs.RedriveSummary) and not summary.complete:
-        raise click.exceptions.Exit(1)
+    name, say = ("redrive", report_redrive) if redrive else ("dlq", report)
+    run_job("reading dead letters", name, say, groups=groups, **settings)
 
 
 def report(summary: DlqSummary) -> None:

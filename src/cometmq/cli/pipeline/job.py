@@ -124,7 +124,7 @@ def own_names(command: click.Command) -> Iterator[None]:
     options = [item for item in command.params if isinstance(item, click.Option)]
     names = {str(item.name): item.opts[-1] for item in options}
     names |= {f"{item.name}=False": item.secondary_opts[0] for item in options if item.secondary_opts}
-    names["metrics"] = "--metrics"
+    names |= {"metrics": "--metrics", "begin": "--from", "end": "--to"}
     names["offsets"] = names.get("starting", "offsets")
     try:
         yield
@@ -184,6 +184,39 @@ def write_report(report: Report, path: str) -> None:
     except OSError as error:
         raise click.ClickException(f"the report {path} cannot be written: {error.strerror}") from error
     click.echo(f"report: {path}", err=True)
+
+
+def run_job(
+    doing: str,
+    name: str,
+    say: Callable[[Any], None],
+    *,
+    master: str | None,
+    memory: str,
+    as_json: bool,
+    report_path: str | None = None,
+    **arguments: Any,
+) -> None:
+    """Run the job `cometmq.pipeline.NAME` with these arguments, write its report if wanted, and `finish`."""
+    with running(doing, master, memory) as job:
+        from cometmq import pipeline
+
+        summary = getattr(pipeline, name)(job.spark, on_progress=job.show, stop=job.stop, **arguments)
+        if report_path is not None:
+            from cometmq.pipeline.jobs.reports import REPORTS
+
+            write_report(REPORTS[name](job.spark, summary), report_path)
+    finish(summary, as_json, say)
+
+
+def finish(summary: object, as_json: bool, say: Callable[[Any], None]) -> None:
+    """Print the summary as JSON, or let `say` tell it to people. The exit code is 1 if it is not complete."""
+    if as_json:
+        print_json(summary)
+    else:
+        say(summary)
+    if not getattr(summary, "complete", True):
+        raise click.exceptions.Exit(1)
 
 
 def print_json(summary: object) -> None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP, namesrv_option
-from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
+from cometmq.cli.pipeline.job import job_options, report_option, run_job
 from cometmq.cli.pipeline.reports import print_table
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.lag import LagSummary
+
+SPAN = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings=HELP)
@@ -24,27 +26,16 @@ if TYPE_CHECKING:
 @click.option("--samples", type=click.IntRange(min=0), default=2, metavar="N", help="0: until Ctrl-C.")
 @click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=10.0, metavar="SECONDS",
               help="Between two samples; the table takes one for each interval.")  # fmt: skip
-@click.option("--retention", "retention_h", type=click.FloatRange(min=0, min_open=True), default=72.0,
+@click.option("--keep", "keep_days", type=SPAN, default=30.0, metavar="DAYS",
+              help="Remove older samples from the table.")  # fmt: skip
+@click.option("--retention", "retention_h", type=SPAN, default=72.0,
               metavar="HOURS", help="How long the brokers keep messages (fileReservedTime).")  # fmt: skip
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a broker's answer.")
 @report_option
 @job_options
-def lag(master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any) -> None:
+def lag(**settings: Any) -> None:
     """Show the lag of GROUPS, all without names, in messages and in time, with rates and a forecast."""
-    with running("sampling", master, memory) as job:
-        from cometmq.pipeline.jobs.lag import lag as run
-
-        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
-        if report_path is not None:
-            from cometmq.pipeline.jobs.reports import lag_report
-
-            write_report(lag_report(job.spark, summary), report_path)
-    if as_json:
-        print_json(summary)
-    else:
-        report(summary)
-    if not summary.complete:
-        raise click.exceptions.Exit(1)
+    run_job("sampling", "lag", report, **settings)
 
 
 def report(summary: LagSummary) -> None:

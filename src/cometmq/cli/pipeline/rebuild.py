@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.job import job_options, run_job
 from cometmq.cli.store import store_config
 from cometmq.text import counted, printable
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings=HELP)
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.argument("root", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 @click.option("-o", "--output", required=True, metavar="DIR", help="Where queues and index are made.")
 @click.option("-c", "--config", "config_file", metavar="FILE",
               help="The broker's configuration, if there is no broker.conf in DIR.")  # fmt: skip
@@ -24,24 +24,12 @@ if TYPE_CHECKING:
               help="The log, if it is not in DIR/commitlog.")  # fmt: skip
 @click.option("--verify/--no-verify", "check", default=True, help="Check the result against the log.")
 @job_options
-def rebuild(
-    directory: str, config_file: str | None, master: str | None, memory: str, as_json: bool, **settings: Any
-) -> None:
+def rebuild(config_file: str | None, **settings: Any) -> None:
     """Make the consume queues and the index of the store in DIR anew, in another directory.
 
     The broker must be stopped. Nothing in DIR changes.
     """
-    config = store_config(config_file)
-    with running("rebuilding", master, memory) as job:
-        from cometmq.pipeline.jobs.rebuild import rebuild as run
-
-        summary = run(job.spark, directory, config=config, on_progress=job.show, stop=job.stop, **settings)
-    if as_json:
-        print_json(summary)
-    else:
-        report(summary)
-    if not summary.complete:
-        raise click.exceptions.Exit(1)
+    run_job("rebuilding", "rebuild", report, config=store_config(config_file), **settings)
 
 
 def report(summary: RebuildSummary) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
+from cometmq.cli.pipeline.job import job_options, report_option, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.text import counted, local_time
 
@@ -24,26 +24,13 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="DIR", help="For the tables queues and topics.")
 @report_option
 @job_options
-def throughput(
-    master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any
-) -> None:
+def throughput(**settings: Any) -> None:
     """Count messages and bytes of TOPICS, all without names, by store time: rates, peaks, top topics."""
     if settings["topics"] and settings["pattern"]:
         raise click.UsageError("Give topics or --pattern, not both.")
     if not settings["topics"] and not settings["pattern"] and settings["source"].startswith("live:"):
         settings["pattern"] = ".*"
-    with running("counting", master, memory) as job:
-        from cometmq.pipeline.jobs.throughput import throughput as run
-
-        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
-        if report_path is not None:
-            from cometmq.pipeline.jobs.reports import throughput_report
-
-            write_report(throughput_report(job.spark, summary), report_path)
-    if as_json:
-        print_json(summary)
-    else:
-        report(summary)
+    run_job("counting", "throughput", report, **settings)
 
 
 def report(summary: ThroughputSummary) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, print_json, report_option, running, write_report
+from cometmq.cli.pipeline.job import job_options, report_option, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import printable
@@ -23,20 +23,9 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="DIR", help="For the tables sends, consumptions and bad.")
 @report_option
 @job_options
-def trace(master: str | None, memory: str, as_json: bool, report_path: str | None, **settings: Any) -> None:
+def trace(**settings: Any) -> None:
     """Report what sends, the way to consumers and their listeners cost, and what failed."""
-    with running("reading traces", master, memory) as job:
-        from cometmq.pipeline.jobs.trace import trace as run
-
-        summary = run(job.spark, on_progress=job.show, stop=job.stop, **settings)
-        if report_path is not None:
-            from cometmq.pipeline.jobs.reports import trace_report
-
-            write_report(trace_report(job.spark, summary), report_path)
-    if as_json:
-        print_json(summary)
-    else:
-        report(summary)
+    run_job("reading traces", "trace", report, **settings)
 
 
 def report(summary: TraceSummary) -> None:

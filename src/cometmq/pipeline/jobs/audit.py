@@ -18,12 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.jobs.inputs import group_offsets, messages
-from cometmq.pipeline.jobs.results import own_directory, write_tables
+from cometmq.pipeline.jobs.inputs import LIVE, OF_USERS, check_span, group_offsets, messages
+from cometmq.pipeline.jobs.results import at_least, own_directory, report_on, window
+from cometmq.pipeline.jobs.trace import calls
 from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.protocol.record.arrow import MOST_MS
 from cometmq.protocol.traces import MessageType
 
 COLUMNS = (
@@ -35,18 +36,21 @@ _QUEUE = ("topic", "broker_name", "queue_id")
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
 _SAMPLES = 10  # of a kind
 _MOST = 50  # rows of a summary's lists
+GROUPS_MAX = 1000  # of a topic: each has a row for each message
+_GAP_MAX = 1 << 40  # of a damaged record: sums stay in 64 bits
 _JOB = "audit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What counts as what; times in ms. begin_ms, end_ms: only messages stored in between count. delay_ms: a
-    window is closed when something was stored so long after its end. late_ms: after a message was born.
-    disorder_ms: so much earlier may a message be born than one of the same client in front of it."""
+    window is closed when something was stored so long after its end, or when end_ms is so long ago. late_ms:
+    after a message was born. disorder_ms: so much earlier may a message be born than one of the same client
+    in front of it."""
 
     begin_ms: int | None = None
     end_ms: int | None = None
-    window_ms: int = 300_000
+    window_s: int = 300
     delay_ms: int = 60_000
     late_ms: int = 60_000
     disorder_ms: int = 1000
@@ -54,11 +58,21 @@ class Limits:
     def wider(self) -> tuple[int | None, int | None]:
         """The span to read, so that a message near an edge finds what belongs to it."""
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
-        return begin, None if self.end_ms is None else self.end_ms + self.delay_ms
+        return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MOST_MS)
 
-    def window(self, at_ms: Column) -> Column:
-        """The begin of the window of a time."""
-        return F.timestamp_millis(at_ms - F.pmod(at_ms, F.lit(self.window_ms)))
+    def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
+        """Up to when windows are closed, if the inputs go up to `newest_ms`."""
+        if self.end_ms is not None and self.end_ms + self.delay_ms <= now_ms:
+            return self.end_ms
+        # The clock of a broker may have been ahead for a moment.
+        return None if newest_ms is None else min(newest_ms, now_ms) - self.delay_ms
+
+    def open(self, closed_to_ms: int | None) -> Column:
+        """Whether more may still be found of a row's window."""
+        if closed_to_ms is None:
+            return F.lit(True)
+        end = F.unix_millis("window") + self.window_s * 1000
+        return (end if self.end_ms is None else F.least(end, F.lit(self.end_ms))) > closed_to_ms
 
     def inside(self, at_ms: Column) -> Column:
         inside = F.lit(True)
@@ -116,6 +130,10 @@ class AuditSummary(msgspec.Struct):
     source: str
     output: str | None = None
     messages: int = 0
+    bad_traces: int = 0
+    """Trace records that could not be read; the job trace shows them."""
+    left_out: int = 0
+    """Groups of topics beyond the 1000 of each topic that are looked at."""
     windows: int = 0
     open_windows: int = 0
     closed_to_ms: int | None = None
@@ -151,6 +169,7 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
     in_front = client.rowsBetween(Window.unboundedPreceding, -1)
     copies = Window.partitionBy("topic", "msg_id").orderBy("stored_ms", "broker_name", "queue_id", *order)
     same = F.coalesce(F.col("queue_offset") == before, F.lit(False))
+    gap = F.try_subtract(F.col("queue_offset"), before) - 1
     found = (
         rows.withColumns({"born_ms": born, "stored_ms": stored})
         .drop("born_timestamp", "store_timestamp")
@@ -158,7 +177,7 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
             {
                 "copy": same & (F.col("physical_offset") == place),
                 "anew": same & (F.col("physical_offset") != place),
-                "missing": F.greatest(F.col("queue_offset") - before - 1, F.lit(0)),
+                "missing": F.least(F.greatest(gap, F.lit(0)), F.lit(_GAP_MAX)),
             }
         )
         .filter("NOT copy")
@@ -167,7 +186,7 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("late_ms", F.col("stored_ms") - F.col("born_ms"))
     )
     return found.select(
-        limits.window(F.col("stored_ms")).alias("window"),
+        window("stored_ms", limits.window_s),
         *(*_QUEUE, "queue_offset", "msg_id", "born_ms", "stored_ms", "early_ms", "late_ms"),
         F.coalesce("missing", F.lit(0)).alias("missing"),
         F.col("doubled").cast("int").alias("doubled"),
@@ -183,58 +202,67 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
     plain = [MessageType.NORMAL.value, MessageType.ORDER.value]
     stored = rows.filter((F.col("kind") == "Pub") & F.col("success") & F.col("code").isin(*plain))
     closed = rows.filter("kind = 'EndTransaction' AND state LIKE 'COMMIT%'")
-    both = stored.select("topic", "msg_id", "timestamp_ms").union(
-        closed.select("topic", "msg_id", "timestamp_ms")
-    )
-    once = both.groupBy("topic", "msg_id").agg(F.min("timestamp_ms").alias("at_ms"))
+    once = stored.union(closed).groupBy("topic", "msg_id").agg(F.min("timestamp_ms").alias("at_ms"))
     return once.filter(limits.inside(F.col("at_ms"))).select(
-        limits.window(F.col("at_ms")).alias("window"), "topic", "msg_id", "at_ms"
+        window("at_ms", limits.window_s), "topic", "msg_id", "at_ms"
     )
 
 
 def consumed(rows: DataFrame) -> DataFrame:
     """How often listeners said that they were done with a message, and when first: group, msg_id, times,
     first_ms. rows: of `trace.traces`."""
-    call = ["request_id", "msg_id"]
-    before = rows.filter("kind = 'SubBefore'").groupBy(*call).agg(
-        F.min("group").alias("begun_by"), F.min("timestamp_ms").alias("begun_ms")
-    )  # fmt: skip
-    after = rows.filter("kind = 'SubAfter' AND success").groupBy(*call).agg(
-        F.min("group").alias("ended_by"), F.min("timestamp_ms").alias("ended_ms")
-    )  # fmt: skip
-    done = after.join(before, call, "left").select(
-        F.coalesce("ended_by", "begun_by", F.lit("")).alias("group"),
-        "msg_id",
-        F.coalesce("ended_ms", "begun_ms").alias("at_ms"),
+    done = (
+        calls(rows)
+        .filter("success")
+        .select(
+            F.coalesce("ended_group", "group", F.lit("")).alias("group"),
+            "msg_id",
+            F.coalesce("ended_ms", "begun_ms").alias("at_ms"),
+        )
     )
     return done.groupBy("group", "msg_id").agg(F.count("*").alias("times"), F.min("at_ms").alias("first_ms"))
 
 
-def in_groups(
-    found: DataFrame, done: DataFrame | None, positions: DataFrame | None, limits: Limits
-) -> DataFrame | None:
-    """A row for each message and each group of its topic: acknowledged, times consumed, lost, late; None for
-    what is not known. found: of `checked`; done: of `consumed`; positions: group, topic, broker_name,
-    queue_id and offset."""
-    once = found.filter("doubled = 0")
+def groups_of(found: DataFrame, done: DataFrame | None, positions: DataFrame | None) -> DataFrame | None:
+    """The groups of each topic: topic, group, its `place` among those of the topic, and `traced`, 0 if it
+    writes traces at all, else NULL. First come those with positions, then those that consumed most: anybody
+    may write names into the trace topic. The arguments are those of `in_groups`."""
     pairs = []
-    if done is not None:
-        pairs.append(once.join(done, "msg_id").select("topic", "group"))
     if positions is not None:
-        pairs.append(positions.select("topic", "group"))
+        pairs.append(positions.select("topic", "group", F.lit(True).alias("placed"), F.lit(0).alias("times")))
+    if done is not None:
+        read = found.filter("doubled = 0").join(done, "msg_id")
+        pairs.append(read.select("topic", "group", F.lit(False).alias("placed"), F.lit(1).alias("times")))
     if not pairs:
         return None
-    rows = once.join(F.broadcast(reduce(DataFrame.union, pairs).distinct()), "topic")
+    both = reduce(DataFrame.union, pairs).groupBy("topic", "group")
+    first = Window.partitionBy("topic").orderBy(F.desc("placed"), F.desc("times"), "group")
+    found_in = both.agg(F.max("placed").alias("placed"), F.sum("times").alias("times"))
+    rows = found_in.select("topic", "group", F.row_number().over(first).alias("place"))
+    if done is None:
+        return rows.withColumn("traced", F.lit(None).cast("bigint"))
+    return rows.join(done.select("group", F.lit(0).alias("traced")).distinct(), "group", "left")
+
+
+def in_groups(
+    found: DataFrame,
+    groups: DataFrame,
+    done: DataFrame | None,
+    positions: DataFrame | None,
+    limits: Limits,
+) -> DataFrame:
+    """A row for each message and each group of its topic: acknowledged, times consumed, lost, late; None for
+    what is not known. found: of `checked`; groups: of `groups_of`; done: of `consumed`; positions: group,
+    topic, broker_name, queue_id and offset."""
+    some = groups.filter(F.col("place") <= GROUPS_MAX).drop("place")
+    rows = found.filter("doubled = 0").join(F.broadcast(some), "topic")
     nothing = F.lit(None).cast("bigint")
     if done is None:
         rows = rows.withColumns({"times": nothing, "first_ms": nothing})
     else:
         rows = rows.join(done, ["group", "msg_id"], "left")
         # A group that writes no traces at all has not lost what it does not tell of.
-        rows = rows.join(
-            F.broadcast(done.select("group", F.lit(0).alias("none")).distinct()), "group", "left"
-        )
-        rows = rows.withColumn("times", F.coalesce("times", "none"))
+        rows = rows.withColumn("times", F.coalesce("times", "traced"))
     if positions is None:
         rows = rows.withColumn("offset", nothing)
     else:
@@ -333,72 +361,61 @@ def audit(
     with themselves, with clients' trace records and with positions of groups.
 
     window_s: of the tables, by store time (of sent messages: by the producer's time); delay_s: a window is
-    open until something that was stored so long after its end has been read; late_s: after a message was
-    born; disorder_ms: how much later the messages in front of a message may be born at the same client.
-    traces: the source of the trace topic, if there is one. positions: an archive with groups, or the lag
-    job's table, or a frame of group, topic, broker_name, queue_id and offset. output: a directory for the
-    tables `topics`, `groups` and `findings`, in place of an earlier run's.
+    open until something that was stored so long after its end has been read, or until so long after `end_ms`;
+    late_s: after a message was born; disorder_ms: how much later the messages in front of a message may be
+    born at the same client. traces: the source of the trace topic, if there is one. positions: an archive
+    with groups, or the lag job's table, or a frame of group, topic, broker_name, queue_id and offset. output:
+    a directory for the tables `topics`, `groups` and `findings`, in place of an earlier run's.
 
     Raises ConfigError, JobFailed, JobStopped.
     """
-    began = time.monotonic()
-    _check(window_s=window_s, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)
+    at_least(1, window_s=window_s)
+    at_least(0, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)
+    check_span(begin_ms, end_ms)
     limits = Limits(
-        begin_ms=begin_ms, end_ms=end_ms, window_ms=window_s * 1000, delay_ms=delay_s * 1000,
+        begin_ms=begin_ms, end_ms=end_ms, window_s=window_s, delay_ms=delay_s * 1000,
         late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
     )  # fmt: skip
     output = None if output is None else own_directory(output, _JOB)
     summary = AuditSummary(shown(source), output)
-    report = None if on_progress is None else lambda done: on_progress(done, None)
     span = limits.wider()
-    read = messages(spark, source, topics, *span, COLUMNS, pattern=pattern, lenient=True)
-    every = checked(read, limits).persist()
-    records = None if traces is None else trace_rows(spark, traces, trace_topic, span[0]).persist()
-    try:
-        said = None if records is None else _of_topics(sent(records, limits), topics, pattern, every)
-        done = None if records is None else consumed(records)
-        held = group_offsets(spark, positions) if isinstance(positions, str) else positions
-        tables = _tables(every, said, done, held, limits)
+    chosen = pattern if topics or pattern is not None or source.startswith(LIVE) else OF_USERS
+    every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), limits)
+    kept = [every]
+    said = done = None
+    if traces is not None:
+        records = trace_rows(spark, traces, trace_topic, span[0])
+        said, done = _of_topics(sent(records, limits), topics, pattern, every), consumed(records)
+        kept.append(records)
+    held = _held(spark, positions)
+    found = every.filter(limits.inside(F.col("stored_ms")))
+    groups = groups_of(found, done, held)
+    grouped = None if groups is None else in_groups(found, groups, done, held, limits)
+    gone = None if said is None else _looked_for(said, every)
+    tables = {"topics": topic_windows(found, gone), "findings": findings(found, gone, grouped)}
+    if grouped is not None:
+        tables["groups"] = group_windows(grouped)
 
-        def work() -> None:
-            newest = _newest_ms(every, records)
-            summary.closed_to_ms = None if newest is None else newest - limits.delay_ms
-            for name, table in tables.items():
-                tables[name] = _with_open(table, limits, summary.closed_to_ms)
-            _sum_up(summary, tables)
+    def work() -> None:
+        if traces is not None:
+            summary.bad_traces = kept[1].filter("kind = 'bad'").count()
+        if groups is not None:
+            summary.left_out = groups.filter(F.col("place") > GROUPS_MAX).count()
+        summary.closed_to_ms = limits.closed_to(_newest_ms(kept), time.time_ns() // 1_000_000)
+        for name, table in tables.items():
+            tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
+        _sum_up(summary, tables)
 
-        run_action(spark, _JOB, work, on_progress=report, stop=stop)
-        if output is not None:
-            write_tables(output, _JOB, tables, on_progress=report, stop=stop)
-    finally:
-        every.unpersist()
-        if records is not None:
-            records.unpersist()
-    summary.seconds = time.monotonic() - began
+    report_on(_JOB, summary, kept, work, lambda: tables, on_progress=on_progress, stop=stop)
     return summary
 
 
-def _tables(
-    every: DataFrame,
-    said: DataFrame | None,
-    done: DataFrame | None,
-    positions: DataFrame | None,
-    limits: Limits,
-) -> dict[str, DataFrame]:
-    """The tables by name, without the column `open`; `groups` only where something of groups is known."""
-    found, gone = every.filter(limits.inside(F.col("stored_ms"))), None
-    if said is not None:
-        there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
-        gone = said.join(there, ["topic", "msg_id"], "left")
-    grouped = in_groups(found, done, positions, limits)
-    tables = {"topics": topic_windows(found, gone), "findings": findings(found, gone, grouped)}
-    return tables if grouped is None else tables | {"groups": group_windows(grouped)}
-
-
-def _check(**numbers: float) -> None:
-    for key, value in numbers.items():
-        if value < (key == "window_s"):
-            raise ConfigError(key, str(value), "1 or more" if key == "window_s" else "0 or more")
+def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame | None:
+    held = group_offsets(spark, positions) if isinstance(positions, str) else positions
+    if held is not None and not {"group", *_QUEUE, "offset"} <= set(held.columns):
+        expected = f"a frame of group, {', '.join(_QUEUE)}, offset"
+        raise ConfigError("positions", ", ".join(held.columns), expected)
+    return held
 
 
 def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, every: DataFrame) -> DataFrame:
@@ -410,17 +427,16 @@ def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, ever
     return rows.join(F.broadcast(every.select("topic").distinct()), "topic", "left_semi")
 
 
-def _newest_ms(every: DataFrame, records: DataFrame | None) -> int | None:
-    """Up to when the inputs go: both of them, if there are traces."""
-    frames = [every] if records is None else [every, records]
+def _looked_for(said: DataFrame, every: DataFrame) -> DataFrame:
+    """With `there`: 1 for the messages that the source holds."""
+    there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
+    return said.join(there, ["topic", "msg_id"], "left")
+
+
+def _newest_ms(frames: list[DataFrame]) -> int | None:
+    """Up to when the inputs go, all of them."""
     newest = [frame.agg(F.max("stored_ms").alias("at")).collect()[0]["at"] for frame in frames]
     return None if None in newest else min(newest)
-
-
-def _with_open(table: DataFrame, limits: Limits, closed_to_ms: int | None) -> DataFrame:
-    """With the column `open`: whether more may still be found of the row's window."""
-    end = F.unix_millis("window") + limits.window_ms
-    return table.withColumn("open", F.lit(True) if closed_to_ms is None else end > closed_to_ms)
 
 
 def _sum_up(summary: AuditSummary, tables: dict[str, DataFrame]) -> None:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -22,9 +23,13 @@ from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.live.source import full_schema
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.groups import GroupLog
+from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, UNSENDABLE_TOPICS
+from cometmq.protocol.record.arrow import MOST_MS
 
 STORE = "store:"
 LIVE = "live:"
+OF_USERS = rf"(?!%|{SYSTEM_TOPIC_PREFIX}|(?:{'|'.join(sorted(SYSTEM_TOPICS | UNSENDABLE_TOPICS))})$).+"
+"""A pattern of topics that belong neither to brokers nor to a group (retries, dead letters)."""
 
 
 def messages(
@@ -51,8 +56,12 @@ def messages(
         raise ConfigError("source", source, "an archive's directory, store:DIR or live:HOST:PORT")
     if topics and pattern is not None:
         raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
-    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
-        raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError("pattern", pattern, f"a regular expression ({error})") from None
+    check_span(begin_ms, end_ms)
     schema = full_schema()
     archive = not source.startswith((STORE, LIVE))
     names = columns or [name for name in schema.names if not (archive and name == "offset_msg_id")]
@@ -78,6 +87,15 @@ def messages(
             reader = reader.option(option, str(time_ms))
     wanted = [schema[name] for name in names]
     return reader.schema(", ".join(f"{one.name} {one.dataType.simpleString()}" for one in wanted)).load()
+
+
+def check_span(begin_ms: int | None, end_ms: int | None) -> None:
+    """Raises ConfigError for a begin that is not before the end, and for what is no time."""
+    for key, time_ms in (("begin", begin_ms), ("end", end_ms)):
+        if time_ms is not None and not 0 <= time_ms <= MOST_MS:
+            raise ConfigError(key, str(time_ms), "a time of the years 1970 to 9998, in ms")
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
 
 
 def _of_archive(

@@ -7,10 +7,13 @@ with one message an hour is not late because one message is open for a second.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 
 import msgspec
@@ -22,7 +25,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from cometmq import logs
 from cometmq.admin.admin import Admin
+from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import GroupProgress
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.loop_thread import LoopThread
@@ -31,14 +36,20 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.plan import Bounds
-from cometmq.pipeline.jobs.results import own_directory
+from cometmq.pipeline.jobs.results import at_least, own_directory
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.text import local_time
+
+log = logs.logger(__name__)
 
 WINDOWS_S = (60, 300, 3600)
 _SLACK = 1.1  # samples come a little late
 _GROUPS_AT_ONCE = 16
 _MOST = 50  # rows of a summary's lists
+_PROBLEMS = 10  # the first of a run, and the latest
+_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # staged ones, too
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _JOB = "lag"
 
 
@@ -89,21 +100,23 @@ class GroupLag(msgspec.Struct):
 
 
 class LagSummary(msgspec.Struct):
-    """groups: those that are furthest behind, a row for each window that has samples. queues: the last sample
-    of those furthest behind. problems: what could not be asked."""
+    """samples: those that were taken. groups: those that are furthest behind, a row for each window that has
+    samples. queues: the last sample of those furthest behind. problems: what could not be asked, of
+    `problem_count` in all samples the first and the latest."""
 
     output: str | None = None
     samples: int = 0
     group_count: int = 0
     groups: list[GroupLag] = []
     queues: list[QueueLag] = []
+    problem_count: int = 0
     problems: list[str] = []
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether all groups and queues could be asked."""
-        return not self.problems
+        """Whether all groups and queues could be asked, each time."""
+        return not self.problem_count
 
 
 def sample(
@@ -220,25 +233,31 @@ class Samples:
     """The table of samples: a Parquet file for each, named by the interval in which it was taken.
 
     A sample is in the table as a whole or not at all. If the interval has one already (of a run that was
-    killed, or of a second one), that one stays."""
+    killed, or of a second one), that one stays. Samples that are `keep_days` older than the newest are
+    removed, once an hour."""
 
-    def __init__(self, output: str, interval_s: float) -> None:
+    def __init__(self, output: str, interval_s: float, keep_days: float = 30.0) -> None:
         self.output = own_directory(output, _JOB)
         self._filesystem, self._root = open_filesystem(f"{self.output}/samples")
         self._filesystem.create_dir(self._root, recursive=True)
         self._interval_ms = max(int(interval_s * 1000), 1)
+        self._keep_ms = int(keep_days * _DAY_MS)
+        self._removed_ms: int | None = None
 
     def append(self, rows: Sequence[QueueLag], now_ms: int) -> bool:
         """Whether the sample was added."""
         slot = now_ms - now_ms % self._interval_ms
         name = f"lag-{slot:013d}.parquet"
-        if name in self._names():
+        if self._filesystem.get_file_info(f"{self._root}/{name}").type != fs.FileType.NotFound:
             return False
         table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA)
         staged = f"{self._root}/_{uuid.uuid4().hex[:12]}-{name}"
         with self._filesystem.open_output_stream(staged) as stream:
             pq.write_table(table, stream)
         self._filesystem.move(staged, f"{self._root}/{name}")
+        if self._removed_ms is None or now_ms - self._removed_ms >= _HOUR_MS:
+            self._removed_ms = now_ms
+            self._remove(min(now_ms - self._keep_ms, slot))
         return True
 
     def read(self, spark: SparkSession, since_ms: int) -> DataFrame:
@@ -247,6 +266,14 @@ class Samples:
         paths = [f"{self.output}/samples/{name}" for name in self._names() if name >= least]
         frame = spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
         return frame.filter(F.col("sampled_ms") >= since_ms)
+
+    def _remove(self, before_ms: int) -> None:
+        """Remove samples of intervals before then, and what killed runs left of them."""
+        for info in self._filesystem.get_file_info(fs.FileSelector(self._root)):
+            taken = _FILE.fullmatch(info.base_name)
+            if taken and int(taken[1]) < before_ms:
+                with suppress(FileNotFoundError):  # another run was quicker
+                    self._filesystem.delete_file(info.path)
 
     def _names(self) -> list[str]:
         found = self._filesystem.get_file_info(fs.FileSelector(self._root))
@@ -303,6 +330,65 @@ def group_windows(queues: DataFrame) -> DataFrame:
     )
 
 
+class _Sampling:
+    """The samples of a run, in a table if there is one, and what went wrong, also said in the log at once."""
+
+    def __init__(self, take: Callable[[], tuple[list[QueueLag], list[str]]], table: Samples | None) -> None:
+        self._take = take
+        self._table = table
+        self.tries = 0
+        self.samples = 0
+        self.newest: list[QueueLag] = []
+        self.newest_ms = 0
+        self._taken: list[QueueLag] = []
+        self.failed: CometError | None = None
+        self.problem_count = 0
+        self._first: list[str] = []
+        self._latest: deque[str] = deque(maxlen=_PROBLEMS)
+
+    def take(self) -> None:
+        """Take a sample, or note why there is none."""
+        self.tries += 1
+        try:
+            self.newest, problems = self._take()
+        except CometError as error:
+            if not self.samples and isinstance(error, ConfigError | UnknownNameError):
+                raise
+            self.failed = error
+            self._note([f"no sample: {error}"])
+        else:
+            self.samples += 1
+            self.newest_ms = time.time_ns() // 1_000_000
+            self._note(problems)
+            if self._table is not None:
+                self._table.append(self.newest, self.newest_ms)
+            else:
+                since_ms = self._since_ms()
+                self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """The samples of the longest window, those of earlier runs too."""
+        if self._table is not None:
+            return self._table.read(spark, self._since_ms())
+        return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))
+
+    def problems(self) -> list[str]:
+        left_out = self.problem_count - len(self._first) - len(self._latest)
+        return [*self._first, *([f"... {left_out} more ..."] if left_out else []), *self._latest]
+
+    def _since_ms(self) -> int:
+        return self.newest_ms - int(WINDOWS_S[-1] * 1000 * _SLACK)
+
+    def _note(self, problems: Sequence[str]) -> None:
+        at = local_time(time.time_ns() // 1_000_000)
+        for number, problem in enumerate(problems):
+            if number < _PROBLEMS:
+                log.warning("%s", problem)
+            kept = self._first if len(self._first) < _PROBLEMS else self._latest
+            kept.append(f"{at}: {problem}")
+        self.problem_count += len(problems)
+
+
 def lag(
     spark: SparkSession,
     namesrv: str,
@@ -311,58 +397,50 @@ def lag(
     output: str | None = None,
     samples: int = 2,
     interval_s: float = 10.0,
+    keep_days: float = 30.0,
     retention_h: float = 72.0,
     timeout_ms: int = 30_000,
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> LagSummary:
     """Sample the lag of `groups` (of all, by default) `samples` times, every `interval_s` seconds; 0: until
-    `stop` is set.
+    `stop` is set. When nobody answers there is no sample, and the job goes on.
 
     output: a directory whose table `samples` takes each of them (the columns of QueueLag), one for each
-    interval; the windows of 1, 5 and 60 minutes then also use those of earlier runs. retention_h: how long
-    brokers keep messages (fileReservedTime), for the forecast.
+    interval; the windows of 1, 5 and 60 minutes then also use those of earlier runs. Samples older than
+    `keep_days` are removed from it. retention_h: how long brokers keep messages (fileReservedTime), for the
+    forecast.
 
-    Raises ConfigError, UnknownNameError for a group that has consumed nothing, the errors of the network,
-    JobFailed.
+    Raises ConfigError, UnknownNameError for a group that has consumed nothing, the errors of the network if
+    no sample could be taken, JobFailed.
     """
     began = time.monotonic()
-    if samples < 0:
-        raise ConfigError("samples", str(samples), "0 or more")
-    if interval_s <= 0:
-        raise ConfigError("interval_s", str(interval_s), "more than 0 seconds")
+    at_least(0, samples=samples)
+    for key, value in (("interval_s", interval_s), ("keep_days", keep_days), ("retention_h", retention_h)):
+        if not 0 < value < 2**31:
+            raise ConfigError(key, str(value), "more than 0, less than 2^31")
     stop = stop or threading.Event()
-    table = None if output is None else Samples(output, interval_s)
-    summary = LagSummary(None if table is None else table.output)
-    taken: list[QueueLag] = []
-    newest: list[QueueLag] = []
+    table = None if output is None else Samples(output, interval_s, keep_days)
+    run = _Sampling(lambda: sample(namesrv, groups, timeout_ms=timeout_ms), table)
     while not stop.is_set():
-        newest, summary.problems = sample(namesrv, groups, timeout_ms=timeout_ms)
-        now_ms = time.time_ns() // 1_000_000
-        if table is None:
-            since_ms = now_ms - int(WINDOWS_S[-1] * 1000 * _SLACK)
-            taken = [row for row in taken if row.sampled_ms >= since_ms] + newest
-        else:
-            table.append(newest, now_ms)
-        summary.samples += 1
+        run.take()
         if on_progress is not None:
-            on_progress(summary.samples, samples or None)
-        if summary.samples == samples:
+            on_progress(run.tries, samples or None)
+        if run.tries == samples:
             break
         stop.wait(interval_s - time.time() % interval_s)  # one in each interval
-    if newest:
-        since_ms = now_ms - int(WINDOWS_S[-1] * 1000 * _SLACK)
-        frame = _frame(spark, taken) if table is None else table.read(spark, since_ms)
-        summary.groups = run_action(spark, _JOB, lambda: _sum_up(frame, now_ms, retention_h))
-    summary.group_count = len({row.group for row in newest})
-    newest.sort(key=lambda row: (-(row.time_lag_ms or 0), -row.lag))
-    summary.queues = newest[:_MOST]
+    if run.failed is not None and not run.samples:
+        raise run.failed
+    summary = LagSummary(None if table is None else table.output, run.samples)
+    summary.problem_count, summary.problems = run.problem_count, run.problems()
+    if run.newest:
+        frame = run.read(spark)
+        summary.groups = run_action(spark, _JOB, lambda: _sum_up(frame, run.newest_ms, retention_h))
+    summary.group_count = len({row.group for row in run.newest})
+    run.newest.sort(key=lambda row: (-(row.time_lag_ms or 0), -row.lag))
+    summary.queues = run.newest[:_MOST]
     summary.seconds = time.monotonic() - began
     return summary
-
-
-def _frame(spark: SparkSession, rows: Sequence[QueueLag]) -> DataFrame:
-    return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA))
 
 
 def _sum_up(samples: DataFrame, now_ms: int, retention_h: float) -> list[GroupLag]:

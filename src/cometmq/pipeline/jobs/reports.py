@@ -5,7 +5,9 @@ Without `output` a job leaves no tables, and its report has no plots over time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -16,6 +18,7 @@ from cometmq.pipeline.jobs.lag import LagSummary, Samples
 from cometmq.pipeline.jobs.throughput import ThroughputSummary
 from cometmq.pipeline.jobs.trace import TraceSummary
 
+_AHEAD_S = 86_400
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew", "lost", "group_lost")
 
 
@@ -83,12 +86,13 @@ def throughput_report(spark: SparkSession, summary: ThroughputSummary) -> Report
 
 
 def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str, list[tuple[float, float]]]:
-    """A line for each name, of those with the largest values, by the column `window`; the newest points."""
+    """A line for each name, of those with the largest values, by the column `window`; the newest points, but
+    none of the future: a client whose clock is ahead would leave no room for others."""
     named = rows.select(
         F.col("window").cast("double").alias("at"),
         F.concat_ws(" ", *names).alias("name"),
         F.col(value).alias("value"),
-    ).filter("value IS NOT NULL")
+    ).filter(F.col("value").isNotNull() & F.col("at").between(0, time.time() + _AHEAD_S))
     largest = (
         named.groupBy("name").agg(F.sum("value").alias("all")).orderBy(F.desc("all"), "name").limit(LINES_MAX)
     )
@@ -97,3 +101,11 @@ def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str
     for row in reversed(newest.collect()):
         lines.setdefault(row["name"], []).append((row["at"], float(row["value"])))
     return lines
+
+
+REPORTS: dict[str, Callable[[SparkSession, Any], Report]] = {
+    "audit": audit_report,
+    "lag": lag_report,
+    "throughput": throughput_report,
+    "trace": trace_report,
+}

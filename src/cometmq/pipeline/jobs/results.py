@@ -1,20 +1,69 @@
-"""The tables that a job leaves, in a directory of its own."""
+"""What jobs that report have in common: windows of time, and tables in a directory of the job's own."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from pyarrow import fs
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.table.directory import open_filesystem
 
 _MARK = "_cometmq_job.json"
+
+
+class Summary(Protocol):
+    """What `report_on` needs of a job's summary."""
+
+    output: str | None
+    seconds: float
+
+
+def at_least(least: int, **numbers: float) -> None:
+    """Raises ConfigError for an argument that is less, no number, or too large for sums of times in ms."""
+    for key, value in numbers.items():
+        if not least <= value < 2**31:
+            raise ConfigError(key, str(value), f"{least} or more, less than 2^31")
+
+
+def window(at_ms: str | Column, window_s: int) -> Column:
+    """The column `window`: when the window of a time begins."""
+    at = F.col(at_ms) if isinstance(at_ms, str) else at_ms
+    return F.timestamp_millis(at - F.pmod(at, F.lit(window_s * 1000))).alias("window")
+
+
+def report_on(
+    job: str,
+    summary: Summary,
+    frames: Sequence[DataFrame],
+    sum_up: Callable[[], None],
+    tables: Callable[[], Mapping[str, DataFrame]],
+    *,
+    on_progress: Callable[[int, int | None], None] | None,
+    stop: threading.Event | None,
+) -> None:
+    """Fill a summary, and write the tables if it has an output; meanwhile Spark keeps the `frames` that both
+    are made of. Raises JobFailed, JobStopped."""
+    began = time.monotonic()
+    show = None if on_progress is None else lambda done: on_progress(done, None)
+    for frame in frames:
+        frame.persist()
+    try:
+        run_action(frames[0].sparkSession, job, sum_up, on_progress=show, stop=stop)
+        if summary.output is not None:
+            write_tables(summary.output, job, tables(), on_progress=show, stop=stop)
+    finally:
+        for frame in frames:
+            frame.unpersist()
+    summary.seconds = time.monotonic() - began
 
 
 def own_directory(output: str, job: str) -> str:

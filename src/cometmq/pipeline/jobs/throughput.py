@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import own_directory, write_tables
+from cometmq.pipeline.jobs.results import at_least, own_directory, report_on, window
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "throughput"
@@ -67,9 +65,7 @@ def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
 
     found: rows with topic, broker_name, queue_id, store_timestamp and store_size."""
     at_ms = F.unix_millis("store_timestamp")
-    begin = at_ms - F.pmod(at_ms, F.lit(window_s * 1000))
-    window = F.timestamp_millis(begin).alias("window")
-    counted = found.groupBy(window, "topic", "broker_name", "queue_id").agg(
+    counted = found.groupBy(window(at_ms, window_s), "topic", "broker_name", "queue_id").agg(
         F.count("*").alias("messages"),
         F.sum(F.col("store_size").cast("bigint")).alias("bytes"),
         F.min(at_ms).alias("first_ms"),
@@ -120,21 +116,20 @@ def throughput(
 
     Raises ConfigError, JobFailed, JobStopped.
     """
-    began = time.monotonic()
-    if output is not None:
-        output = own_directory(output, _JOB)
+    at_least(1, window_s=window_s, top=top)
+    output = None if output is None else own_directory(output, _JOB)
     summary = ThroughputSummary(shown(source), output, window_s)
-    report = None if on_progress is None else lambda done: on_progress(done, None)
     found = messages(spark, source, topics, begin_ms, end_ms, _COLUMNS, pattern=pattern, lenient=True)
-    queues = queue_rates(found, window_s).persist()
-    try:
-        run_action(spark, _JOB, lambda: _sum_up(queues, summary, top), on_progress=report, stop=stop)
-        if output is not None:
-            tables = {"queues": queues, "topics": topic_rates(queues, window_s)}
-            write_tables(output, _JOB, tables, on_progress=report, stop=stop)
-    finally:
-        queues.unpersist()
-    summary.seconds = time.monotonic() - began
+    queues = queue_rates(found, window_s)
+    report_on(
+        _JOB,
+        summary,
+        [queues],
+        lambda: _sum_up(queues, summary, top),
+        lambda: {"queues": queues, "topics": topic_rates(queues, window_s)},
+        on_progress=on_progress,
+        stop=stop,
+    )
     return summary
 
 

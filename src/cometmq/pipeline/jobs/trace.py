@@ -9,7 +9,6 @@ different machines are compared here: `negative_delays` counts where they contra
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -17,10 +16,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import own_directory, write_tables
-from cometmq.pipeline.jobs.trace_records import COLUMNS, SCHEMA, decoded
+from cometmq.pipeline.jobs.results import at_least, own_directory, report_on, window
+from cometmq.pipeline.jobs.trace_records import COLUMNS, PLACE, SCHEMA, decoded
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -119,28 +117,24 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
     )
 
 
+def calls(rows: DataFrame) -> DataFrame:
+    """What SubBefore and SubAfter records say of each call of a listener with a message: request_id, msg_id,
+    begun_ms, group, retries, ended_ms, ended_group, cost_ms, success; NULL where no record says it."""
+    begun, ended = F.col("kind") == "SubBefore", F.col("kind") == "SubAfter"
+    read = rows.filter(begun | ended)
+    return read.groupBy("request_id", "msg_id").agg(
+        F.min(F.when(begun, F.col("timestamp_ms"))).alias("begun_ms"),
+        F.min(F.when(begun, F.col("group"))).alias("group"),
+        F.max("retries").alias("retries"),
+        F.min(F.when(ended, F.col("timestamp_ms"))).alias("ended_ms"),
+        F.min(F.when(ended, F.col("group"))).alias("ended_group"),
+        F.max("cost_ms").alias("cost_ms"),
+        F.min("success").alias("success"),
+    )
+
+
 def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
     """As `sends`, the columns of ConsumeLatency. A delivery belongs to the window in which it began."""
-    call = ["request_id", "msg_id"]
-    before = (
-        rows.filter("kind = 'SubBefore'")
-        .groupBy(*call)
-        .agg(
-            F.min("timestamp_ms").alias("begun_ms"),
-            F.min("group").alias("group"),
-            F.max("retries").alias("retries"),
-        )
-    )
-    after = (
-        rows.filter("kind = 'SubAfter'")
-        .groupBy(*call)
-        .agg(
-            F.min("timestamp_ms").alias("ended_ms"),
-            F.min("group").alias("ended_group"),
-            F.max("cost_ms").alias("cost_ms"),
-            F.min("success").alias("success"),
-        )
-    )
     stored = (
         rows.filter("kind = 'Pub'")
         .groupBy("msg_id")
@@ -149,7 +143,7 @@ def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
             F.min("topic").alias("topic"),
         )
     )
-    joined = before.join(after, call, "full").join(stored, "msg_id", "left")
+    joined = calls(rows).join(stored, "msg_id", "left")
     delay = F.when(F.coalesce("retries", F.lit(0)) == 0, F.col("begun_ms") - F.col("sent_ms"))
     deliveries = joined.select(
         F.coalesce("begun_ms", F.col("ended_ms") - F.col("cost_ms")).alias("timestamp_ms"),
@@ -170,11 +164,7 @@ def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
 
 def _keys(window_s: int | None) -> list[Column]:
     keys = [F.coalesce(name, F.lit("")).alias(name) for name in ("topic", "group")]
-    if window_s is None:
-        return keys
-    span = window_s * 1000
-    begin = F.col("timestamp_ms") - F.pmod("timestamp_ms", F.lit(span))
-    return [F.timestamp_millis(begin).alias("window"), *keys]
+    return keys if window_s is None else [window("timestamp_ms", window_s), *keys]
 
 
 def _latency(name: str, value: Column) -> list[Column]:
@@ -205,23 +195,24 @@ def trace(
 
     Raises ConfigError, JobFailed, JobStopped.
     """
-    began = time.monotonic()
-    if output is not None:
-        output = own_directory(output, _JOB)
+    at_least(1, window_s=window_s)
+    output = None if output is None else own_directory(output, _JOB)
     summary = TraceSummary(shown(source), output)
-    report = None if on_progress is None else lambda done: on_progress(done, None)
-    rows = traces(spark, source, topic, begin_ms, end_ms).persist()
-    try:
-        run_action(spark, _JOB, lambda: _sum_up(rows, summary), on_progress=report, stop=stop)
-        if output is not None:
-            tables = {"sends": sends(rows, window_s), "consumptions": consumptions(rows, window_s)}
-            tables["bad"] = rows.filter("kind = 'bad'").select(
-                "stored_ms", "broker_name", "queue_id", "queue_offset", "problem", "raw"
-            )
-            write_tables(output, _JOB, tables, on_progress=report, stop=stop)
-    finally:
-        rows.unpersist()
-    summary.seconds = time.monotonic() - began
+    rows = traces(spark, source, topic, begin_ms, end_ms)
+
+    def tables() -> dict[str, DataFrame]:
+        bad = rows.filter("kind = 'bad'").select("stored_ms", *PLACE, "problem", "raw")
+        return {"sends": sends(rows, window_s), "consumptions": consumptions(rows, window_s), "bad": bad}
+
+    report_on(
+        _JOB,
+        summary,
+        [rows],
+        lambda: _sum_up(rows, summary),
+        tables,
+        on_progress=on_progress,
+        stop=stop,
+    )
     return summary
 
 
@@ -240,7 +231,6 @@ def _sum_up(rows: DataFrame, summary: TraceSummary) -> None:
     top = consumptions(rows).orderBy(*slowest).limit(_MOST).collect()
     summary.groups = [ConsumeLatency(**row.asDict()) for row in top]
     if summary.bad:
-        place = ["broker_name", "queue_id", "queue_offset"]
-        bad = rows.filter("kind = 'bad'").select(*place, "problem", F.substring("raw", 1, _RAW).alias("raw"))
-        found = bad.orderBy(*place).limit(_SAMPLES).collect()
+        bad = rows.filter("kind = 'bad'").select(*PLACE, "problem", F.substring("raw", 1, _RAW).alias("raw"))
+        found = bad.orderBy(*PLACE).limit(_SAMPLES).collect()
         summary.bad_samples = [BadTrace(**row.asDict()) for row in found]

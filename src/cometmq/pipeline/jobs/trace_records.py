@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from cometmq.errors import BodyError
-from cometmq.protocol.record.arrow import MAX_RAW_BYTES
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, is_legal_name
+from cometmq.protocol.record.arrow import MAX_RAW_BYTES, MOST_MS
 from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAfter, SubBefore, decode_trace
 
 _END = b"\x02"
@@ -17,7 +18,6 @@ _BATCH_ROWS = 5000
 _BATCH_RAW = 8 << 20  # characters of raw text
 _LONGEST = 1024  # characters of a name or an id; RocketMQ's have 255 at most
 _MOST_IDS = 10_000  # of a batch that Java traces in one record
-_MOST_MS = 253_370_764_799_999  # year 9998, as of the source
 
 SCHEMA = pa.schema(
     [
@@ -69,7 +69,7 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
     at = trace.timestamp_ms
     if at is None:
         at = stored_ms
-    elif not 0 <= at <= _MOST_MS:
+    elif not 0 <= at <= MOST_MS:
         raise BodyError("trace", "a time of the years 1970 to 9998 is expected", "timestampMs")
     row: dict[str, Any] = {"kind": type(trace).__name__, "timestamp_ms": at, "group": trace.group}
     match trace:
@@ -81,7 +81,7 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
             row |= {"topic": trace.topic, "region": trace.region}
     match trace:
         case Pub() | SubAfter():
-            if not 0 <= trace.cost_ms <= _MOST_MS:
+            if not 0 <= trace.cost_ms <= MOST_MS:
                 raise BodyError("trace", f"a cost of {trace.cost_ms} ms", "costMs")
             row |= {"cost_ms": trace.cost_ms, "success": trace.success}
         case Recall():
@@ -90,14 +90,21 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
             row |= {"state": trace.state, "from_check": trace.from_check}
     if isinstance(trace, Pub):
         row["code"] = trace.message_type
-    if (count := trace.msg_id.count(",") + 1) > _MOST_IDS:
-        raise BodyError("trace", f"{count} ids in a record, {_MOST_IDS} are possible", "msgId")
-    ids = trace.msg_id.split(",")
+    ids = trace.msg_id.split(",", _MOST_IDS)
+    _check_names(trace.group, ids, row)
+    return [row | {"msg_id": msg_id, "part": part} for part, msg_id in enumerate(ids)]
+
+
+def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
+    """Who may send to the trace topic writes what he likes there; jobs count by group and by id."""
+    if group and not is_legal_name(group, GROUP_LENGTH_MAX):
+        raise BodyError("trace", "the name of a group is expected", "groupName")
+    if len(ids) > _MOST_IDS:
+        raise BodyError("trace", f"more than {_MOST_IDS} ids in a record", "msgId")
     # Each of a million ids would get a copy of a name of a megabyte.
     for text in (*row.values(), *ids):
         if isinstance(text, str) and len(text) > _LONGEST:
             raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")
-    return [row | {"msg_id": msg_id, "part": part} for part, msg_id in enumerate(ids)]
 
 
 def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

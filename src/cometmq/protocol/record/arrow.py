@@ -65,7 +65,7 @@ record, microseconds in Arrow."""
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-_LEAST_MS, _MOST_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
+LEAST_MS, MOST_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HOST = np.dtype(f"V{HOST_V4}")
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
@@ -311,7 +311,7 @@ def _times(ms: Ints, column: str) -> pa.Array:
     """Milliseconds to microseconds, with a check: what lies outside the years 1 to 9999 is no time to most
     readers (Python's dates, SQL), a year inside there is none in all time zones, and the greatest numbers
     would wrap."""
-    wrong = np.flatnonzero((ms < _LEAST_MS) | (ms > _MOST_MS))
+    wrong = np.flatnonzero((ms < LEAST_MS) | (ms > MOST_MS))
     if len(wrong):
         raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 2 to 9998")
     return pa.array(ms * 1000)

