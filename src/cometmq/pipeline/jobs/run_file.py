@@ -18,7 +18,7 @@ from cometmq.pipeline.base import yaml_file
 from cometmq.pipeline.base.errors import PipelineFileError
 from cometmq.pipeline.base.options import read_options, store_options, write_options
 from cometmq.pipeline.base.yaml_file import Node
-from cometmq.text import printable
+from cometmq.text import is_utf8, printable
 
 PATHS = ("parquet", "json", "csv", "orc")
 SOURCES = ("cometmq", "cometmq-store", "archive", *PATHS)
@@ -370,6 +370,9 @@ class _Reader:
             got = self._environment.get(found[1])
             if not got:
                 self._wrong(node.line, f"{printable(found[0], 80)} is not set in the environment")
+                return ""
+            if not is_utf8(got):
+                self._wrong(node.line, f"{found[0]} is no UTF-8 text in the environment")
                 return ""
             if len(got) >= _SECRET:
                 self._secrets[got] = self._secrets[repr(got)[1:-1]] = found[0]

@@ -69,7 +69,7 @@ class _FewReads(BytesIO):
         return super().read(size)
 
 
-def _decimal(data: bytes, writer_schema: Any = None, reader_schema: Any = None) -> Decimal:
+def _decimal(data: bytes, writer_schema: Any = None, _: Any = None) -> Decimal:
     """A decimal, exactly. fastavro's own reader rounds what has more digits than the schema allows, and takes
     minutes for one of 1 MiB."""
     number = int.from_bytes(data, "big", signed=True)
