@@ -31,6 +31,7 @@ from cometmq.pipeline.base.errors import JobFailed
 from cometmq.pipeline.base.options import read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.jobs.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
+from cometmq.pipeline.jobs.run_places import local_path
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import check_schema
 from cometmq.pipeline.sink.rows import check_columns
@@ -183,7 +184,8 @@ def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
         if isinstance(item.dataType, refused):
             kind = item.dataType.simpleString()
             raise ConfigError("columns", f"{item.name} {kind}", f"a type that {sink.format} can hold")
-    if sink.path and sink.save == "error" and not run.pipeline.streaming and os.path.exists(sink.path.value):
+    place = local_path(sink.path.value) if sink.path else None
+    if sink.path and place and sink.save == "error" and not run.pipeline.streaming and os.path.exists(place):
         raise ConfigError("path", sink.path.shown, "a new directory (or save: append, or overwrite)")
     if run.pipeline.streaming:
         _check_output(run.spark, sink, frame)
@@ -255,13 +257,13 @@ def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: in
 def _streams(run: _Run) -> None:
     """Start all sinks and wait for them. A query that fails ends the others after their batches."""
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    seen: dict[str, dict[int, int]] = {}
+    newest: dict[str, int] = {}  # the newest batch of each sink that is counted
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):
                 queries.append((sink, summary, _started(run, sink)))
         while any(query.isActive for _, _, query in queries) and not run.stop.wait(_POLL_S):
-            _count(run, queries, seen)
+            _count(run, queries, newest)
         for sink, summary, query in queries:
             _finish(query)
             with _failing(run, sink):
@@ -271,7 +273,7 @@ def _streams(run: _Run) -> None:
     finally:
         for _, _, query in queries:
             query.stop()
-        _count(run, queries, seen, may_fail=False)
+        _count(run, queries, newest, may_fail=False)
 
 
 def _started(run: _Run, sink: Sink) -> StreamingQuery:
@@ -310,17 +312,16 @@ def _last_batch(query: StreamingQuery) -> int:
 def _count(
     run: _Run,
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]],
-    seen: dict[str, dict[int, int]],
+    newest: dict[str, int],
     may_fail: bool = True,
 ) -> None:
-    """Rows and batches of all queries so far, and the end of all where one has failed."""
+    """Add what came since the last time, and end all queries where one has failed."""
     for _, summary, query in queries:
-        batches = seen.setdefault(summary.name, {})
-        for progress in query.recentProgress:
+        for progress in query.recentProgress:  # of the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)
-            if rows:
-                batches[progress.batchId] = rows
-        summary.rows, summary.batches = sum(batches.values()), len(batches)
+            if rows and progress.batchId > newest.get(summary.name, -1):
+                newest[summary.name] = progress.batchId
+                summary.rows, summary.batches = summary.rows + rows, summary.batches + 1
         if may_fail and query.exception() is not None:
             run.stop.set()
     run.on_progress(sum(summary.rows for _, summary, _ in queries), None)

@@ -18,6 +18,7 @@ from cometmq.pipeline.base import yaml_file
 from cometmq.pipeline.base.errors import PipelineFileError
 from cometmq.pipeline.base.options import read_options, store_options, write_options
 from cometmq.pipeline.base.yaml_file import Node
+from cometmq.pipeline.jobs.run_places import overlap
 from cometmq.text import is_utf8, printable
 
 PATHS = ("parquet", "json", "csv", "orc")
@@ -29,8 +30,10 @@ OUTPUTS = ("append", "update", "complete")
 NOW = "available now"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
+_PATH_MAX = 4096
 _SECRET = 4  # characters of a value that is hidden: shorter ones are in every other word
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
+_BAD_RECORDS = "badrecordspath"
 _TOP = ("mode", "sources", "steps", "sinks")
 _SOURCE = ("format", "path", "options", "columns", "watermark")
 _STEP = ("sql", "watermark")
@@ -262,15 +265,26 @@ class _Reader:
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
         """No two parts write to one place, and none writes where another reads."""
-        places = [(source.path, f"source {source.name} reads") for source in sources if source.path]
+        places = [
+            (source.path, f"source {source.name} reads")
+            for source in sources
+            if source.path and not self._too_long(source.path)
+        ]
         for sink in sinks:
-            for text in (sink.path, sink.checkpoint):
-                if text is None:
+            bad = [text for key, text in sink.options.items() if key.lower() == _BAD_RECORDS]
+            for text in (sink.path, sink.checkpoint, *bad):
+                if text is None or not text.value.strip() or self._too_long(text):
                     continue
                 for other, what in places:
-                    if _overlap(text.value, other.value):
+                    if overlap(text.value, other.value):
                         self._wrong(text.line, f"{text.shown}: {what} there, or above or below it")
                 places.append((text, f"sink {sink.name} writes"))
+
+    def _too_long(self, path: Text) -> bool:
+        if len(path.value) <= _PATH_MAX:
+            return False
+        self._wrong(path.line, f"a path of {len(path.value)} characters: at most {_PATH_MAX}")
+        return True
 
     # -- values
 
@@ -403,11 +417,3 @@ def _hidden(text: str, secrets: Mapping[str, str]) -> str:
 
 def _said(text: str) -> str:
     return repr(printable(text, 60))
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether one path is the other, or lies in it."""
-    first, second = (
-        os.path.normpath(path if "://" in path else os.path.abspath(path)) for path in (one, other)
-    )
-    return first == second or first.startswith(f"{second}{os.sep}") or second.startswith(f"{first}{os.sep}")
