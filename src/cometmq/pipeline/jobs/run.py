@@ -12,23 +12,25 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, MapType, NullType, StructType
 
 from cometmq.errors import CometError, ConfigError
-from cometmq.pipeline.base.engine import cause
+from cometmq.pipeline.base.engine import cause, slots
 from cometmq.pipeline.base.errors import JobFailed
-from cometmq.pipeline.base.options import read_options, write_options
+from cometmq.pipeline.base.options import check_package, read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.jobs.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
 from cometmq.pipeline.jobs.run_places import local_path
@@ -38,6 +40,7 @@ from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
 CONSOLE_ROWS = 20
+_TASKS_PER_SLOT = 4  # of files of a Delta table
 _POLL_S = 0.5
 _WRITTEN = "cometmq_written"
 _PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
@@ -151,6 +154,8 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     path = source.path.value if source.path else None
     if source.format == "archive":
         return archived(spark, str(path))
+    if source.format == "delta":
+        return _of_delta(spark, str(path))
     streaming = run.pipeline.streaming and source.format == "cometmq"
     if source.format == "cometmq":
         # What Spark would find only when it reads: brokers that are away, a topic that is not there.
@@ -165,6 +170,22 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     if source.columns and source.format in ("cometmq", "cometmq-store"):
         check_schema(frame.schema)
     return frame
+
+
+def _of_delta(spark: SparkSession, path: str) -> DataFrame:
+    """The newest version of a Delta table, read by delta-rs in the workers: Spark from PyPI has no reader."""
+    check_package("format", "delta", "deltalake", "delta")
+    from cometmq.pipeline.table import delta
+
+    place = local_path(path) or path
+    version, files, columns = delta.newest(place)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = (number for batch in batches for number in batch.column("id").to_pylist())
+        return delta.rows_of_files(place, version, numbers)
+
+    tasks = max(1, min(files, _TASKS_PER_SLOT * slots(spark)))
+    return spark.range(0, files, 1, tasks).mapInArrow(read, from_arrow_schema(columns))
 
 
 def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:

@@ -22,12 +22,18 @@ from cometmq.pipeline.jobs.run_places import overlap
 from cometmq.text import is_utf8, printable
 
 PATHS = ("parquet", "json", "csv", "orc")
-SOURCES = ("cometmq", "cometmq-store", "archive", *PATHS)
+SOURCES = ("cometmq", "cometmq-store", "archive", "delta", *PATHS)
 SINKS = ("cometmq", "console", *PATHS)
 MODES = ("batch", "stream")
 SAVES = ("error", "append", "overwrite")
 OUTPUTS = ("append", "update", "complete")
 NOW = "available now"
+_REFUSED = {
+    "archive": "is written by `cometmq archive` alone, which keeps positions with the rows",
+    "delta": "is read, not written: write parquet, or archive topics with --format delta",
+    "iceberg": "is no format here: archive topics with --format iceberg, and read them as archive",
+}
+"""Formats that people look for, and what they use instead."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
 _PATH_MAX = 4096
@@ -171,7 +177,7 @@ class _Reader:
     def _source(self, name: str, node: Node, streaming: bool) -> Source:
         given = self._section(node, f"source {name}", _SOURCE, required=("format",))
         kind = self._word(given, "format", SOURCES, "")
-        path = self._path(given, node, kind, ("cometmq-store", "archive", *PATHS))
+        path = self._path(given, node, kind, ("cometmq-store", "archive", "delta", *PATHS))
         options = self._options(given)
         source = Source(
             name,
@@ -186,10 +192,10 @@ class _Reader:
             self._check(given, node, lambda: read_options(source.plain(), streaming=streaming))
         elif kind == "cometmq-store" and path:
             self._check(given, node, lambda: store_options(source.plain() | {"path": path.value}))
-        elif kind == "archive":
+        elif kind in ("archive", "delta"):
             for key in ("options", "columns"):
                 if key in given:
-                    self._wrong(given[key].line, f"an archive has no {key}")
+                    self._wrong(given[key].line, f"format {kind} has no {key}")
         return source
 
     def _step(self, name: str, node: Node, streaming: bool) -> Step:
@@ -328,7 +334,9 @@ class _Reader:
         text = self._text(given, key)
         if text is None or text.value in words:
             return text.value if text else default
-        self._wrong(text.line, f"{key} {_said(text.value)} is none of: {', '.join(words)}")
+        known = ", ".join(words)
+        refused = _REFUSED.get(text.value) if key == "format" else None
+        self._wrong(text.line, f"{key} {_said(text.value)} {refused or f'is none of: {known}'}")
         return default
 
     def _list(self, given: dict[str, Node], key: str) -> tuple[Text, ...]:
