@@ -58,6 +58,7 @@ sinks:
     checkpoint: {tmp}/cp-copies
     trigger: {trigger}
 """
+DEEP = f"{'a struct<' * 2000}a int{'>' * 2000}"
 Write = Callable[..., str]
 
 
@@ -159,6 +160,7 @@ def test_what_is_no_delta_table_is_said_with_its_line(
         ("save: overwrite", "partition_by: x", 11, "partition_by = 'x': expected one of tags, n"),
         ("path: {tmp}/totals, save: overwrite", "path: {tmp}/names", 11, "path = '"),
         ("    options:", "    columns: body int\n    options:", 4, "schema = 'body int32': expected"),
+        ("    options:", f"    columns: {DEEP}\n    options:", 4, "nested too deep for Spark"),
         ("    options:", "    columns: body in,\n    options:", 4, "[PARSE_SYNTAX_ERROR]"),
         ("topic: {topic}}}\nsteps", "topic: nowhere}}\nsteps", 2, "no route to topic nowhere: ${COMET_NS} "),
     ],

@@ -138,9 +138,14 @@ def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) ->
             frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
         _ = frame.schema  # through Spark Connect nothing is looked at before
     except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
-        text = cause(error).lstrip("\n")
+        deep = "StackOverflowError" in str(error)
+        text = "nested too deep for Spark" if deep else cause(error).lstrip("\n")
         place = _PLACE.search(str(error))
-        if isinstance(table, Source) and table.columns and isinstance(error, ParseException | ConfigError):
+        if (
+            isinstance(table, Source)
+            and table.columns
+            and isinstance(error, ParseException | ConfigError | Py4JError)
+        ):
             line = table.columns.line
         if isinstance(table, Step) and place and line == table.sql_line:
             line = table.line_of(int(place[1]))
