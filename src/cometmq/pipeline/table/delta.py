@@ -20,6 +20,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken, with_directories
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
 APPLICATION = "cometmq"
@@ -112,8 +113,8 @@ def newest(path: str) -> tuple[int, int, pa.Schema]:
         table = DeltaTable(path)
         return table.version(), len(table.file_uris()), table.to_pyarrow_dataset().schema
     except (DeltaError, OSError, ValueError) as error:
-        problem = str(error).partition("\n")[0]
-        raise ConfigError("path", path, f"a Delta table that can be read ({problem})") from None
+        problem = str(error).partition("\n")[0].replace(path, shown(path))
+        raise ConfigError("path", shown(path), f"a Delta table that can be read ({problem})") from None
 
 
 def rows_of_files(path: str, version: int, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
