@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import threading
 from datetime import datetime
+from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server, write_to_textfile
 from pyspark.sql.streaming.listener import (
@@ -35,10 +36,17 @@ from cometmq.text import printable
 log = logs.logger(__name__)
 
 QUERIES_MAX = 100
-"""Names of queries that are told from each other; all further ones are `others`."""
+"""Names of queries that run and are told from each other; all further ones are `others`."""
+ENDED_MAX = 20
+"""Queries that have ended and whose last numbers can still be read; those of older ones are removed."""
+PHASES_MAX = 30
+"""Parts of a batch that are told from each other. Spark has about ten."""
+LABEL_CHARS = 255
 QUEUES_MAX = 2000
 """Queues with numbers of their own, of all queries together; `cometmq_pipeline_lag` counts all."""
+_Metric = TypeVar("_Metric", Counter, Gauge)
 _OTHERS = "others"
+_IDS_MAX = 10 * QUERIES_MAX  # queries whose end was never reported, among them
 _QUERY = ("query",)
 _QUEUE = ("query", "topic", "broker", "queue")
 
@@ -53,8 +61,9 @@ class PipelineMetrics:
         self.port: int | None = None
         self._path: str | None = None
         self._lock = threading.Lock()  # the listener and the job report from threads of their own
-        self._names: dict[str, str] = {}  # id of a query -> its label
-        self._labels: set[str] = set()
+        self._names: dict[str, str] = {}  # id of a query that runs -> its label
+        self._ended: dict[str, None] = {}  # labels of those that have ended, the oldest first
+        self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by label of a query
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
         self._archived = self._archived_bytes = 0
@@ -116,47 +125,67 @@ class PipelineMetrics:
 
     def started(self, query_id: str, name: str | None) -> None:
         with self._lock:
-            label = printable(name or query_id, 100)
-            if label not in self._labels and len(self._labels) >= QUERIES_MAX:
+            label = printable(name or query_id, LABEL_CHARS)
+            self._ended.pop(label, None)
+            running = set(self._names.values())
+            if len(self._names) >= QUERIES_MAX and label not in running:
                 label = _OTHERS
-            self._labels.add(label)
-            self._names[query_id] = label
-            self._running.labels(label).set(1)
+            if len(self._names) < _IDS_MAX:
+                self._names[query_id] = label
+            self._of(self._running, label).set(1)
 
     def ended(self, query_id: str, error: str | None) -> None:
         with self._lock:
             label = self._names.pop(query_id, _OTHERS)
-            self._running.labels(label).set(0)
-            self._failures.labels(label).inc(1 if error else 0)
+            self._of(self._running, label).set(0)
+            self._of(self._failures, label).inc(1 if error else 0)
+            if label not in (_OTHERS, *self._names.values()):
+                self._ended[label] = None
+            while len(self._ended) > ENDED_MAX:
+                self._forget(next(iter(self._ended)))
             self._written()
+
+    def _of(self, metric: _Metric, *labels: str) -> _Metric:
+        """One number of a query, remembered so that it can be removed. labels: the query's first."""
+        self._children.setdefault(labels[0], set()).add((metric, labels))
+        return metric.labels(*labels)
+
+    def _forget(self, label: str) -> None:
+        """Remove all numbers of a query."""
+        del self._ended[label]
+        for metric, labels in self._children.pop(label, set()):
+            metric.remove(*labels)
+        self._queues = {queue for queue in self._queues if queue[0] != label}
+        self._left_out = {queue for queue in self._left_out if queue[0] != label}
+        self._queues_left_out.set(len(self._left_out))
 
     def progressed(self, progress: StreamingQueryProgress) -> None:
         """A batch of a query is done."""
         with self._lock:
             label = self._names.get(str(progress.id), _OTHERS)
-            self._rows.labels(label).inc(max(progress.numInputRows, 0))
-            self._batches.labels(label).inc()
-            self._input_rate.labels(label).set(progress.inputRowsPerSecond)
-            self._done_rate.labels(label).set(progress.processedRowsPerSecond)
-            self._newest.labels(label).set(datetime.fromisoformat(progress.timestamp).timestamp())
-            for phase, milliseconds in progress.durationMs.items():
-                self._seconds.labels(label, phase).set(milliseconds / 1000)
+            self._of(self._rows, label).inc(max(progress.numInputRows, 0))
+            self._of(self._batches, label).inc()
+            self._of(self._input_rate, label).set(progress.inputRowsPerSecond)
+            self._of(self._done_rate, label).set(progress.processedRowsPerSecond)
+            self._of(self._newest, label).set(datetime.fromisoformat(progress.timestamp).timestamp())
+            for phase, milliseconds in islice(progress.durationMs.items(), PHASES_MAX):
+                self._of(self._seconds, label, printable(phase, LABEL_CHARS)).set(milliseconds / 1000)
             lag = 0
             for source in progress.sources:
                 read = _offsets(source.endOffset)
                 held = _offsets(source.latestOffset)
                 lag += self._positions(label, read, held)
-            self._lag.labels(label).set(lag)
+            self._of(self._lag, label).set(lag)
             self._written()
 
     def archived(self, at: ArchiveProgress) -> None:
         """Progress of the archive job (its `on_progress`)."""
         with self._lock:
-            self._rows.labels("archive").inc(max(at.records - self._archived, 0))
-            self._bytes.labels("archive").inc(max(at.bytes - self._archived_bytes, 0))
+            self._of(self._rows, "archive").inc(max(at.records - self._archived, 0))
+            self._of(self._bytes, "archive").inc(max(at.bytes - self._archived_bytes, 0))
             self._archived, self._archived_bytes = at.records, at.bytes
-            self._lag.labels("archive").set(max(at.total - at.records, 0))
-            self._newest.labels("archive").set_to_current_time()
+            self._of(self._lag, "archive").set(max(at.total - at.records, 0))
+            self._of(self._newest, "archive").set_to_current_time()
             self._written()
 
     def _positions(self, label: str, read: Offsets, held: Offsets) -> int:
@@ -165,15 +194,16 @@ class PipelineMetrics:
         for queue, offset in read.items():
             behind = max(held.get(queue, offset) - offset, 0)
             lag += behind
-            values = (label, queue.topic, queue.broker_name, str(queue.queue_id))
+            names = (queue.topic, queue.broker_name, str(queue.queue_id))
+            values = (label, *(printable(name, LABEL_CHARS) for name in names))
             if values not in self._queues and len(self._queues) >= QUEUES_MAX:
                 if len(self._left_out) < 10 * QUEUES_MAX:
                     self._left_out.add(values)
                     self._queues_left_out.set(len(self._left_out))
                 continue
             self._queues.add(values)
-            self._offset.labels(*values).set(offset)
-            self._queue_lag.labels(*values).set(behind)
+            self._of(self._offset, *values).set(offset)
+            self._of(self._queue_lag, *values).set(behind)
         return lag
 
     def _written(self) -> None:

@@ -114,8 +114,41 @@ def test_too_many_queries_share_a_label(monkeypatch: pytest.MonkeyPatch) -> None
         for number in range(4):
             metrics.started(str(number), f"name\n{number}")
             metrics.progressed(Progress("{}", None, str(number)))  # type: ignore[arg-type]
+        for number in range(4):
             metrics.ended(str(number), "failed")
         page = served(metrics)
 
     assert 'cometmq_pipeline_rows_total{query="others"} 2.0' in page
     assert 'cometmq_pipeline_failures_total{query="name\\\\n0"} 1.0' in page
+
+
+def test_numbers_of_queries_that_ended_long_ago_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDED_MAX", 2)
+    monkeypatch.setattr(module, "QUEUES_MAX", 3)
+    position = '{"T": {"b": {"0": 5, "1": 7}}}'
+    with PipelineMetrics("0") as metrics:
+        for number in [*range(5), 3]:  # the last begins anew
+            metrics.started(f"id{number}", f"n{number}")
+            metrics.progressed(Progress(position, position, f"id{number}"))  # type: ignore[arg-type]
+            metrics.ended(f"id{number}", None)
+        page = served(metrics)
+
+    assert {f"n{number}" for number in range(5) if f'"n{number}"' in page} == {"n3", "n4"}
+    assert 'cometmq_pipeline_rows_total{query="n3"} 2.0' in page
+    assert 'cometmq_pipeline_running{query="n4"} 0.0' in page
+    assert page.count("cometmq_pipeline_queue_lag{") == 3  # those of n2 went, and made room
+    assert "cometmq_pipeline_queues_left_out 1.0" in page
+
+
+def test_labels_from_outside_are_bounded() -> None:
+    long = "x" * 100_000
+    with PipelineMetrics("0") as metrics:
+        for name in (None, long):
+            progress = Progress(f'{{"{long}": {{"b": {{"0": 5}}}}}}', None, long)
+            progress.durationMs = {f"{number}{long}": 1 for number in range(1000)}
+            metrics.started(long, name)
+            metrics.progressed(progress)  # type: ignore[arg-type]
+        page = served(metrics)
+
+    assert len(page) < 200_000
+    assert 0 < page.count("cometmq_pipeline_batch_seconds{") <= 30

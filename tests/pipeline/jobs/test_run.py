@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
@@ -57,6 +58,7 @@ sinks:
     checkpoint: {tmp}/cp-copies
     trigger: {trigger}
 """
+DEEP = f"{'a struct<' * 2000}a int{'>' * 2000}"
 Write = Callable[..., str]
 
 
@@ -106,6 +108,44 @@ def test_an_archive_is_a_source(spark: SparkSession, topic: Topic, write: Write,
     assert lines == ['s 0: {"n":30}\n']
 
 
+DELTA = """\
+sources:
+  t: {{format: delta, path: "{uri}"}}
+steps:
+  n: SELECT c, sum(id) AS ids, count(added) AS added, min(at) AS at FROM t GROUP BY c ORDER BY c
+sinks:
+  s: {{from: n, format: console}}
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_any_delta_table_is_a_source(spark: SparkSession, write: Write, tmp_path: Path, prefix: str) -> None:
+    at = pa.array([1_000_000] * 3, pa.timestamp("us", "UTC"))
+    place = tmp_path / "of others"
+    write_deltalake(place, pa.table({"c": ["a", None, "a/ü"], "id": [1, 2, 3], "at": at}), partition_by=["c"])
+    more = pa.table({"c": ["a"], "id": [4], "at": at[:1], "added": ["x"]})
+    write_deltalake(place, more, mode="append", schema_mode="merge")
+    lines: list[str] = []
+
+    run(spark, write(DELTA, uri=f"{prefix}{place}"), show=lines.append)
+
+    rows = [json.loads(line.partition(": ")[2]) for line in lines]
+    assert [(row.get("c"), row["ids"], row["added"]) for row in rows] == [
+        (None, 2, 0), ("a", 5, 1), ("a/ü", 3, 0),
+    ]  # fmt: skip
+    DeltaTable(place).delete()
+    lines.clear()
+    run(spark, write(DELTA, uri=f"{prefix}{place}"), show=lines.append)
+    assert lines == []
+
+
+def test_what_is_no_delta_table_is_said_with_its_line(
+    spark: SparkSession, write: Write, tmp_path: Path
+) -> None:
+    with pytest.raises(PipelineFileError, match=r"f\.yml:2: t: path = .* expected a Delta table that"):
+        run(spark, write(DELTA, uri=f"{tmp_path}/names"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
@@ -120,6 +160,7 @@ def test_an_archive_is_a_source(spark: SparkSession, topic: Topic, write: Write,
         ("save: overwrite", "partition_by: x", 11, "partition_by = 'x': expected one of tags, n"),
         ("path: {tmp}/totals, save: overwrite", "path: {tmp}/names", 11, "path = '"),
         ("    options:", "    columns: body int\n    options:", 4, "schema = 'body int32': expected"),
+        ("    options:", f"    columns: {DEEP}\n    options:", 4, "nested too deep for Spark"),
         ("    options:", "    columns: body in,\n    options:", 4, "[PARSE_SYNTAX_ERROR]"),
         ("topic: {topic}}}\nsteps", "topic: nowhere}}\nsteps", 2, "no route to topic nowhere: ${COMET_NS} "),
     ],

@@ -7,9 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.pipeline.table import body_parsing
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.table.bodies import MOST_BYTES, Bodies, Parsed, merged, with_columns
+from cometmq.pipeline.table.bodies import MOST_BYTES, MOST_VALUES, Parsed, merged
 
 INT, LONG, FLOAT, DOUBLE, TEXT = pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string()
 
@@ -29,12 +30,7 @@ class Fixed:
 
 
 def columns(parsed: dict[bytes, Parsed], column: pa.StructType, *, keep: bool = True) -> list[dict[str, Any]]:
-    batch = pa.record_batch({"queue_offset": range(len(parsed)), "body": pa.array(list(parsed), pa.binary())})
-    bodies = Bodies("json", (b"", ""), column, column, keep)
-    found = with_columns(batch, bodies, Fixed(parsed))
-    found.validate(full=True)
-    rows: list[dict[str, Any]] = found.to_pylist()
-    return rows
+    return body_parsing.columns(Fixed(parsed), column, *parsed, keep=keep)
 
 
 def test_each_body_becomes_columns() -> None:
@@ -76,6 +72,32 @@ def test_many_large_bodies_and_none() -> None:
     bodies = {bytes([number]) * MOST_BYTES: Parsed({"id": number}) for number in range(10)}
     assert [row["value"]["id"] for row in columns(bodies, struct(id=LONG))] == list(range(10))
     assert columns({}, struct(id=LONG)) == []
+
+
+WIDE = struct(**{f"f{number}": LONG for number in range(1000)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "few", "many"),
+    [
+        (pa.list_(LONG), [1] * MOST_VALUES, [1] * (MOST_VALUES + 1)),
+        (pa.list_(WIDE), [{}] * 250, [{}] * 251),
+        (pa.map_(TEXT, WIDE), {str(n): None for n in range(250)}, [(str(n), None) for n in range(251)]),
+        (pa.list_(struct(a=pa.list_(WIDE))), [{"a": [{}]}] * 249, [{"a": [{}]}, None] * 250),
+        (struct(a=pa.list_(pa.list_(LONG))), {"a": [[1] * 10, None]}, {"a": [[1] * 1000] * 250}),
+    ],
+)
+def test_a_body_whose_arrays_hold_too_much_is_an_error(kind: pa.DataType, few: Any, many: Any) -> None:
+    rows = columns({b"few": Parsed({"x": few}), b"many": Parsed({"x": many})}, struct(x=kind), keep=False)
+    assert [row["body"] for row in rows] == [None, b"many"]
+    assert rows[1]["body_error"] == "more than 250000 values in its arrays and maps"
+
+
+def test_many_bodies_that_hold_much_are_rows_in_order() -> None:
+    parsed = {b"%d" % n: Parsed({"id": n, "x": [n] * (MOST_VALUES // 3)}) for n in range(10)}
+    rows = columns(parsed, struct(id=LONG, x=pa.list_(LONG)))
+    assert [row["value"]["id"] for row in rows] == list(range(10))
+    assert all(len(row["value"]["x"]) == MOST_VALUES // 3 for row in rows)
 
 
 def test_an_error_text_is_bounded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from io import BytesIO
@@ -11,8 +12,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.pipeline.table.body_parsing import columns, is_refused, never_fails
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.table.body_avro import AvroParser, fields_of
@@ -79,15 +79,65 @@ def test_a_datum_becomes_columns() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_datum_of_the_schema_is_an_error(body: bytes) -> None:
-    parsed = PARSER.parse(body)
-    assert parsed.value is None
-    assert parsed.error
+    is_refused(PARSER, body)
 
 
-@given(st.binary(max_size=100))
-def test_no_bytes_make_it_fail(body: bytes) -> None:
-    parsed = PARSER.parse(body)
-    assert (parsed.value is None) == (parsed.error is not None)
+def test_no_bytes_make_it_fail() -> None:
+    never_fails(PARSER)
+
+
+def written(schema: str, value: Any) -> bytes:
+    stream = BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(schema)), value)
+    return stream.getvalue()
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+FIXED = {"type": "fixed", "name": "F", "size": 20, "logicalType": "decimal", "precision": 38, "scale": 38}
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        (DECIMAL, (9999999999).to_bytes(5, "big", signed=True), Decimal("99999999.99")),
+        (DECIMAL, (-9999999999).to_bytes(5, "big", signed=True), Decimal("-99999999.99")),
+        (DECIMAL, (5).to_bytes(1000, "big"), Decimal("0.05")),
+        (DECIMAL, b"", Decimal(0)),
+        (["null", DECIMAL], b"\xff", Decimal("-0.01")),
+        (FIXED, (10**38 - 1).to_bytes(20, "big"), Decimal("0." + "9" * 38)),
+        (DECIMAL, (10**10).to_bytes(5, "big", signed=True), None),
+        (DECIMAL, (12345678901).to_bytes(5, "big", signed=True), None),
+        (FIXED, (10**38).to_bytes(20, "big"), None),
+    ],
+)
+def test_decimals_are_exact_or_an_error(kind: Any, raw: bytes, value: Decimal | None) -> None:
+    plain = json.loads(record(kind).replace("logicalType", "other"))
+    body = written(json.dumps(plain), {"f": raw})
+    (found,) = columns(AvroParser(record(kind)), fields_of(record(kind)), body)
+    assert (found["value"] and found["value"]["f"]) == value
+    assert (found["body_error"] is None) == (value is not None)
+
+
+LARGE = 1024 * 1024 - 10
+TOO_MANY = "more than 250000 values"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        (DECIMAL, b"x" * LARGE, "a decimal of more than 10 digits"),
+        ({"type": "array", "items": ["null", "int"]}, [None] * LARGE, TOO_MANY),
+        ({"type": "array", "items": "long"}, [2**60] * 100_000, TOO_MANY),
+        ("bytes", b"x" * LARGE, None),
+        ({"type": "array", "items": "string"}, ["ab"] * 200_000, None),
+    ],
+)  # fmt: skip
+def test_a_large_body_costs_little(kind: Any, value: Any, problem: str | None) -> None:
+    body = written(json.dumps(json.loads(record(kind).replace("logicalType", "other"))), {"f": value})
+    began = time.process_time()
+    (found,) = columns(AvroParser(record(kind)), fields_of(record(kind)), body)
+    assert time.process_time() - began < 5
+    assert problem in found["body_error"] if problem else found["value"]["f"] == value
 
 
 def record(kind: Any) -> str:

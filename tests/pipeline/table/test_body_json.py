@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.pipeline.table.body_parsing import columns, never_fails
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.table.bodies import Bodies, with_columns
 from cometmq.pipeline.table.body_json import JsonParser, inferred
 
 FIELDS = pa.struct(
@@ -37,10 +40,8 @@ PARSER = JsonParser(FIELDS)
 
 def row(body: bytes, fields: pa.StructType = FIELDS) -> dict[str, Any]:
     """The columns of a body, through Arrow."""
-    batch = pa.record_batch({"body": pa.array([body], pa.binary())})
-    found = with_columns(batch, Bodies("json", (b"", ""), fields, fields, True), JsonParser(fields))
-    (made,) = found.to_pylist()
-    return dict(made)
+    (made,) = columns(JsonParser(fields), fields, body)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,113 @@ def test_nothing_is_lost(document: dict[str, Any]) -> None:
     }
 
 
-@given(st.binary(max_size=200))
-def test_no_bytes_make_it_fail(body: bytes) -> None:
-    found = PARSER.parse(body)
-    assert (found.value is None) == (found.error is not None)
+def test_no_bytes_make_it_fail() -> None:
+    never_fails(PARSER)
+
+
+NUMBERS = pa.struct(
+    [
+        ("long", pa.int64()),
+        ("double", pa.float64()),
+        ("float", pa.float32()),
+        ("doubles", pa.list_(pa.float64())),
+        ("floats", pa.map_(pa.string(), pa.float32())),
+        ("item", pa.struct([("d", pa.float64()), ("f", pa.list_(pa.struct([("f", pa.float32())])))])),
+    ]
+)
+number = st.from_regex(r"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
+numbers = st.floats(allow_nan=False, allow_infinity=False).map(repr) | number | st.just("null")
+bodies_of_numbers = st.fixed_dictionaries(
+    {},
+    optional={
+        "long": numbers,
+        "double": numbers,
+        "float": numbers
+        | st.floats(width=32, allow_nan=False, allow_infinity=False).map(np.float32).map(str),
+        "doubles": st.lists(numbers, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+        "floats": numbers.map('{{"k": {}}}'.format),
+        "item": st.tuples(numbers, numbers).map(lambda two: f'{{"d": {two[0]}, "f": [{{"f": {two[1]}}}]}}'),
+    },
+)
+
+
+def said(kind: pa.DataType, value: Any) -> Any:
+    """What a column says, with numbers as decimals: the shortest text that is this double or float."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: said(field.type, value[field.name]) for field in kind}
+    if pa.types.is_list(kind):
+        return [said(kind.value_type, item) for item in value]
+    if pa.types.is_map(kind):
+        return {key: said(kind.item_type, item) for key, item in value}
+    return Decimal(str(np.float32(value)) if kind == pa.float32() else repr(value))
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+@given(bodies_of_numbers)
+@example({"double": "9007199254740993"})
+@example({"float": "16777217"})
+@example({"float": "1e39", "double": "1e-400"})
+@example({"doubles": "[0.1, 0.1000000000000000055511151231257827]"})
+@example({"double": "1e" + "9" * 30})
+def test_columns_and_rest_say_the_numbers_that_were_sent(fields: dict[str, str]) -> None:
+    body = "{" + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
+    found = row(body.encode(), NUMBERS)
+    assert found["body_error"] is None
+    rest = json.loads(found["body_rest"] or "{}", parse_int=str, parse_float=str)
+    assert {name: json.loads(fields[name], parse_int=str, parse_float=str) for name in rest} == rest
+    sent = {name: text for name, text in fields.items() if name not in rest}
+    exact = {name: json.loads(text, parse_int=Decimal, parse_float=Decimal) for name, text in sent.items()}
+    held = {field.name: found["value"][field.name] for field in NUMBERS}
+    column = {name: said(NUMBERS.field(name).type, value) for name, value in held.items()}
+    assert without_nulls(column) == without_nulls(exact)
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("0.1", True), ("1e22", True), ("12345678.125", True), ("9007199254740992", True), ("-0.0", True),
+        ("9007199254740993", False), ("0.10000000000000001", False), ("1e-400", False),
+    ],
+)  # fmt: skip
+def test_a_double_holds_what_its_shortest_text_says(text: str, fits: bool) -> None:
+    assert row(b'{"rate":%s}' % text.encode())["body_rest"] == (
+        None if fits else b'{"rate":%s}' % text.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("2026-11-23T08:00:00.123456Z", True), ("2026-11-23T08:00:00.123456000+01:00", True),
+        ("2026-11-23T08:00:00.1234567Z", False), ("2026-11-23T08:00:00.9999999Z", False),
+        (r"2026-11-23T08:00:00\u002e000000001Z", False), ("0001-01-01T00:00:00+00:01", False),
+        ("9999-12-31T23:59:59Z", True), ("9999-12-31T23:59:59-00:01", False),
+    ],
+)  # fmt: skip
+def test_a_time_finer_than_a_microsecond_is_kept_as_it_was_written(text: str, fits: bool) -> None:
+    found = row(b'{"id":1,"at":"%s"}' % text.encode())
+    assert (found["value"]["at"] is not None) == fits
+    assert found["body_rest"] == (None if fits else b'{"at":"%s"}' % text.encode())
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-999999999", '"1e-999999999"', '"\uff11e-999999999"', '"NaN"', "0e999999999"]
+)
+def test_a_decimal_far_from_any_column_is_kept_as_it_was_written(text: str) -> None:
+    found = row(b'{"price":%s,"id":1}' % text.encode())
+    assert (found["body_rest"], found["value"]["id"]) == (b'{"price":%s}' % text.encode(), 1)
+
+
+@pytest.mark.parametrize("text", ["aGl=", "aB==", r"aGl\u003d"])
+def test_base64_with_bits_to_spare_is_kept_as_it_was_written(text: str) -> None:
+    assert row(b'{"raw":"%s"}' % text.encode())["body_rest"] == b'{"raw":"%s"}' % text.encode()
 
 
 def test_fields_are_found_in_bodies() -> None:
@@ -156,9 +260,60 @@ def test_no_fields_are_found(bodies: list[bytes]) -> None:
         inferred(bodies)
 
 
-def test_a_body_with_thousands_of_names_gives_no_thousands_of_columns() -> None:
-    body = json.dumps({f"n{number}": 1 for number in range(5000)}).encode()
-    assert inferred([body]).num_fields == 500
+def test_empty_objects_in_an_array_cost_little() -> None:
+    wide = pa.struct([(f"f{number}", pa.float64()) for number in range(100)])
+    fields = pa.struct([("items", pa.list_(wide)), ("one", wide)])
+    tracemalloc.start()
+    found = row(b'{"items":[' + b"{}," * 300_000 + b"{}]}", fields)
+    assert tracemalloc.get_traced_memory()[1] < 20 * 1024 * 1024
+    tracemalloc.stop()
+    assert found["body_error"] == "more than 250000 values in its arrays and maps"
+    assert row(b'{"items":[{"f0":1}' + b",{}" * 2000 + b"]}", fields)["value"]["items"][0]["f0"] == 1
+
+
+def leaves(kind: pa.DataType) -> int:
+    return sum(leaves(field.type) for field in kind) if pa.types.is_struct(kind) else 1
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {f"n{number}": 1 for number in range(5000)},
+        {f"n{number}": {f"m{inner}": {"x": 1, "y": 1} for inner in range(40)} for number in range(40)},
+        {f"n{number}": {f"m{inner}": 1 for inner in range(200)} for number in range(200)},
+    ],
+)
+def test_the_rarest_of_too_many_fields_get_no_columns(
+    hostile: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = b'{"id":1,"item":{"sku":"s"}}'
+    found = inferred([usual, json.dumps(hostile).encode(), usual])
+    assert leaves(found) == 1000
+    assert found.field("id").type == pa.int64()
+    assert "more than 1000 fields" in caplog.text
+
+
+def test_names_that_cannot_be_columns_stay_in_the_rest() -> None:
+    names = ["", "n" * 129, "a\nb", "\u202e", "fine"]
+    assert inferred([json.dumps(dict.fromkeys(names, 1)).encode()]).names == ["fine"]
+
+
+def test_few_bodies_and_bytes_are_looked_at() -> None:
+    looked = 0
+
+    def endless(body: bytes) -> Iterator[bytes]:
+        nonlocal looked
+        while True:
+            looked += 1
+            yield body
+
+    inferred(endless(b'{"id":1}'))
+    assert looked == 10_000
+    large = json.dumps({"text": "x" * 1_000_000, "list": [1] * 10}).encode()
+    small = b'{"id":1}'
+    assert inferred([large] * 50 + [small]).names == ["text", "list", "id"]
+    with pytest.raises(ConfigError, match="first 4 bodies"):
+        inferred([b"x" * 1_000_000] * 50)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.pipeline.table.body_parsing import is_refused, never_fails
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.table.body_protobuf import ProtobufParser, fields_of
@@ -120,15 +119,23 @@ def test_fields_that_the_descriptor_does_not_know_are_kept(fields: dict[str, Any
     [b"\x08", b"\xff", b"\x32\x01\xff", b"\x32\x7f", b"\x4a\xff\xff\xff\xff\x0f", b"\x0b" * 200],
 )  # fmt: skip
 def test_what_is_no_message_is_an_error(body: bytes) -> None:
-    parsed = PARSER.parse(body)
-    assert parsed.value is None
-    assert parsed.error
+    is_refused(PARSER, body)
 
 
-@given(st.binary(max_size=100))
-def test_no_bytes_make_it_fail(body: bytes) -> None:
-    parsed = PARSER.parse(body)
-    assert (parsed.value is None) == (parsed.error is not None)
+def test_no_bytes_make_it_fail() -> None:
+    never_fails(PARSER)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x52\x00" * (512 * 1024),  # items without anything in them
+        b"\x5a\x00" * (512 * 1024),  # empty tags
+        b"".join(b"\x62\x07\x0a\x03%03x\x12\x00" % n for n in range(4096)) * 14 + b"\x52\x00" * 250_000,
+    ],
+)
+def test_a_body_of_hundreds_of_thousands_of_items_is_refused(body: bytes) -> None:
+    assert is_refused(PARSER, body).endswith("more than 250000 values in its arrays and maps")
 
 
 @pytest.mark.parametrize(

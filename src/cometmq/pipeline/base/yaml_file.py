@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from cometmq.pipeline.base.errors import PipelineFileError
-from cometmq.text import shortened
+from cometmq.text import is_utf8, printable, shortened
 
 BYTES_MAX = 256 * 1024
 NODES_MAX = 10_000
@@ -41,8 +41,10 @@ def load(path: str, data: bytes) -> Node:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise PipelineFileError(path, [(line, "this is no UTF-8 text")]) from None
+    loader: yaml.SafeLoader | None = None
     try:
-        return _Loader(path, yaml.parse(text, Loader=yaml.SafeLoader)).document()
+        loader = yaml.SafeLoader(text)
+        return _Loader(path, iter(loader.get_event, None)).document()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise PipelineFileError(
@@ -52,6 +54,9 @@ def load(path: str, data: bytes) -> Node:
         line = _line(error.problem_mark)
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise PipelineFileError(path, [(line, problem or "this is no YAML")]) from None
+    except (ValueError, OverflowError, RecursionError) as error:  # what PyYAML does not catch itself
+        line = 1 if loader is None else loader.line + 1
+        raise PipelineFileError(path, [(line, f"this is no YAML: {printable(str(error))}")]) from None
 
 
 class _Loader:
@@ -88,6 +93,8 @@ class _Loader:
         if getattr(event, "tag", None) not in (None, "!"):  # "!" is what PyYAML says of quoted text
             self._refuse(event, "tags (!) are not allowed")
         if isinstance(event, yaml.ScalarEvent):
+            if not is_utf8(event.value):
+                self._refuse(event, "half a character (a surrogate as \\ud800) is no text")
             block = event.style == "|"
             whole = block or _line(event.end_mark) == own_line
             return Node(event.value, line, own_line + block if whole else None)

@@ -12,31 +12,35 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, MapType, NullType, StructType
 
 from cometmq.errors import CometError, ConfigError
-from cometmq.pipeline.base.engine import cause
+from cometmq.pipeline.base.engine import cause, slots
 from cometmq.pipeline.base.errors import JobFailed
-from cometmq.pipeline.base.options import read_options, write_options
+from cometmq.pipeline.base.options import check_package, read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.jobs.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
+from cometmq.pipeline.jobs.run_places import local_path
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import check_schema
 from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
 CONSOLE_ROWS = 20
+_TASKS_PER_SLOT = 4  # of files of a Delta table
 _POLL_S = 0.5
 _WRITTEN = "cometmq_written"
 _PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
@@ -134,9 +138,14 @@ def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) ->
             frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
         _ = frame.schema  # through Spark Connect nothing is looked at before
     except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
-        text = cause(error).lstrip("\n")
+        deep = "StackOverflowError" in str(error)
+        text = "nested too deep for Spark" if deep else cause(error).lstrip("\n")
         place = _PLACE.search(str(error))
-        if isinstance(table, Source) and table.columns and isinstance(error, ParseException | ConfigError):
+        if (
+            isinstance(table, Source)
+            and table.columns
+            and isinstance(error, ParseException | ConfigError | Py4JError)
+        ):
             line = table.columns.line
         if isinstance(table, Step) and place and line == table.sql_line:
             line = table.line_of(int(place[1]))
@@ -150,6 +159,8 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     path = source.path.value if source.path else None
     if source.format == "archive":
         return archived(spark, str(path))
+    if source.format == "delta":
+        return _of_delta(spark, str(path))
     streaming = run.pipeline.streaming and source.format == "cometmq"
     if source.format == "cometmq":
         # What Spark would find only when it reads: brokers that are away, a topic that is not there.
@@ -164,6 +175,22 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     if source.columns and source.format in ("cometmq", "cometmq-store"):
         check_schema(frame.schema)
     return frame
+
+
+def _of_delta(spark: SparkSession, path: str) -> DataFrame:
+    """The newest version of a Delta table, read by delta-rs in the workers: Spark from PyPI has no reader."""
+    check_package("format", "delta", "deltalake", "delta")
+    from cometmq.pipeline.table import delta
+
+    place = local_path(path) or path
+    version, files, columns = delta.newest(place)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = (number for batch in batches for number in batch.column("id").to_pylist())
+        return delta.rows_of_files(place, version, numbers)
+
+    tasks = max(1, min(files, _TASKS_PER_SLOT * slots(spark)))
+    return spark.range(0, files, 1, tasks).mapInArrow(read, from_arrow_schema(columns))
 
 
 def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
@@ -183,7 +210,8 @@ def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
         if isinstance(item.dataType, refused):
             kind = item.dataType.simpleString()
             raise ConfigError("columns", f"{item.name} {kind}", f"a type that {sink.format} can hold")
-    if sink.path and sink.save == "error" and not run.pipeline.streaming and os.path.exists(sink.path.value):
+    place = local_path(sink.path.value) if sink.path else None
+    if sink.path and place and sink.save == "error" and not run.pipeline.streaming and os.path.exists(place):
         raise ConfigError("path", sink.path.shown, "a new directory (or save: append, or overwrite)")
     if run.pipeline.streaming:
         _check_output(run.spark, sink, frame)
@@ -255,13 +283,13 @@ def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: in
 def _streams(run: _Run) -> None:
     """Start all sinks and wait for them. A query that fails ends the others after their batches."""
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    seen: dict[str, dict[int, int]] = {}
+    newest: dict[str, int] = {}  # the newest batch of each sink that is counted
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):
                 queries.append((sink, summary, _started(run, sink)))
         while any(query.isActive for _, _, query in queries) and not run.stop.wait(_POLL_S):
-            _count(run, queries, seen)
+            _count(run, queries, newest)
         for sink, summary, query in queries:
             _finish(query)
             with _failing(run, sink):
@@ -271,7 +299,7 @@ def _streams(run: _Run) -> None:
     finally:
         for _, _, query in queries:
             query.stop()
-        _count(run, queries, seen, may_fail=False)
+        _count(run, queries, newest, may_fail=False)
 
 
 def _started(run: _Run, sink: Sink) -> StreamingQuery:
@@ -310,17 +338,16 @@ def _last_batch(query: StreamingQuery) -> int:
 def _count(
     run: _Run,
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]],
-    seen: dict[str, dict[int, int]],
+    newest: dict[str, int],
     may_fail: bool = True,
 ) -> None:
-    """Rows and batches of all queries so far, and the end of all where one has failed."""
+    """Add what came since the last time, and end all queries where one has failed."""
     for _, summary, query in queries:
-        batches = seen.setdefault(summary.name, {})
-        for progress in query.recentProgress:
+        for progress in query.recentProgress:  # of the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)
-            if rows:
-                batches[progress.batchId] = rows
-        summary.rows, summary.batches = sum(batches.values()), len(batches)
+            if rows and progress.batchId > newest.get(summary.name, -1):
+                newest[summary.name] = progress.batchId
+                summary.rows, summary.batches = summary.rows + rows, summary.batches + 1
         if may_fail and query.exception() is not None:
             run.stop.set()
     run.on_progress(sum(summary.rows for _, summary, _ in queries), None)

@@ -18,19 +18,28 @@ from cometmq.pipeline.base import yaml_file
 from cometmq.pipeline.base.errors import PipelineFileError
 from cometmq.pipeline.base.options import read_options, store_options, write_options
 from cometmq.pipeline.base.yaml_file import Node
-from cometmq.text import printable
+from cometmq.pipeline.jobs.run_places import overlap
+from cometmq.text import is_utf8, printable
 
 PATHS = ("parquet", "json", "csv", "orc")
-SOURCES = ("cometmq", "cometmq-store", "archive", *PATHS)
+SOURCES = ("cometmq", "cometmq-store", "archive", "delta", *PATHS)
 SINKS = ("cometmq", "console", *PATHS)
 MODES = ("batch", "stream")
 SAVES = ("error", "append", "overwrite")
 OUTPUTS = ("append", "update", "complete")
 NOW = "available now"
+_REFUSED = {
+    "archive": "is written by `cometmq archive` alone, which keeps positions with the rows",
+    "delta": "is read, not written: write parquet, or archive topics with --format delta",
+    "iceberg": "is no format here: archive topics with --format iceberg, and read them as archive",
+}
+"""Formats that people look for, and what they use instead."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
+_PATH_MAX = 4096
 _SECRET = 4  # characters of a value that is hidden: shorter ones are in every other word
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
+_BAD_RECORDS = "badrecordspath"
 _TOP = ("mode", "sources", "steps", "sinks")
 _SOURCE = ("format", "path", "options", "columns", "watermark")
 _STEP = ("sql", "watermark")
@@ -168,7 +177,7 @@ class _Reader:
     def _source(self, name: str, node: Node, streaming: bool) -> Source:
         given = self._section(node, f"source {name}", _SOURCE, required=("format",))
         kind = self._word(given, "format", SOURCES, "")
-        path = self._path(given, node, kind, ("cometmq-store", "archive", *PATHS))
+        path = self._path(given, node, kind, ("cometmq-store", "archive", "delta", *PATHS))
         options = self._options(given)
         source = Source(
             name,
@@ -183,10 +192,10 @@ class _Reader:
             self._check(given, node, lambda: read_options(source.plain(), streaming=streaming))
         elif kind == "cometmq-store" and path:
             self._check(given, node, lambda: store_options(source.plain() | {"path": path.value}))
-        elif kind == "archive":
+        elif kind in ("archive", "delta"):
             for key in ("options", "columns"):
                 if key in given:
-                    self._wrong(given[key].line, f"an archive has no {key}")
+                    self._wrong(given[key].line, f"format {kind} has no {key}")
         return source
 
     def _step(self, name: str, node: Node, streaming: bool) -> Step:
@@ -262,15 +271,26 @@ class _Reader:
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
         """No two parts write to one place, and none writes where another reads."""
-        places = [(source.path, f"source {source.name} reads") for source in sources if source.path]
+        places = [
+            (source.path, f"source {source.name} reads")
+            for source in sources
+            if source.path and not self._too_long(source.path)
+        ]
         for sink in sinks:
-            for text in (sink.path, sink.checkpoint):
-                if text is None:
+            bad = [text for key, text in sink.options.items() if key.lower() == _BAD_RECORDS]
+            for text in (sink.path, sink.checkpoint, *bad):
+                if text is None or not text.value.strip() or self._too_long(text):
                     continue
                 for other, what in places:
-                    if _overlap(text.value, other.value):
+                    if overlap(text.value, other.value):
                         self._wrong(text.line, f"{text.shown}: {what} there, or above or below it")
                 places.append((text, f"sink {sink.name} writes"))
+
+    def _too_long(self, path: Text) -> bool:
+        if len(path.value) <= _PATH_MAX:
+            return False
+        self._wrong(path.line, f"a path of {len(path.value)} characters: at most {_PATH_MAX}")
+        return True
 
     # -- values
 
@@ -314,7 +334,9 @@ class _Reader:
         text = self._text(given, key)
         if text is None or text.value in words:
             return text.value if text else default
-        self._wrong(text.line, f"{key} {_said(text.value)} is none of: {', '.join(words)}")
+        known = ", ".join(words)
+        refused = _REFUSED.get(text.value) if key == "format" else None
+        self._wrong(text.line, f"{key} {_said(text.value)} {refused or f'is none of: {known}'}")
         return default
 
     def _list(self, given: dict[str, Node], key: str) -> tuple[Text, ...]:
@@ -371,6 +393,9 @@ class _Reader:
             if not got:
                 self._wrong(node.line, f"{printable(found[0], 80)} is not set in the environment")
                 return ""
+            if not is_utf8(got):
+                self._wrong(node.line, f"{found[0]} is no UTF-8 text in the environment")
+                return ""
             if len(got) >= _SECRET:
                 self._secrets[got] = self._secrets[repr(got)[1:-1]] = found[0]
             return got
@@ -400,11 +425,3 @@ def _hidden(text: str, secrets: Mapping[str, str]) -> str:
 
 def _said(text: str) -> str:
     return repr(printable(text, 60))
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether one path is the other, or lies in it."""
-    first, second = (
-        os.path.normpath(path if "://" in path else os.path.abspath(path)) for path in (one, other)
-    )
-    return first == second or first.startswith(f"{second}{os.sep}") or second.startswith(f"{first}{os.sep}")

@@ -9,7 +9,7 @@ A body that cannot be parsed is a row like any other, with its `body`. So nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +22,10 @@ from cometmq.errors import ConfigError
 
 MOST_BYTES = 1024 * 1024
 """Longer bodies are not parsed. A hostile one becomes Python objects of some hundred times its size."""
+
+MOST_VALUES = 250_000
+"""Values that the arrays and maps of one body may hold, counted as they lie in columns: a struct in an array
+has as many as it has fields, whether they are set or not. Two bytes of Protobuf can be one with hundreds."""
 
 _SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are Python objects at the same time
 _ERROR_CHARS = 300
@@ -85,8 +89,7 @@ def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.Re
     values: list[pa.Array] = []
     rests: list[bytes | None] = []
     errors: list[str | None] = []
-    for start, stop in _slices(batch.column("body")):
-        parsed = [_parse(parser, body or b"") for body in batch.column("body")[start:stop].to_pylist()]
+    for parsed in _parsed(parser, batch.column("body"), bodies.column):
         values += _arrow(parsed, 0, len(parsed), bodies.column)
         rests += [rest for _, rest, _ in parsed]
         errors += [error and error[:_ERROR_CHARS] for _, _, error in parsed]
@@ -98,6 +101,59 @@ def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.Re
         batch = batch.set_column(at, batch.schema.field(at), body)
     fields = [*batch.schema, *body_columns(bodies.column)]
     return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=pa.schema(fields))
+
+
+def _parsed(parser: Parser, bodies: pa.Array, column: pa.StructType) -> Iterator[list[Parsed]]:
+    """The bodies in order, as many at a time as may be Python objects together."""
+    count = _counter(column)
+    for start, stop in _slices(bodies):
+        group: list[Parsed] = []
+        held = 0
+        for body in bodies[start:stop].to_pylist():
+            one = _parse(parser, body or b"")
+            values = 0 if count is None or one.value is None else count(one.value)
+            if values > MOST_VALUES:
+                one, values = Parsed(None, error=too_many_values()), 0
+            if held + values > MOST_VALUES:
+                yield group
+                group, held = [], 0
+            group.append(one)
+            held += values
+        yield group
+
+
+def too_many_values() -> str:
+    return f"more than {MOST_VALUES} values in its arrays and maps"
+
+
+def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
+    """What counts the values of a type that `MOST_VALUES` is about. None: there cannot be any."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
+
+        def of_struct(value: dict[str, Any]) -> int:
+            return sum(count(inner) for name, count in parts if (inner := value.get(name)) is not None)
+
+        return of_struct if parts else None
+    if not pa.types.is_list(kind) and not pa.types.is_map(kind):
+        return None
+    items = kind.value_type if pa.types.is_list(kind) else kind.item_type
+    width, inside = value_width(items), _counter(items)
+
+    def of_list(value: Any) -> int:
+        total = len(value) * width
+        if inside is None or total > MOST_VALUES:
+            return total
+        if pa.types.is_map(kind):
+            value = value.values() if isinstance(value, dict) else [item for _, item in value]
+        return total + sum(inside(item) for item in value if item is not None)
+
+    return of_list
+
+
+def value_width(kind: pa.DataType) -> int:
+    """The columns that hold one value of a type."""
+    return sum(value_width(field.type) for field in kind) if pa.types.is_struct(kind) else 1
 
 
 def _slices(bodies: pa.Array) -> Iterator[tuple[int, int]]:

@@ -1,22 +1,40 @@
 """JSON bodies: an object whose fields become columns, exactly or not at all.
 
-A field that is not in the schema, or whose value is not wholly of its type there, goes to `body_rest` as it
-was written: {"its name": its text}. pyarrow's JSON reader is not used: it takes text by lines, fails for
-all of them at the first bad one, and has no place for what does not fit."""
+A field that is not in the schema, or whose value its type cannot hold wholly, goes to `body_rest` as it was
+written: {"its name": its text}. Numbers of float and double are held if the shortest text of what the column
+has says the same number: 0.1 is, 2^53 + 1 and 1e-400 are not.
+
+pyarrow's JSON reader is not used: it takes text by lines, fails for all of them at the first bad one, and has
+no place for what does not fit.
+"""
 
 from __future__ import annotations
 
+import binascii
 import json
-from collections.abc import Iterable
-from datetime import date, datetime
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from itertools import islice
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
+from cometmq import logs
 from cometmq.errors import ConfigError
-from cometmq.pipeline.table.bodies import MOST_BYTES, Parsed, check_names
+from cometmq.pipeline.table.bodies import (
+    MOST_BYTES,
+    MOST_VALUES,
+    Parsed,
+    check_names,
+    too_many_values,
+    value_width,
+)  # fmt: skip
+
+log = logs.logger(__name__)
 
 _PLAIN: list[tuple[pa.DataType, Any]] = [
     (pa.bool_(), bool),
@@ -32,8 +50,61 @@ _PLAIN: list[tuple[pa.DataType, Any]] = [
 _TYPES = "boolean, int, bigint, float, double, decimal, string, binary, date, timestamp, array, map, struct"
 _KEPT_AS_THEY_ARE = (bytes, date, datetime, Decimal)
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError, ValueError)
-_MOST_FIELDS = 500
+_MOST_FIELDS = 1000  # with a column of their own, at all depths
+_MOST_PLACES = 10 * _MOST_FIELDS  # from which they are chosen, structs and arrays among them
 _MOST_DEPTH = 8
+_MOST_NAME = 128  # characters
+_MOST_EXPONENT = 1000
+_SAMPLE_BODIES = 10_000
+_SAMPLE_BYTES = 4 * 1024 * 1024
+_SAMPLE_ITEMS = 100  # of an array
+
+_DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
+"""Any number becomes a run of 0, but for its exponent."""
+
+
+class _Lossy(NamedTuple):
+    """A type that may not hold all that a JSON value of it says. words: what is then in the body, with or
+    without `_DIGITS`; exact: what holds it all; same: whether the two say the same."""
+
+    words: tuple[bytes, ...]
+    exact: Any
+    same: Callable[[Any, Any], bool]
+
+
+def _same_float(made: float, exact: Decimal) -> bool:
+    with np.errstate(over="ignore"):
+        return Decimal(str(np.float32(made))) == exact
+
+
+def _same_time(made: datetime, exact: str) -> bool:
+    made.astimezone(UTC)  # OverflowError where a zone moves it out of the years that Python has
+    finer = re.search(r"\.[0-9]{6}([0-9]+)", exact)
+    return finer is None or not finer[1].strip("0")
+
+
+def _is_usual(made: Decimal, _: Decimal) -> bool:
+    exponent = made.as_tuple().exponent
+    return isinstance(exponent, int) and abs(exponent) <= _MOST_EXPONENT
+
+
+_LOSSY = {
+    # A number of fewer digits and without an exponent is held whole: 15 digits in a double, 6 in a float.
+    pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
+    pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
+    pa.timestamp("us", "UTC"): _Lossy(  # 00.1234567 is finer than the column
+        (b"0" * 10, b'"0001-01-01', b'"9999-12-31', b"\\"), str, _same_time
+    ),
+    pa.binary(): _Lossy(
+        (b'="', b"\\"), str, lambda made, exact: binascii.b2a_base64(made, newline=False).decode() == exact
+    ),
+}
+# pyarrow 26 reads beyond its table of powers for 1e-99999999, and the process may end.
+_LOSSY_DECIMAL = _Lossy((b"",), Decimal, _is_usual)
+
+
+def _lossy(kind: pa.DataType) -> _Lossy | None:
+    return _LOSSY_DECIMAL if pa.types.is_decimal128(kind) else _LOSSY.get(kind)
 
 
 class JsonParser:
@@ -44,20 +115,33 @@ class JsonParser:
         self._parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
         types = ((field.name, _python_type(field.type, field.name)) for field in fields)
         self._fields = {name: msgspec.json.Decoder(kind | None) for name, kind in types}
+        self._widest = _widest(fields)
+        self._suspects = _words(fields)
+        self._whole_exact = _exact_reader(fields, "body")
+        self._exact = {field.name: _exact_reader(field.type, field.name) for field in fields}
         self._encoder = msgspec.json.Encoder(decimal_format="number")
         # Numbers are not made: one of a million digits would take minutes.
         self._names = json.JSONDecoder(object_pairs_hook=_once, parse_int=len, parse_float=len)
 
     def parse(self, body: bytes) -> Parsed:
+        # A struct takes room for all of its fields, and `{}` can be one.
+        if self._widest > 1 and body.count(b"{") * self._widest > MOST_VALUES:
+            return Parsed(None, error=too_many_values())
         try:
             try:
                 found = self._whole.decode(body)
             except (msgspec.ValidationError, UnicodeDecodeError):
                 return self._by_parts(body)
+            value = msgspec.to_builtins(found, builtin_types=_KEPT_AS_THEY_ARE)
+            if self._whole_exact is not None:
+                both = body.translate(_DIGITS) + body
+                suspect = any(word in both for word in self._suspects)
+                if suspect and not self._whole_exact(value, body):
+                    return self._by_parts(body)
             # Each name and text has two quotes: if as many come out as went in, no name was there twice.
             if b"\\" in body or body.count(b'"') != self._encoder.encode(found).count(b'"'):
                 self._names.decode(body.decode())
-            return Parsed(msgspec.to_builtins(found, builtin_types=_KEPT_AS_THEY_ARE))
+            return Parsed(value)
         except _NOT_JSON as error:
             return Parsed(None, error=f"{type(error).__name__}: {error}")
 
@@ -69,13 +153,34 @@ class JsonParser:
         for name, text in parts.items():
             decoder = self._fields.get(name)
             try:
-                if decoder is None:
-                    rest[name] = text
-                else:
-                    value[name] = msgspec.to_builtins(decoder.decode(text), builtin_types=_KEPT_AS_THEY_ARE)
+                found = None if decoder is None else decoder.decode(text)
             except msgspec.DecodeError:
+                decoder = found = None
+            made = msgspec.to_builtins(found, builtin_types=_KEPT_AS_THEY_ARE)
+            exact = self._exact.get(name)
+            if decoder is None or (exact is not None and not exact(made, text)):
                 rest[name] = text
+            else:
+                value[name] = made
         return Parsed(value, msgspec.json.encode(rest) if rest else None)
+
+
+def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
+    """What tells whether a value of this type has all that its text says. None: it always has."""
+    same = _comparing(kind)
+    if same is None:
+        return None
+    decoder = msgspec.json.Decoder(_python_type(kind, path, exact=True) | None)
+
+    def is_whole(made: Any, text: bytes | msgspec.Raw) -> bool:
+        try:
+            return made is None or same(
+                made, msgspec.to_builtins(decoder.decode(text), builtin_types=(Decimal,))
+            )
+        except (msgspec.DecodeError, ArithmeticError):
+            return False
+
+    return is_whole
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
@@ -83,58 +188,155 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
         raise ValueError("a name is there twice in one object")
 
 
-def _python_type(kind: pa.DataType, path: str) -> Any:
-    """What msgspec decodes into this type. Raises ConfigError for types that JSON bodies cannot have."""
+def _widest(kind: pa.DataType, *, many: bool = False) -> int:
+    """The columns of the widest struct in an array or a map."""
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    many_inner = many or not pa.types.is_struct(kind)
+    return max([value_width(kind) if many else 1, *(_widest(one, many=many_inner) for one in inner)])
+
+
+def _words(kind: pa.DataType) -> set[bytes]:
+    """What may be in bodies that say more than this type holds."""
+    if kind.num_fields:
+        return {word for number in range(kind.num_fields) for word in _words(kind.field(number).type)}
+    lossy = _lossy(kind)
+    return set() if lossy is None else set(lossy.words)
+
+
+def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
+    """What compares a value of this type with what its text says, where numbers of float and double are
+    decimals, and times and bytes are text. None: there is nothing to compare."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]
+        if not parts:
+            return None
+        return lambda made, exact: all(
+            made.get(name) is None or same(made[name], exact[name]) for name, same in parts
+        )
+    if pa.types.is_list(kind):
+        if (of_item := _comparing(kind.value_type)) is None:
+            return None
+        return lambda made, exact: all(
+            one is None or of_item(one, other) for one, other in zip(made, exact, strict=True)
+        )
+    if pa.types.is_map(kind):
+        if (of_value := _comparing(kind.item_type)) is None:
+            return None
+        return lambda made, exact: all(made[key] is None or of_value(made[key], exact[key]) for key in made)
+    lossy = _lossy(kind)
+    return None if lossy is None else lossy.same
+
+
+def _python_type(kind: pa.DataType, path: str, *, exact: bool = False) -> Any:
+    """What msgspec decodes into this type. exact: decimals and text instead of what does not hold all that
+    they say. Raises ConfigError for types that JSON bodies cannot have."""
     for arrow, python in _PLAIN:
         if kind == arrow:
-            return python
+            lossy = _lossy(kind) if exact else None
+            return python if lossy is None else lossy.exact
     if pa.types.is_decimal128(kind):
         return Decimal
     if pa.types.is_list(kind):
-        return list[_python_type(kind.value_type, f"{path}[]") | None]  # type: ignore[misc]
+        return list[_python_type(kind.value_type, f"{path}[]", exact=exact) | None]  # type: ignore[misc]
     if pa.types.is_map(kind) and kind.key_type == pa.string():
-        return dict[str, _python_type(kind.item_type, f"{path}{{}}") | None]  # type: ignore[misc]
+        return dict[str, _python_type(kind.item_type, f"{path}{{}}", exact=exact) | None]  # type: ignore[misc]
     if not pa.types.is_struct(kind):
         raise ConfigError("body_schema", f"{path} {kind}", f"for JSON, types among {_TYPES}")
     check_names(kind, f"{path}.")
     types = [
-        (f"f{number}", _python_type(field.type, f"{path}.{field.name}") | None, None)
+        (f"f{number}", _python_type(field.type, f"{path}.{field.name}", exact=exact) | None, None)
         for number, field in enumerate(kind)
     ]
     names = {f"f{number}": field.name for number, field in enumerate(kind)}
     return msgspec.defstruct("Body", types, rename=names, forbid_unknown_fields=True, omit_defaults=True)
 
 
-def inferred(bodies: Iterable[bytes]) -> pa.StructType:
+def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
     """The fields that these bodies have in common use: integers are bigint, other numbers double. What has
-    different types in different bodies, no value at all, or a name that differs from another in case only, is
-    left out. Raises ConfigError if nothing is left."""
-    kinds: list[Any] = []
-    for body in bodies:
+    different types in different bodies, no value at all, a name that differs from another in case only or is
+    none that a column can have, is left out; so are, with a warning, the rarest fields beyond `_MOST_FIELDS`.
+    `_SAMPLE_BODIES` are looked at, `_SAMPLE_BYTES` of them. Raises ConfigError if nothing is left."""
+    root, room = _Place(), _Room(_MOST_PLACES)
+    count = size = 0
+    for body in islice(bodies, _SAMPLE_BODIES):
+        if body is None or len(body) > min(MOST_BYTES, _SAMPLE_BYTES - size):
+            continue
+        size += len(body)
+        count += 1
         try:
-            kinds.append(_kind(msgspec.json.decode(body) if len(body) <= MOST_BYTES else None, 0))
+            value = msgspec.json.decode(body)
         except _NOT_JSON:
             continue
-    found = _arrow(_common([kind for kind in kinds if isinstance(kind, dict)]))
+        if isinstance(value, dict):
+            root.add(value, room)
+    leaves = sorted(root.leaves(), key=lambda place: -place.seen)
+    if len(leaves) > _MOST_FIELDS or not room.left:
+        text = "the first %d JSON bodies have more than %d fields: the rarest get no columns"
+        log.warning(text, count, _MOST_FIELDS)
+    found = root.arrow({id(place) for place in leaves[:_MOST_FIELDS]})
     if found is None:
-        raise ConfigError("body_schema", "", f"a schema: no fields are in the first {len(kinds)} JSON bodies")
+        raise ConfigError("body_schema", "", f"a schema: no fields are in the first {count} bodies")
     return found
 
 
-class _List(msgspec.Struct):
-    """Of arrays: what their items are, as `_kind` has it."""
+class _Room(msgspec.Struct):
+    """How many places may still be remembered."""
 
-    items: Any
+    left: int
 
 
-def _kind(value: Any, depth: int) -> Any:
-    """What a value is: an Arrow type, a `_List`, a dict of its fields, "mixed" for no common type, or None
-    while that is not known."""
-    if isinstance(value, dict):
-        inner = list(value.items())[:_MOST_FIELDS] if depth < _MOST_DEPTH else []
-        return {name: _kind(item, depth + 1) for name, item in inner}
-    if isinstance(value, list):
-        return _List(_common([_kind(item, depth + 1) for item in value]) if depth < _MOST_DEPTH else "mixed")
+class _Place(msgspec.Struct, eq=False):
+    """What the values at one place of the bodies are. kind: an Arrow type, `dict`, `list`, "mixed" for no
+    common type, or None while that is not known; inner: places by name, that of an array's items under ""."""
+
+    kind: Any = None
+    seen: int = 0
+    inner: dict[str, _Place] = {}
+
+    def add(self, value: Any, room: _Room, depth: int = 0) -> None:
+        kind = _kind(value) if depth <= _MOST_DEPTH else "mixed"
+        if kind is None:
+            return
+        self.seen += 1
+        if {self.kind, kind} == {pa.int64(), pa.float64()}:
+            self.kind = pa.float64()
+        elif self.kind != kind:
+            self.kind = kind if self.kind is None else "mixed"
+        if self.kind not in (dict, list):
+            self.inner.clear()
+            return
+        for name, item in value.items() if kind is dict else (("", item) for item in value[:_SAMPLE_ITEMS]):
+            place = self.inner.get(name)
+            if place is None:
+                if item is None or not room.left or (kind is dict and not _is_column(name)):
+                    continue
+                room.left -= 1
+                place = self.inner[name] = _Place()
+            place.add(item, room, depth + 1)
+
+    def leaves(self) -> Iterator[_Place]:
+        """The places below, and this one, that are columns."""
+        if isinstance(self.kind, pa.DataType):
+            yield self
+        for place in self.inner.values():
+            yield from place.leaves()
+
+    def arrow(self, kept: set[int]) -> pa.DataType | None:
+        """The type of what is here, with those leaves (by `id`) alone."""
+        if isinstance(self.kind, pa.DataType):
+            return self.kind if id(self) in kept else None
+        fields: dict[str, tuple[str, pa.DataType]] = {}
+        for name, place in self.inner.items():
+            if (inner := place.arrow(kept)) is not None:
+                fields.setdefault(name.lower(), (name, inner))
+        if not fields:
+            return None
+        return pa.list_(fields[""][1]) if self.kind is list else pa.struct(list(fields.values()))
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return type(value)
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
@@ -142,32 +344,5 @@ def _kind(value: Any, depth: int) -> Any:
     return pa.float64() if isinstance(value, float) else pa.string() if isinstance(value, str) else None
 
 
-def _common(kinds: list[Any]) -> Any:
-    known = [kind for kind in kinds if kind is not None]
-    if not known:
-        return None
-    if all(isinstance(kind, dict) for kind in known):
-        names = list(dict.fromkeys(name for kind in known for name in kind))[:_MOST_FIELDS]
-        return {name: _common([kind.get(name) for kind in known]) for name in names}
-    if all(isinstance(kind, _List) for kind in known):
-        return _List(_common([kind.items for kind in known]))
-    if not all(isinstance(kind, pa.DataType) for kind in known):
-        return "mixed"
-    different = set(known)
-    if different == {pa.int64(), pa.float64()}:
-        return pa.float64()
-    return known[0] if len(different) == 1 else "mixed"
-
-
-def _arrow(kind: Any) -> pa.DataType | None:
-    if isinstance(kind, _List):
-        items = _arrow(kind.items)
-        return None if items is None else pa.list_(items)
-    if isinstance(kind, dict):
-        fields: dict[str, tuple[str, pa.DataType]] = {}
-        for name, inner in kind.items():
-            arrow = _arrow(inner)
-            if arrow is not None and name:
-                fields.setdefault(name.lower(), (name, arrow))
-        return pa.struct(list(fields.values())) if fields else None
-    return kind if isinstance(kind, pa.DataType) else None
+def _is_column(name: str) -> bool:
+    return 0 < len(name) <= _MOST_NAME and name.isprintable()

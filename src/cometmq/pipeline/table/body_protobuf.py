@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.table.bodies import Parsed, check_names
+from cometmq.pipeline.table.bodies import MOST_VALUES, Parsed, check_names, too_many_values, value_width
 
 _Read = Callable[[Any], Any]
 _F = FieldDescriptor
@@ -37,11 +37,13 @@ class ProtobufParser:
     def __init__(self, descriptors: bytes, name: str) -> None:
         descriptor = _descriptor(descriptors, name)
         self._message = message_factory.GetMessageClass(descriptor)
-        self._read = _record(descriptor, ())[1]
+        self._room = _Room()
+        self._read = _record(descriptor, (), self._room)[1]
 
     def parse(self, body: bytes) -> Parsed:
         try:
             message = self._message.FromString(body)
+            self._room.left = MOST_VALUES
             value = self._read(message)
             size = message.ByteSize()
             message.DiscardUnknownFields()
@@ -58,7 +60,7 @@ def fields_of(descriptors: bytes, name: str) -> pa.StructType:
     """The columns of a message type. Integers of 32 bits are bigint and float is double, so that writers
     may widen them; uint64 is decimal(20,0), an enum its value's name. Raises ConfigError for a message that
     holds itself."""
-    kind, _ = _record(_descriptor(descriptors, name), ())
+    kind, _ = _record(_descriptor(descriptors, name), (), _Room())
     return check_names(kind)
 
 
@@ -83,42 +85,59 @@ def _descriptor(descriptors: bytes, name: str) -> Descriptor:
         ) from None
 
 
-def _record(descriptor: Descriptor, outer: tuple[str, ...]) -> tuple[pa.DataType, _Read]:
+class _Room:
+    """What the arrays and maps of a body may still hold."""
+
+    left = 0
+
+    def for_all(self, items: Any, width: int) -> Any:
+        """The items. Raises ValueError before Python has an object for each of too many."""
+        self.left -= len(items) * width
+        if self.left < 0:
+            raise ValueError(too_many_values())
+        return items
+
+
+def _record(descriptor: Descriptor, outer: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
     """Type and reader of a message. One without fields is true where it is set."""
     path = (*outer, descriptor.full_name)
     if descriptor.full_name in outer:
         raise ConfigError("body_schema", " → ".join(path), "a message that does not hold itself")
     if not descriptor.fields:
         return (pa.struct([]), lambda _: {}) if not outer else (pa.bool_(), lambda _: True)
-    fields = [(field.name, *_field(field, path)) for field in descriptor.fields]
+    fields = [(field.name, *_field(field, path, room)) for field in descriptor.fields]
     readers = [(name, read) for name, _, read in fields]
     kind = check_names(pa.struct([(name, kind) for name, kind, _ in fields]), f"{descriptor.full_name}.")
     return kind, lambda message: {name: read(message) for name, read in readers}
 
 
-def _field(field: FieldDescriptor, path: tuple[str, ...]) -> tuple[pa.DataType, _Read]:
+def _field(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
     name, kind = field.name, field.message_type
     if kind is not None and kind.GetOptions().map_entry:
-        key_type, key = _single(kind.fields_by_name["key"], path)
-        item_type, item = _single(kind.fields_by_name["value"], path)
+        key_type, key = _single(kind.fields_by_name["key"], path, room)
+        item_type, item = _single(kind.fields_by_name["value"], path, room)
+        width = value_width(item_type)
 
         def read_map(message: Any) -> list[tuple[Any, Any]]:
-            held = getattr(message, name)
+            held = room.for_all(getattr(message, name), width)
             return [(key(each), item(held[each])) for each in held]
 
         return pa.map_(key_type, item_type), read_map
-    one_type, one = _single(field, path)
+    one_type, one = _single(field, path, room)
     if field.is_repeated:
-        return pa.list_(one_type), lambda message: [one(item) for item in getattr(message, name)]
+        width = value_width(one_type)
+        return pa.list_(one_type), lambda message: [
+            one(item) for item in room.for_all(getattr(message, name), width)
+        ]
     if not field.has_presence:
         return one_type, lambda message: one(getattr(message, name))
     return one_type, lambda message: one(getattr(message, name)) if message.HasField(name) else None
 
 
-def _single(field: FieldDescriptor, path: tuple[str, ...]) -> tuple[pa.DataType, _Read]:
+def _single(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
     """Type of one value of the field, and what makes it of Protobuf's value."""
     if field.message_type is not None:
-        return _record(field.message_type, path)
+        return _record(field.message_type, path, room)
     if field.enum_type is not None:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return pa.string(), lambda number: names.get(number) or str(number)

@@ -8,6 +8,7 @@ identifier names."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +16,15 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken, with_directories
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
 APPLICATION = "cometmq"
+_BATCH_ROWS = 10_000
 _BY = ["topic", "dt", "hour"]
 
 
@@ -99,3 +103,23 @@ def _added(file: dict[str, Any]) -> AddAction:
         data_change=True,
         stats=json.dumps({"numRecords": file["rows"]}),
     )
+
+
+def newest(path: str) -> tuple[int, int, pa.Schema]:
+    """Version, number of files and columns of any Delta table, which no archive job need have written. Raises
+    ConfigError where there is none, or one with features that delta-rs does not read through Arrow, such as
+    deletion vectors."""
+    try:
+        table = DeltaTable(path)
+        return table.version(), len(table.file_uris()), table.to_pyarrow_dataset().schema
+    except (DeltaError, OSError, ValueError) as error:
+        problem = str(error).partition("\n")[0].replace(path, shown(path))
+        raise ConfigError("path", shown(path), f"a Delta table that can be read ({problem})") from None
+
+
+def rows_of_files(path: str, version: int, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
+    """The rows of these files of a version, counted from 0."""
+    dataset = DeltaTable(path, version=version).to_pyarrow_dataset()
+    files = sorted(dataset.get_fragments(), key=lambda file: file.path)
+    for number in numbers:
+        yield from files[number].to_batches(schema=dataset.schema, batch_size=_BATCH_ROWS)

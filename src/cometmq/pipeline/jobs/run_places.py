@@ -1,0 +1,91 @@
+"""Where the parts of a run read and write: whether two paths, as a file has them, are or may be one place."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from fnmatch import fnmatchcase
+from itertools import islice, zip_longest
+from urllib.parse import unquote
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
+_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_MATCHES_MAX = 1000  # directories that a pattern is followed to
+_BRACES_MAX = 100
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine; None for another store. Spark knows `file:/a` beside `file:///a`."""
+    found = _SCHEME.match(path)
+    if found is None:
+        return path
+    return path[found.end() :] if found[1].lower() == "file" else None
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether one of the places is the other, or lies in it. Each may be a list divided by commas, hold
+    patterns (`*`, `?`, `[a-c]`, `{a,b}`), be a URI, and lead through symlinks. Said is yes where only the
+    names that will be there then would tell."""
+    others = _places(other)
+    return any(_meet(place, another) for place in _places(one) for another in others)
+
+
+def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    return all(
+        first is None or second is None or fnmatchcase(first, second) or fnmatchcase(second, first)
+        or (_is_pattern(first) and _is_pattern(second))
+        for first, second in zip_longest(one, other)
+    )  # fmt: skip
+
+
+def _places(path: str) -> set[tuple[str, ...]]:
+    """The names on the way to each place that `path` may mean, the store's first."""
+    found: set[tuple[str, ...]] = set()
+    for item in {path, *_divided(path)}:
+        for each in _without_braces(item.strip()):
+            found |= _ways(each) | _ways(unquote(each))
+    return found
+
+
+def _divided(path: str) -> list[str]:
+    """What a list names. Commas in braces divide no list."""
+    return [item for item in re.split(r",(?![^{]*\})", path) if item.strip()]
+
+
+def _without_braces(path: str) -> list[str]:
+    """`a{b,c}` as `ab` and `ac`; what has too many of them ends in `*` instead."""
+    done, left = [], [path]
+    while left:
+        item = left.pop()
+        inner = re.search(r"\{([^{}]*)\}", item)
+        if inner is None:
+            done.append(item)
+        elif len(done) + len(left) >= _BRACES_MAX:
+            done.append(f"{item[: inner.start()]}*")
+        else:
+            left += [f"{item[: inner.start()]}{word}{item[inner.end() :]}" for word in inner[1].split(",")]
+    return done
+
+
+def _ways(path: str) -> set[tuple[str, ...]]:
+    local = local_path(path)
+    if local is None:
+        found = _SCHEME.match(path)
+        assert found is not None
+        scheme = found[1].lower()
+        store = f"{_SAME.get(scheme, scheme)}://{(found[2] or '').rpartition('@')[2]}"
+        rest = path[found.end() :]
+        # Of a URI what follows `?` are options; of a pattern it is any character.
+        return {(store, *_names(os.path.normpath(f"/{part}"))) for part in (rest, rest.partition("?")[0])}
+    whole = os.path.abspath(local)
+    matches = islice(glob.iglob(whole), _MATCHES_MAX) if _is_pattern(whole) else [whole]
+    return {("file", *_names(os.path.realpath(each))) for each in (*matches, whole)}
+
+
+def _names(path: str) -> list[str]:
+    return [name.replace("[^", "[!") for name in path.split("/") if name]
+
+
+def _is_pattern(name: str) -> bool:
+    return any(char in name for char in "*?[")
