@@ -41,7 +41,7 @@ from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table import log as table_log
-from cometmq.pipeline.table.log import Log, commit_path, listing, read_commit, read_log
+from cometmq.pipeline.table.log import Checkpoints, Log, commit_path, listing, read_commit, read_log
 from cometmq.pipeline.table.objects import conditional_put, shown
 
 log = logs.logger(__name__)
@@ -69,7 +69,7 @@ class ArchiveTable:
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
         self._committing = False  # a commit file may exist whose files are not all published
-        self._checkpoint = -1  # number of the newest one
+        self.checkpoints = Checkpoints()
 
     @property
     def direct(self) -> bool:
@@ -97,7 +97,7 @@ class ArchiveTable:
             if last is not None and self._published() < last["batch"]:
                 self.publish(last)
             self._delete_stale_staging()
-        self._checkpoint = table_log.last_checkpoint(self.filesystem, self.root)
+        self.checkpoints.begin(self.filesystem, self.root)
         return last
 
     def _lock(self) -> None:
@@ -188,8 +188,7 @@ class ArchiveTable:
             self.publish(commit)
             self._delete(self._at(_HOME, "staging", self.run_id, str(commit["batch"])))
         self._committing = False
-        if commit["batch"] >= self._checkpoint + table_log.CHECKPOINT_EVERY:
-            self._write_checkpoint()
+        self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
         """Give the commit the number behind one that has nothing to do with it, or raise ArchiveError."""
@@ -201,18 +200,6 @@ class ArchiveTable:
         commit["batch"] += 1
         if merges:
             commit.update(carried(other))
-
-    def _write_checkpoint(self) -> None:
-        """Sum the log up, and delete what nobody reads any more."""
-        now = table_log.now_utc()
-        log = read_log(self.filesystem, self.root)
-        if log.last is None:
-            return
-        path = table_log.checkpoint_path(log.last)
-        self._create(self._at(path), table_log.checkpoint_content(log, now))
-        self._checkpoint = log.last
-        for path in table_log.covered(self.filesystem, self.root, now):
-            self._delete_file(self._at(path))
 
     def publish(self, commit: dict[str, Any]) -> None:
         """Move a commit's files from staging to their places; what lies there already is left. In each
@@ -293,6 +280,9 @@ class ArchiveTable:
         }
         # Read after the files were listed, so that it names those that were committed meanwhile.
         log = read_log(self.filesystem, self.root)
+        if log.missing:
+            problem = f"{commit_path(log.missing[0])} is missing: nobody knows which files are its own"
+            raise ArchiveError(self.output, f"{problem}, none is deleted")
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
