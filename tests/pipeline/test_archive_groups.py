@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
 from cometmq.pipeline.base.options import Topics
+from cometmq.pipeline.jobs import archive as archive_module
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.archive_query import group_positions
 from cometmq.pipeline.jobs.inputs import group_offsets
@@ -92,3 +93,13 @@ def test_nothing_is_kept_unless_asked_for(positions: Positions, topic: Topic) ->
     commit(topic, "reader", q0=1)
     positions.run()
     assert positions.kept() == []
+
+
+def test_groups_have_an_end(positions: Positions, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MOST_GROUPS", 2)
+    topic.send(64)
+    for group in ("c", "b", "a"):
+        commit(topic, group, q0=3)
+    summary = archive(positions.spark, topic.namesrv, [topic.name], positions.output, groups=["c", "*"])
+    assert [row[1] for row in positions.kept()] == ["a", "c"], "those that were named come first"
+    assert summary.groups_left_out == 1

@@ -217,9 +217,7 @@ def test_old_ranges_that_follow_each_other_are_one(tmp_path: Path, monkeypatch: 
     assert queue_ranges(tmp_path) == [*expected[:6], ("t", 7, 12, 5, 0), expected[8], ("t", 13, 20, 7, 0)]
 
 
-def test_the_log_grows_with_queues_and_not_with_commits(
-    output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_grows_with_queues_and_not_with_commits(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 10)
     monkeypatch.setattr(table_log, "DETAILED", 20)
     table = ArchiveTable(output)
@@ -275,7 +273,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"batch": 1}', b'{"batch": 2, "files": [], "quarantine": []}']
+    "content",
+    [b"", b"{", b"[]", b"{}", b"\xff", b'{"batch": 1}', b'{"batch": 2, "files": [], "quarantine": []}'],
 )
 def test_a_damaged_commit_is_named(tmp_path: Path, content: bytes) -> None:
     for number in range(3):

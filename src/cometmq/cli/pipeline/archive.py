@@ -139,3 +139,8 @@ def report(summary: ArchiveSummary, as_json: bool) -> None:
     ):
         if problem:
             click.echo(f"not complete: {printable(problem, None)}", err=True)
+    if summary.checkpoint_problem:
+        click.echo(f"warning: {printable(summary.checkpoint_problem, None)}", err=True)
+    if summary.groups_left_out:
+        what = f"positions of {counted(summary.groups_left_out, 'consumer group')} were not kept"
+        click.echo(f"warning: {what}: there are too many", err=True)

@@ -50,3 +50,5 @@ def report(summary: CompactSummary, as_json: bool) -> None:
         click.echo(f"nothing to merge in {where}")
     if summary.deleted:
         click.echo(f"deleted {counted(summary.deleted, 'file')} that are not part of the table")
+    if summary.checkpoint_problem:
+        click.echo(f"warning: {printable(summary.checkpoint_problem, None)}", err=True)

@@ -50,7 +50,7 @@ from cometmq.pipeline.table.body_schema import (
     with_column,
 )
 from cometmq.pipeline.table.formats import Table, TableFormat, open_table
-from cometmq.pipeline.table.groups import GroupLog, stored_groups
+from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
@@ -106,6 +106,10 @@ class ArchiveSummary(msgspec.Struct):
     """Queues that began anew: nobody knows what the old ones held beyond what was archived."""
     put_off: str | None = None
     """The last error of a continuous run that was stopped before it could try again."""
+    checkpoint_problem: str | None = None
+    """Why the newest checkpoint of the archive's log could not be written. The batches are committed."""
+    groups_left_out: int = 0
+    """Consumer groups whose positions were not kept, because there are too many of them or their queues."""
 
     @property
     def complete(self) -> bool:
@@ -277,6 +281,7 @@ class Job:
                 log.warning("batch %d is put off: %s", self.batch, error)
             if interval_s is None or stop.wait(interval_s):
                 summary.queues += [self.queues[queue] for queue in sorted(self.queues)]
+                summary.checkpoint_problem = self.table.checkpoints.problem
                 summary.seconds = time.monotonic() - self.started
                 return summary
 
@@ -305,9 +310,14 @@ class Job:
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
         """Write beside the table where the groups stand now, no further than it goes."""
-        names = stored_groups(self.cluster, queues) if "*" in self.kept_groups else self.kept_groups
-        stand = {name: self.cluster.committed(name, queues) for name in names}
-        self.group_log.keep(self.batch - 1, stand, self.known)
+        named = [name for name in self.kept_groups if name != "*"]
+        stored = stored_groups(self.cluster, queues) if "*" in self.kept_groups else ()
+        names = list(dict.fromkeys([*named, *stored]))
+        stand = {name: self.cluster.committed(name, queues) for name in names[:MOST_GROUPS]}
+        out = len(names[MOST_GROUPS:]) + self.group_log.keep(self.batch - 1, stand, self.known)
+        if out and out != self.summary.groups_left_out:
+            log.warning("%s: positions of %d consumer groups are not kept", self.table.output, out)
+        self.summary.groups_left_out = out
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
         """Commit where reading goes on in queues that are no longer those that were archived."""

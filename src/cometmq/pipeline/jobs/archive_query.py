@@ -40,7 +40,8 @@ def _log(output: str) -> Log:
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:
     """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows
-    (records), were set aside (bad) or were gone from the broker (lost).
+    (records), were set aside (bad) or were gone from the broker (lost). Old ranges that follow each other
+    are one, with the number and time of the newest of their batches.
 
     An empty range with `replaces` says that the queue began anew, and up to which offset the old one had been
     read. `life` counts these: offsets of different lives are different messages."""
@@ -56,13 +57,14 @@ def files(spark: SparkSession, output: str) -> DataFrame:
 
 
 def batches(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each batch that added messages: when it was committed (s since 1970), how long it took, how
-    many records and bytes (as the brokers store them) it brought."""
+    """One row for each batch that added messages, of the newest ones (the log sums old ones up): when it was
+    committed (s since 1970), how long it took, how many records and bytes (as the brokers store them) it
+    brought."""
     return (
         spark.createDataFrame(_log(output).ranges)
         .groupBy("batch", F.to_timestamp("time").cast("double").alias("epoch_s"), "seconds")
         .agg(F.sum("records").alias("records"), F.sum("bytes").alias("bytes"))
-        .filter("records > 0")
+        .filter("records > 0 AND seconds IS NOT NULL")
         .orderBy("batch")
     )
 
@@ -144,7 +146,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
 def group_positions(spark: SparkSession, output: str) -> DataFrame:
     """Where consumer groups stood (`archive(groups=…)`): batch, time, group, topic, broker_name, queue_id
     and offset, the next one to consume. Rows of one batch are one picture; the newest is that of the
-    largest batch. No position is beyond the end of the archive as of its batch."""
+    largest batch. The newest hundred pictures are there, and of older ones the last of each of a hundred
+    days, up to a million rows together. No position is beyond the end of the archive as of its batch."""
     return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
 
 

@@ -53,6 +53,8 @@ class CompactSummary(msgspec.Struct):
     deleted: int = 0
     """Files deleted from an object store: replaced by an earlier compaction, or left by a job that died."""
     seconds: float = 0.0
+    checkpoint_problem: str | None = None
+    """Why the newest checkpoint of the archive's log could not be written. All else is done."""
 
 
 def compact(
@@ -97,6 +99,7 @@ def compact(
             report(done, len(chosen))
     finally:
         table.close()
+    summary.checkpoint_problem = table.checkpoints.problem
     summary.seconds = time.monotonic() - began
     return summary
 

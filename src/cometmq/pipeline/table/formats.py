@@ -10,6 +10,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.options import check_package
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
 from cometmq.pipeline.table.lake import LakeTable, kind_of
+from cometmq.pipeline.table.log import Checkpoints
 
 TableFormat = Literal["parquet", "delta", "iceberg"]
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
@@ -26,6 +27,7 @@ class Table(Protocol):
     run_id: str
     kind: str
     """The format's name."""
+    checkpoints: Checkpoints
     topic_in_files: bool
     """Whether files hold the column `topic`, not only their path."""
 

@@ -8,18 +8,22 @@ clean-up of the format removes them.
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
     output/_cometmq/archive.json                                  what this directory is
     output/_cometmq/commits/00000000000000000000.json             what each committed batch said
+    output/_cometmq/checkpoints/00000000000000000099.parquet      what the commits up to this one come to
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
 The files below `commits` are copies, written behind the transaction: the formats forget what old transactions
-said when their logs are cleaned up. A copy that a killed run did not write is written by the next one.
+said when their logs are cleaned up. A copy that a killed run did not write is written by the next one. They
+are summed up and read as the log of the Parquet form is (log.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import uuid
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +33,8 @@ from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.directory import open_filesystem
-from cometmq.pipeline.table.small_files import read_json, replace_json
+from cometmq.pipeline.table.log import CHECKPOINTS, COMMITS, Checkpoints, listing
+from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 log = logs.logger(__name__)
 
@@ -38,7 +43,7 @@ PROPERTY = "cometmq.commit"
 
 _HOME = "_cometmq"
 _ATTEMPTS = 5
-_IS_COMMIT = re.compile(r"\d{20}\.json")
+_IS_COPY = re.compile(r"[0-9]{20}\.(json|parquet)")
 
 
 def with_directories(columns: pa.Schema) -> pa.Schema:
@@ -63,6 +68,7 @@ class LakeTable(ABC):
         self.filesystem, self.root = open_filesystem(output)
         self.output = self.uri = self.root
         self.run_id = uuid.uuid4().hex[:12]
+        self.checkpoints = Checkpoints()
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table, and return the last commit (None: no batch yet).
@@ -74,11 +80,12 @@ class LakeTable(ABC):
         copies = self._copies()  # listed before the table is read: a copy comes behind its transaction
         last = self.last_commit()
         for name in copies:
-            if last is None or int(name[:20]) > last["batch"]:
+            if last is None or int(os.path.basename(name)[:20]) > last["batch"]:
                 log.warning("%s: the table does not have the batch of %s: removed", self.output, name)
-                self._remove(self._at(_HOME, "commits", name))
+                self._remove(self._at(name))
         if last is not None:
             self._keep(last)
+        self.checkpoints.begin(self.filesystem, self.root)
         return last
 
     def staging(self, _batch: int) -> str:
@@ -104,6 +111,8 @@ class LakeTable(ABC):
         else:
             raise ArchiveError(self.output, problem)
         self._keep(commit)
+        create = partial(replace_file, self.filesystem)
+        self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
 
     def close(self) -> None:
         """Release what the table holds open."""
@@ -139,8 +148,13 @@ class LakeTable(ABC):
             raise ArchiveError(self.output, f"an archive of format {found}; asked for was {self.kind}")
 
     def _copies(self) -> list[str]:
-        found = self.filesystem.get_file_info(fs.FileSelector(self._at(_HOME, "commits")))
-        return [info.base_name for info in found if _IS_COMMIT.fullmatch(info.base_name)]
+        """Paths of the copies and of what sums them up."""
+        return [
+            f"{directory}/{info.base_name}"
+            for directory in (COMMITS, CHECKPOINTS)
+            for info in listing(self.filesystem, self._at(directory))
+            if _IS_COPY.fullmatch(info.base_name)
+        ]
 
     def _keep(self, commit: dict[str, Any]) -> None:
         path = self._at(_HOME, "commits", f"{commit['batch']:020d}.json")
