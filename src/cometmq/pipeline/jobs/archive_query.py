@@ -12,12 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.window import Window
 
 from cometmq.pipeline.base.engine import slots
+from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
 from cometmq.pipeline.table.formats import open_lake
@@ -171,7 +173,7 @@ def _reader(
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             file = live[number]
             values = (file["topic"], date.fromisoformat(file["dt"]), file["hour"])
-            with filesystem.open_input_file(f"{root}/{file['path']}") as stream:
+            with _opened(filesystem, root, file["path"]) as stream:
                 for rows in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS):
                     table = pa.Table.from_batches([rows]).replace_schema_metadata()
                     for (name, kind), value in zip(_PARTITION, values, strict=True):
@@ -180,3 +182,11 @@ def _reader(
                     yield from whole.select(schema.names).to_batches()
 
     return read
+
+
+def _opened(filesystem: fs.FileSystem, root: str, path: str) -> pa.NativeFile:
+    try:
+        return filesystem.open_input_file(f"{root}/{path}")
+    except FileNotFoundError:
+        problem = f"{path} is gone: a compaction has replaced it since this query began. Read again"
+        raise ArchiveError(root, problem) from None

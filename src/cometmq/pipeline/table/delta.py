@@ -8,6 +8,7 @@ identifier names."""
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pyarrow as pa
@@ -80,6 +81,9 @@ class DeltaArchive(LakeTable):
             )
         except CommitFailedError as error:
             raise Overtaken(str(error)) from error
+
+    def referenced(self) -> set[str]:
+        return {os.path.basename(uri) for uri in self._table.file_uris()}
 
     def files(self) -> tuple[list[str], pa.Schema]:
         table = DeltaTable(self.output)

@@ -30,7 +30,7 @@ import os
 import re
 import time
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,6 +50,8 @@ FORMAT = 1
 _WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
 _OF_ONE_BATCH = {"batch", "run", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
+UNNAMED_FOR = timedelta(days=1)
+"""How long files without a commit stay: the longest time that a batch may take."""
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """Answers of file systems without locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
@@ -265,32 +267,35 @@ class ArchiveTable:
         if self._exists(path):
             self.filesystem.delete_file(path)
 
-    def vacuum(self, retention: timedelta) -> int:
-        """Delete files of an object store that were removed from the table so long ago, and those that old
-        that no commit names: their jobs have failed or died. How many."""
+    def vacuum(self, retention: timedelta, unnamed: timedelta = UNNAMED_FOR) -> int:
+        """Delete files of an object store that were removed from the table so long ago, and those that no
+        commit names if they are older than both times: their jobs have failed or died. How many."""
         if not self.direct:
             return 0
-        tops = [info.path for info in listing(self.filesystem, self.root)]
-        tops = [path for path in tops if path.startswith(self._at("topic="))]
-        found = {
-            info.path: info.mtime
-            for top in (*tops, self._at(_HOME, "quarantine"))
-            for info in listing(self.filesystem, top, recursive=True)
-            if _WRITTEN.fullmatch(info.base_name)
-        }
+        now = self._now()
+        found = written_files(self.filesystem, self.root)
         # Read after the files were listed, so that it names those that were committed meanwhile.
         log = read_log(self.filesystem, self.root)
-        if log.missing:
-            problem = f"{commit_path(log.missing[0])} is missing: nobody knows which files are its own"
-            raise ArchiveError(self.output, f"{problem}, none is deleted")
+        check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        then = table_log.now_utc() - retention
-        old = [path for path, written in found.items() if removed.get(path, written) <= then]
+        never_named = now - max(retention, unnamed)
+        old = [
+            path
+            for path, written in found.items()
+            if (removed[path] <= now - retention if path in removed else written <= never_named)
+        ]
         for path in old:
             self._delete_file(path)
         return len(old)
+
+    def _now(self) -> datetime:
+        """By the store's clock, which dates files: that of this machine may be days off."""
+        path = self._at(_HOME, "clock")
+        with self.filesystem.open_output_stream(path) as stream:
+            stream.write(b"-")
+        return self.filesystem.get_file_info(path).mtime or table_log.now_utc()
 
     def _create(self, path: str, content: bytes) -> bool:
         """Create a whole file, durably, or none; False if there is another one of that name. On a local disk
@@ -341,6 +346,24 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
             problem = problem.replace(secret, "…")
         raise ConfigError("output", shown(output), f"a URI that pyarrow knows ({problem})") from None
     return filesystem, path.rstrip("/")
+
+
+def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
+    """When each file was written that a task of ours has written below its final name."""
+    tops = [info.path for info in listing(filesystem, root) if info.base_name.startswith("topic=")]
+    return {
+        info.path: info.mtime or datetime.max.replace(tzinfo=UTC)
+        for top in (*tops, f"{root}/{_HOME}/quarantine")
+        for info in listing(filesystem, top, recursive=True)
+        if _WRITTEN.fullmatch(info.base_name)
+    }
+
+
+def check_whole(log: Log, output: str) -> None:
+    """Raise ArchiveError if a commit is missing: its files cannot be told from those of no commit."""
+    if log.missing:
+        problem = f"{commit_path(log.missing[0])} is missing: nobody knows which files are its own"
+        raise ArchiveError(output, f"{problem}, none is deleted")
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:

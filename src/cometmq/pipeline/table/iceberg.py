@@ -11,6 +11,7 @@ transform), so a filter on these finds its files; there are no columns dt and ho
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pyarrow as pa
@@ -112,6 +113,19 @@ class IcebergArchive(LakeTable):
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:
             raise Overtaken(str(error)) from error
+
+    def referenced(self) -> set[str]:
+        io = self._table.io
+        manifests = {
+            manifest.manifest_path: manifest
+            for snapshot in self._table.metadata.snapshots
+            for manifest in snapshot.manifests(io)
+        }
+        return {
+            os.path.basename(entry.data_file.file_path)
+            for manifest in manifests.values()
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+        }
 
     def files(self) -> tuple[list[str], pa.Schema]:
         table = self._load()

@@ -2,8 +2,8 @@
 
 Tasks write Parquet files under new names straight into the table's directories. One transaction of the table
 adds a batch's files and says with them which batch this is and where the archive goes on. So a batch is in
-the table with its position, or neither is. Files of a batch that was never committed are in no snapshot; the
-clean-up of the format removes them.
+the table with its position, or neither is. Files of a batch that was never committed are in no snapshot;
+`vacuum` deletes them.
 
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
     output/_cometmq/archive.json                                  what this directory is
@@ -23,6 +23,7 @@ import os
 import re
 import uuid
 from abc import ABC, abstractmethod
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -32,8 +33,8 @@ from pyarrow import fs
 from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.table.directory import open_filesystem
-from cometmq.pipeline.table.log import CHECKPOINTS, COMMITS, Checkpoints, listing
+from cometmq.pipeline.table.directory import UNNAMED_FOR, check_whole, open_filesystem, written_files
+from cometmq.pipeline.table.log import CHECKPOINTS, COMMITS, Checkpoints, listing, now_utc, read_log
 from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 log = logs.logger(__name__)
@@ -94,6 +95,9 @@ class LakeTable(ABC):
 
     def commit(self, commit: dict[str, Any]) -> None:
         """Make a batch part of the table. Raises ArchiveError if another job committed its number first."""
+        for file in (*commit["files"], *commit["quarantine"]):
+            if self.filesystem.get_file_info(self._at(file["path"])).type == fs.FileType.NotFound:
+                raise ArchiveError(self.output, f"{file['path']} is gone before its batch was committed")
         problem = "not committed"
         for _ in range(_ATTEMPTS):
             last = self.last_commit()
@@ -113,6 +117,22 @@ class LakeTable(ABC):
         self._keep(commit)
         create = partial(replace_file, self.filesystem)
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
+
+    def vacuum(self, age: timedelta) -> int:
+        """Delete data files so old that no batch ever committed and no snapshot names: their jobs have failed
+        or died. How many. Files that others wrote are left to the format's own clean-up."""
+        found = written_files(self.filesystem, self.root)
+        self.last_commit()  # after the files were listed, so that what was committed meanwhile is known
+        named = self.referenced()
+        log = read_log(self.filesystem, self.root)
+        check_whole(log, self.output)
+        for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
+            named.add(os.path.basename(path))
+        then = now_utc() - max(age, UNNAMED_FOR)
+        old = [path for path, at in found.items() if at <= then and os.path.basename(path) not in named]
+        for path in old:
+            self._remove(path)
+        return len(old)
 
     def close(self) -> None:
         """Release what the table holds open."""
@@ -134,6 +154,10 @@ class LakeTable(ABC):
     @abstractmethod
     def files(self) -> tuple[list[str], pa.Schema]:
         """Where the files of the newest snapshot are, and the table's columns."""
+
+    @abstractmethod
+    def referenced(self) -> set[str]:
+        """Names, without directories, of the files of all snapshots that the table knows of."""
 
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
