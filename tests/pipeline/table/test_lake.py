@@ -114,7 +114,7 @@ def test_batches_become_rows_and_the_position_comes_back(
     assert table.prepare() == {
         "batch": 0, "run": table.run_id, "files": [], "quarantine": [], "offsets": {"@last": {}}
     }  # fmt: skip
-    topics = ("%RETRY%g", LONG, LONG + "2", "123", "ü")
+    topics = ("%RETRY%g", "__HIVE_DEFAULT_PARTITION__", LONG, LONG + "2", "123", "ü")
     commit = batch(table, 1, topics)
     table.commit(commit)
     assert offsets(kind, output) == sorted([(topic, 1) for topic in topics] * 2)
@@ -331,8 +331,11 @@ def test_what_no_archive_can_be() -> None:
     with pytest.raises(ConfigError, match="parquet, delta, iceberg"):
         open_table("/tmp/x", "hudi")
     for kind in ("delta", "iceberg"):
-        with pytest.raises(ConfigError, match=f"a path, as archives of format {kind} need"):
-            open_table("s3://bucket/x", kind)
+        with pytest.raises(ConfigError, match=f"a path.*, as archives of format {kind} need") as caught:
+            open_table("gs://key:secret@bucket/x", kind)
+        assert "secret" not in str(caught.value)
+        with pytest.raises(ConfigError, match=f"a path without %, as {kind} needs"):
+            open_table("/tmp/a%20b", kind)
 
 
 def test_files_that_a_killed_job_left_are_deleted_when_they_are_old(

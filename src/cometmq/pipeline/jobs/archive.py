@@ -49,6 +49,7 @@ from cometmq.pipeline.table.body_schema import (
     column_in,
     with_column,
 )
+from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value
 from cometmq.pipeline.table.formats import Table, TableFormat, open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
@@ -342,6 +343,12 @@ class Job:
         if not new:
             return
         fresh = [queue for queue in new if queue.topic not in topics]
+        for name in dict.fromkeys(queue.topic for queue in fresh):
+            if len(partition_value(name).encode()) > LONGEST_VALUE:
+                expected = (
+                    f"names of which directories can be made: up to {LONGEST_VALUE} bytes with %XX escapes"
+                )
+                raise ConfigError("topics", name, expected)
         starting = self.starting
         if topics:
             wanted = {queue: offset for queue, offset in starting.offsets.items() if queue in fresh}

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.window import Window
@@ -21,7 +21,7 @@ from pyspark.sql.window import Window
 from cometmq.pipeline.base.engine import slots
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
-from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
+from cometmq.pipeline.table.directory import NULL, ArchiveTable, open_filesystem
 from cometmq.pipeline.table.formats import open_lake
 from cometmq.pipeline.table.groups import GroupLog
 from cometmq.pipeline.table.lake import LakeTable, with_directories
@@ -120,18 +120,25 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     # Given, because Spark would take a topic named 007 for a number, and one file's columns for those of all.
     columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
-        return _by_workers(spark, table, live.to_pylist(), columns)
+        return _by_workers(spark, table.uri, live.to_pylist(), columns)
     base = (read_as or output).rstrip("/")
-    reader = spark.read.option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
+    reader = _plain(spark).option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
     return reader.parquet(*(f"{base}/{path}" for path in live["path"].to_pylist()))
+
+
+def _plain(spark: SparkSession) -> DataFrameReader:
+    """A reader for which `*`, `[` and `{` in paths stand for themselves. The option is what Spark's streaming
+    sources set for that."""
+    return spark.read.option("__globPaths__", "false")
 
 
 def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
     with closing(lake):
-        paths, columns = lake.files()
-    if not paths:
+        live, columns = lake.files()
+    if not live:
         raise FileNotFoundError(f"{lake.output} holds no archived messages yet")
-    reader = spark.read.schema(from_arrow_schema(columns))
+    paths = [f"{lake.root}/{file['path']}" for file in live]
+    reader = _plain(spark).schema(from_arrow_schema(columns))
     if lake.topic_in_files:
         # All is in the files, wherever they are, but for what other archives have as directories (UTC).
         rows = reader.option("recursiveFileLookup", "true").parquet(*paths)
@@ -142,7 +149,11 @@ def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    return reader.option("basePath", lake.output).parquet(*paths)
+    # Directories that the format's own tools make do not escape the name that Spark takes for null.
+    if lake.uri != lake.root or any(file["path"].startswith(f"topic={NULL}/") for file in live):
+        own = pa.schema([field for field in columns if field.name not in ("dt", "hour")])
+        return _by_workers(spark, lake.uri, live, own)
+    return reader.option("basePath", lake.root).parquet(*paths)
 
 
 def group_positions(spark: SparkSession, output: str) -> DataFrame:
@@ -153,13 +164,11 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
     return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
 
 
-def _by_workers(
-    spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]], columns: pa.Schema
-) -> DataFrame:
+def _by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
     columns = pa.schema([field for field in columns if field.name != "topic"])
     schema = pa.schema([*columns, *_PARTITION])
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
-    reader = _reader(table.uri, live, schema)
+    reader = _reader(uri, live, schema)
     return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(schema))
 
 
@@ -172,7 +181,7 @@ def _reader(
         filesystem, root = open_filesystem(uri)
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             file = live[number]
-            values = (file["topic"], date.fromisoformat(file["dt"]), file["hour"])
+            values = (file["topic"], date.fromisoformat(str(file["dt"])), file["hour"])
             with _opened(filesystem, root, file["path"]) as stream:
                 for rows in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS):
                     table = pa.Table.from_batches([rows]).replace_schema_metadata()

@@ -406,6 +406,15 @@ def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
 _ESCAPED = set("\"#%'*/:=?\\\x7f{[]^") | {chr(code) for code in range(32)}
 
 
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What stands for null in a directory's name."""
+LONGEST_VALUE = 255 - len("topic=")
+"""Bytes of a partition's value as a directory's name has room for it."""
+
+
 def partition_value(text: str) -> str:
-    """A value in a directory's name, escaped as Hive and Spark do it (`%RETRY%g` becomes `%25RETRY%25g`)."""
+    """A value in a directory's name, escaped as Hive and Spark do it (`%RETRY%g` becomes `%25RETRY%25g`).
+    What stands for null is a legal name of a topic: escaped too, it is read as it is."""
+    if text == NULL:
+        return f"%{ord(text[0]):02X}{text[1:]}"
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in text)

@@ -50,6 +50,7 @@ class IcebergArchive(LakeTable):
 
     kind = "iceberg"
     topic_in_files = True
+    misread = "%#?"
 
     def __init__(self, output: str) -> None:
         super().__init__(output)
@@ -127,7 +128,9 @@ class IcebergArchive(LakeTable):
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
         }
 
-    def files(self) -> tuple[list[str], pa.Schema]:
+    def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
         table = self._load()
-        paths = [task.file.file_path for task in table.scan().plan_files()]
-        return paths, table.schema().as_arrow()
+        paths = [
+            task.file.file_path.removeprefix(f"file://{self.root}/") for task in table.scan().plan_files()
+        ]
+        return [{"path": path} for path in paths], table.schema().as_arrow()

@@ -35,6 +35,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.directory import UNNAMED_FOR, check_whole, open_filesystem, written_files
 from cometmq.pipeline.table.log import CHECKPOINTS, COMMITS, Checkpoints, listing, now_utc, read_log
+from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 log = logs.logger(__name__)
@@ -61,13 +62,22 @@ class LakeTable(ABC):
 
     kind: str
     topic_in_files: bool
+    schemes: tuple[str, ...] = ()
+    """Of the URIs at which such a table can be."""
+    misread: str
+    """Characters of paths that the format's library takes for something else."""
 
     def __init__(self, output: str) -> None:
-        if "://" in output:
-            scheme = output.partition("://")[0]  # the rest may hold a secret
-            raise ConfigError("output", f"{scheme}://…", f"a path, as archives of format {self.kind} need")
+        scheme = output.partition("://")[0] if "://" in output else ""
+        if scheme and scheme not in self.schemes:
+            places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
+            expected = f"{places}, as archives of format {self.kind} need"
+            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may hold a secret
         self.filesystem, self.root = open_filesystem(output)
-        self.output = self.uri = self.root
+        self.uri = output if scheme else self.root
+        self.output = shown(self.uri)
+        if found := set(self.misread).intersection(self.root):
+            raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
 
@@ -75,7 +85,8 @@ class LakeTable(ABC):
         """Create or open the table, and return the last commit (None: no batch yet).
 
         Raises ArchiveError if the directory holds something else, or a position that cannot be found."""
-        self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
+        if isinstance(self.filesystem, fs.LocalFileSystem):
+            self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
         self._check_kind()
         self._create()
         copies = self._copies()  # listed before the table is read: a copy comes behind its transaction
@@ -152,8 +163,9 @@ class LakeTable(ABC):
         Overtaken if it is not."""
 
     @abstractmethod
-    def files(self) -> tuple[list[str], pa.Schema]:
-        """Where the files of the newest snapshot are, and the table's columns."""
+    def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
+        """The files of the newest snapshot, each with its `path` below the output and, unless it is in the
+        rows, its `topic`, `dt` and `hour`; and the table's columns."""
 
     @abstractmethod
     def referenced(self) -> set[str]:
@@ -163,8 +175,8 @@ class LakeTable(ABC):
         path = self._at(_HOME, "archive.json")
         found = kind_of(self.filesystem, self.root)
         if found is None:
-            listing = self.filesystem.get_file_info(fs.FileSelector(self.root))
-            others = [info.base_name for info in listing if not info.base_name.startswith(("_", "."))]
+            names = [info.base_name for info in listing(self.filesystem, self.root)]
+            others = [name for name in names if not name.startswith(("_", "."))]
             if others:
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
             replace_json(self.filesystem, path, {"format": self.kind})

@@ -420,8 +420,8 @@ class QueueCheck:
 
         if state.untried:
             problem = (
-                f"{state.untried} more units of {state.name} have other tags codes than their records; whether a "
-                "flipped bit in the records explains them was not tried, so they count as damaged units"
+                f"{state.untried} more units of {state.name} have other tags codes than their records; "
+                "whether flipped bits in the records explain them was not tried: they count as damaged units"
             )
             self._add(NOTE, "tags-untried", state, state.units.first, problem)
 
