@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.archive_query import archived, completeness, files
 from cometmq.pipeline.jobs.compaction import compact
 from cometmq.pipeline.table.directory import ArchiveTable
-from cometmq.pipeline.table.formats import Table, open_table
+from cometmq.pipeline.table.formats import Table, TableFormat, open_table
 
 RECORDS = 20_000
 
@@ -127,18 +128,24 @@ def test_jobs_killed_anywhere(
     assert {row.missing for row in completeness(spark, output).collect()} == {0}
 
 
-def test_a_delta_table(spark: SparkSession, topic: Topic, s3: S3, at: str) -> None:
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_with_transactions_of_its_own(
+    spark: SparkSession, topic: Topic, s3: S3, at: str, tmp_path: Path, kind: TableFormat
+) -> None:
     odd = Topic(f"%DLQ%{topic.name}", topic.namesrv)
     uri = s3.uri(at)
 
     def run() -> int:
         names = [topic.name, odd.name]
-        return archive(spark, topic.namesrv, names, uri, table_format="delta", groups=["*"]).records
+        return archive(spark, topic.namesrv, names, uri, table_format=kind, groups=["*"], **given).records
 
     topic.send(100)
     odd.send(20)
+    catalogue = tmp_path / "catalog.db"
+    given: dict[str, Any] = {"catalogue": str(catalogue)} if kind == "iceberg" else {}
     assert run() == 120
     topic.send(30)
+    given.clear()  # the archive knows it
     left = f"topic={topic.name}/dt=2026-11-23/hour=00/part-{0:032x}.parquet"
     with s3.files.open_output_stream(f"{BUCKET}/{at}/{left}") as stream:
         stream.write(b"of a killed job")
@@ -150,8 +157,15 @@ def test_a_delta_table(spark: SparkSession, topic: Topic, s3: S3, at: str) -> No
     assert archived(spark, uri).filter("date_format(store_timestamp, 'yyyy-MM-dd') != dt").count() == 0
     assert compact(spark, uri).deleted == 0
     assert left in s3.paths(at)
-    own = DeltaTable(f"s3://{BUCKET}/{at}", storage_options=s3.environment | {"AWS_ALLOW_HTTP": "true"})
-    assert sum(pa.table(own.get_add_actions())["num_records"].to_pylist()) == 150
+    if kind == "delta":
+        own = DeltaTable(f"s3://{BUCKET}/{at}", storage_options=s3.environment | {"AWS_ALLOW_HTTP": "true"})
+        assert sum(pa.table(own.get_add_actions())["num_records"].to_pylist()) == 150
+    else:
+        assert SECRET.encode() not in catalogue.read_bytes()
+        catalogue.rename(tmp_path / "elsewhere")
+        with pytest.raises(ArchiveError, match=r"its catalogue .*catalog\.db is not on this machine"):
+            run()
+        assert not catalogue.exists()
     logs = [path for path in s3.paths(at) if path.endswith(".json")]
     content = b"".join(s3.files.open_input_stream(f"{BUCKET}/{at}/{path}").read() for path in logs)
     assert SECRET.encode() not in content

@@ -16,6 +16,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyarrow import fs
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table as IcebergTable
+from tests.pipeline.s3_server import S3
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
@@ -387,3 +388,18 @@ def test_copies_are_summed_up(
     with closing(opened(kind, output)) as again:  # the table was put back to an older state
         again.prepare()
     assert sorted(int(path.stem) for path in checkpoints.iterdir()) == [1, 3]
+
+
+def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:
+    uri, file = s3.uri(at), str(tmp_path / "catalog.db")
+    for place, kind, catalogue, words in (
+        (uri, "iceberg", None, "a local file for the SQL catalogue"),
+        (uri, "delta", file, "only Iceberg tables"),
+        (str(tmp_path / "x"), "iceberg", file, "it lies in the table's directory"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            open_table(place, kind, catalogue)
+    with closing(open_table(uri, "iceberg", file)) as table:
+        table.prepare()
+    with pytest.raises(ConfigError, match=r"the one that the archive has: .*/catalog\.db"):
+        open_table(uri, "iceberg", str(tmp_path / "other.db"))

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
 @click.option("--format", "table_format", default="parquet", metavar="FORMAT",
               help="Of the table: parquet, delta or iceberg.")  # fmt: skip
+@click.option("--catalogue", metavar="FILE",
+              help="Local file for the SQL catalogue of a new Iceberg table on an object store.")  # fmt: skip
 @click.option("--body-format", metavar="FORMAT", help="Parse bodies into columns: json, avro or protobuf.")
 @click.option("--body-schema", metavar="SCHEMA",
               help="Of the bodies: 'id bigint, name string', FILE.avsc, or FILE.desc:MESSAGE. "

@@ -142,6 +142,7 @@ def archive(
     max_bad_records: int | None = None,
     consumer_group: str | None = None,
     table_format: TableFormat = "parquet",
+    catalogue: str | None = None,
     body_format: BodyFormat | None = None,
     body_schema: str | None = None,
     keep_body: bool = True,
@@ -156,7 +157,8 @@ def archive(
     latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
     stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
     max_bad_records: raise ArchiveError when this run meets more. compression: a codec of Parquet that pyarrow
-    has, with its level. table_format: of a new archive; that of an old one must be given again.
+    has, with its level. table_format: of a new archive; that of an old one must be given again. catalogue: a
+    local file for the SQL catalogue of a new Iceberg table on an object store.
 
     body_format, body_schema, keep_body: bodies as columns; docs/pipeline.md, Bodies as columns. groups: keep
     where these consumer groups stand beside the table, `["*"]` for all of the topics (`group_positions`).
@@ -178,7 +180,7 @@ def archive(
         spark, parse_addresses(namesrv), Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
         starting=parse_position(starting, "starting", EARLIEST),
         bodies=body_options(body_format, body_schema, keep_body),
-        table=open_table(output, table_format),
+        table=open_table(output, table_format, catalogue),
         pull=pull, batch_records=batch_records, compression=(compression, compression_level),
         max_bad=max_bad_records, group=consumer_group, on_progress=on_progress, kept_groups=groups,
     )  # fmt: skip

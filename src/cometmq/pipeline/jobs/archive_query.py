@@ -113,14 +113,14 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     """
     lake = open_lake(output)
     if lake is not None:
-        return _snapshot(spark, lake)
+        return _snapshot(spark, lake, read_as)
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
         raise FileNotFoundError(f"{table.output} holds no archived messages yet")
     # Given, because Spark would take a topic named 007 for a number, and one file's columns for those of all.
     columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
-        return _by_workers(spark, table.uri, live.to_pylist(), columns)
+        return _by_workers(spark, table.uri, live.to_pylist(), _divided(columns))
     base = (read_as or output).rstrip("/")
     reader = _plain(spark).option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
     return reader.parquet(*(f"{base}/{path}" for path in live["path"].to_pylist()))
@@ -132,16 +132,19 @@ def _plain(spark: SparkSession) -> DataFrameReader:
     return spark.read.option("__globPaths__", "false")
 
 
-def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
+def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> DataFrame:
     with closing(lake):
         live, columns = lake.files()
     if not live:
         raise FileNotFoundError(f"{lake.output} holds no archived messages yet")
-    paths = [f"{lake.root}/{file['path']}" for file in live]
+    base = (read_as or lake.root).rstrip("/")
+    paths = [f"{base}/{file['path']}" for file in live]
     reader = _plain(spark).schema(from_arrow_schema(columns))
+    by_workers = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
         # All is in the files, wherever they are, but for what other archives have as directories (UTC).
-        rows = reader.option("recursiveFileLookup", "true").parquet(*paths)
+        reader = reader.option("recursiveFileLookup", "true")
+        rows = _by_workers(spark, lake.uri, live, columns) if by_workers else reader.parquet(*paths)
         day, hour = (
             "unix_micros(store_timestamp) div 86400000000",
             "unix_micros(store_timestamp) div 3600000000",
@@ -150,10 +153,9 @@ def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
     # Directories that the format's own tools make do not escape the name that Spark takes for null.
-    if lake.uri != lake.root or any(file["path"].startswith(f"topic={NULL}/") for file in live):
-        own = pa.schema([field for field in columns if field.name not in ("dt", "hour")])
-        return _by_workers(spark, lake.uri, live, own)
-    return reader.option("basePath", lake.root).parquet(*paths)
+    if by_workers or any(file["path"].startswith(f"topic={NULL}/") for file in live):
+        return _by_workers(spark, lake.uri, live, _divided(columns))
+    return reader.option("basePath", base).parquet(*paths)
 
 
 def group_positions(spark: SparkSession, output: str) -> DataFrame:
@@ -165,11 +167,16 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
 
 
 def _by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
-    columns = pa.schema([field for field in columns if field.name != "topic"])
-    schema = pa.schema([*columns, *_PARTITION])
+    """The rows of these files. columns: their own, and behind them what their directories name."""
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
-    reader = _reader(uri, live, schema)
-    return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(schema))
+    reader = _reader(uri, live, columns)
+    return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(columns))
+
+
+def _divided(columns: pa.Schema) -> pa.Schema:
+    """The columns with those at their end that directories name."""
+    names = [name for name, _ in _PARTITION]
+    return pa.schema([*(field for field in columns if field.name not in names), *_PARTITION])
 
 
 def _reader(
@@ -181,11 +188,12 @@ def _reader(
         filesystem, root = open_filesystem(uri)
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             file = live[number]
-            values = (file["topic"], date.fromisoformat(str(file["dt"])), file["hour"])
+            named = "topic" in file
+            values = (file["topic"], date.fromisoformat(str(file["dt"])), file["hour"]) if named else ()
             with _opened(filesystem, root, file["path"]) as stream:
                 for rows in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS):
                     table = pa.Table.from_batches([rows]).replace_schema_metadata()
-                    for (name, kind), value in zip(_PARTITION, values, strict=True):
+                    for (name, kind), value in zip(_PARTITION, values, strict=False):
                         table = table.append_column(name, pa.repeat(pa.scalar(value, kind), rows.num_rows))
                     whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
                     yield from whole.select(schema.names).to_batches()

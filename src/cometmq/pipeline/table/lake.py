@@ -80,6 +80,7 @@ class LakeTable(ABC):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
+        self.facts: dict[str, str] = {}  # what archive.json says beside the format
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table, and return the last commit (None: no batch yet).
@@ -179,7 +180,7 @@ class LakeTable(ABC):
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
-            replace_json(self.filesystem, path, {"format": self.kind})
+            replace_json(self.filesystem, path, {"format": self.kind} | self.facts)
         elif found != self.kind:
             raise ArchiveError(self.output, f"an archive of format {found}; asked for was {self.kind}")
 
