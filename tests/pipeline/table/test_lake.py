@@ -394,6 +394,7 @@ def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:
     uri, file = s3.uri(at), str(tmp_path / "catalog.db")
     for place, kind, catalogue, words in (
         (uri, "iceberg", None, "a local file for the SQL catalogue"),
+        (uri, "iceberg", str(tmp_path / "nowhere/catalog.db"), "a local file for the SQL catalogue"),
         (uri, "delta", file, "only Iceberg tables"),
         (str(tmp_path / "x"), "iceberg", file, "it lies in the table's directory"),
     ):
@@ -401,5 +402,10 @@ def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:
             open_table(place, kind, catalogue)
     with closing(open_table(uri, "iceberg", file)) as table:
         table.prepare()
+    with (
+        closing(open_table(s3.uri(at + "-2"), "iceberg", file)) as other,
+        pytest.raises(ArchiveError, match=f"catalog.db is that of s3://bucket/{at}"),
+    ):
+        other.prepare()
     with pytest.raises(ConfigError, match=r"the one that the archive has: .*/catalog\.db"):
         open_table(uri, "iceberg", str(tmp_path / "other.db"))

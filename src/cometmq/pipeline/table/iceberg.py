@@ -71,21 +71,22 @@ class IcebergArchive(LakeTable):
         self._location = self.output if "://" in self.output else f"file://{self.root}"
         self._opened: SqlCatalog | None = None
         self._file = self._at("_cometmq", "catalog.db")
-        if "://" not in self.output:
-            if catalogue is not None:
-                raise ConfigError(
-                    "catalogue", catalogue, "nothing: on a disk it lies in the table's directory"
-                )
-            return
-        said = read_json(self.filesystem, self._at("_cometmq", "archive.json")) or {}
-        self._file = said.get("catalogue") or os.path.abspath(catalogue or "")
-        if not (catalogue or "catalogue" in said):
-            raise ConfigError(
-                "catalogue", "", "a local file for the SQL catalogue of a table on an object store"
-            )
-        if catalogue is not None and os.path.abspath(catalogue) != self._file:
-            raise ConfigError("catalogue", catalogue, f"the one that the archive has: {self._file}")
-        self.facts = {"catalogue": self._file}
+        if "://" in self.output:
+            self._file = self._named(catalogue)
+            self.facts = {"catalogue": self._file}
+        elif catalogue is not None:
+            raise ConfigError("catalogue", catalogue, "nothing: on a disk it lies in the table's directory")
+
+    def _named(self, catalogue: str | None) -> str:
+        """The path of the catalogue's file, by what was given and what the archive says."""
+        said = (read_json(self.filesystem, self._at("_cometmq", "archive.json")) or {}).get("catalogue")
+        path = os.path.abspath(catalogue) if catalogue else said
+        if path is None or not os.path.isdir(os.path.dirname(path)):
+            expected = "a local file for the SQL catalogue of a table on an object store"
+            raise ConfigError("catalogue", str(path), expected)
+        if said not in (None, path):
+            raise ConfigError("catalogue", path, f"the one that the archive has: {said}")
+        return str(path)
 
     @property
     def _catalogue(self) -> SqlCatalog:
@@ -124,7 +125,11 @@ class IcebergArchive(LakeTable):
                 raise ArchiveError(self.output, f"the table cannot be made: {error}") from error
 
     def _load(self) -> Table:
-        return self._catalogue.load_table(TABLE)
+        table = self._catalogue.load_table(TABLE)
+        if "://" in self.output and table.location() != self._location:
+            problem = f"its catalogue {self._file} is that of {table.location()}"
+            raise ArchiveError(self.output, problem)
+        return table
 
     def last_commit(self) -> dict[str, Any] | None:
         self._table = self._load()
