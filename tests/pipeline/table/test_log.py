@@ -268,7 +268,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
         newest.write_bytes(content)
         assert rows(read_log(LOCAL, str(tmp_path))) == whole
     (tmp_path / table_log.checkpoint_path(3)).write_bytes(b"")
-    with pytest.raises(ArchiveError, match=r"06\.parquet is damaged, and commits before it are gone"):
+    with pytest.raises(ArchiveError, match=r"06\.parquet cannot be read, and commits before it are gone"):
         read_log(LOCAL, str(tmp_path))
 
 

@@ -317,7 +317,11 @@ class Job:
         stored = stored_groups(self.cluster, queues) if "*" in self.kept_groups else ()
         names = list(dict.fromkeys([*named, *stored]))
         stand = {name: self.cluster.committed(name, queues) for name in names[:MOST_GROUPS]}
-        out = len(names[MOST_GROUPS:]) + self.group_log.keep(self.batch - 1, stand, self.known)
+        try:
+            out = len(names[MOST_GROUPS:]) + self.group_log.keep(self.batch - 1, stand, self.known)
+        except OSError as error:
+            problem = f"positions of groups cannot be kept: {error.strerror or error}"
+            raise ArchiveError(self.table.output, problem) from None
         if out and out != self.summary.groups_left_out:
             log.warning("%s: positions of %d consumer groups are not kept", self.table.output, out)
         self.summary.groups_left_out = out

@@ -121,9 +121,9 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
         if number > checkpoint and (upto is None or number <= upto)
     )
     missing = sorted(set(range(checkpoint + 1, numbers[-1])).difference(numbers)) if numbers else ()
-    if missing and checkpoint < newest:
-        problem = f"{checkpoint_path(newest)} is damaged, and commits before it are gone"
-        raise ArchiveError(root, f"{problem}: it must come back from a copy")
+    if checkpoint < newest and (missing or not numbers):
+        problem = f"{checkpoint_path(newest)} cannot be read, and commits before it are gone"
+        raise ArchiveError(root, f"{problem}. If it is damaged, it must come back from a copy")
 
     def read(number: int) -> dict[str, Any]:
         return read_commit(filesystem, root, number)
