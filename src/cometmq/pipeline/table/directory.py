@@ -272,7 +272,6 @@ class ArchiveTable:
         commit names if they are older than both times: their jobs have failed or died. How many."""
         if not self.direct:
             return 0
-        now = self._now()
         found = written_files(self.filesystem, self.root)
         # Read after the files were listed, so that it names those that were committed meanwhile.
         log = read_log(self.filesystem, self.root)
@@ -280,11 +279,12 @@ class ArchiveTable:
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        never_named = now - max(retention, unnamed)
+        # Commits have their job's time, files the store's.
+        replaced, left = table_log.now_utc() - retention, self._now() - max(retention, unnamed)
         old = [
             path
             for path, written in found.items()
-            if (removed[path] <= now - retention if path in removed else written <= never_named)
+            if (removed[path] <= replaced if path in removed else written <= left)
         ]
         for path in old:
             self._delete_file(path)
