@@ -14,11 +14,13 @@ from tests.cli.conftest import Run, Serve
 from tests.interop.processes import wait_until
 
 from cometmq.cli.pipeline.archive import archive, report
+from cometmq.cli.pipeline.compact import report as compact_report
 from cometmq.cli.pipeline.job import own_names
 from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.jobs.archive import ArchiveSummary
 from cometmq.pipeline.jobs.archive import archive as run_archive
+from cometmq.pipeline.jobs.compaction import CompactSummary
 from cometmq.testing import local_broker
 
 
@@ -135,6 +137,19 @@ def test_what_is_not_complete_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == (
         "not complete: brokers away: broker-b\nnot complete: began anew: 2 queues\nnot complete: no route\n"
     )
+
+
+def test_what_went_wrong_beside_the_messages_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = "the log has no checkpoint of batch 9: No space left on device"
+    summary = ArchiveSummary("/a", checkpoint_problem=problem, groups_left_out=3)
+    assert summary.complete
+    report(summary, as_json=False)
+    compact_report(CompactSummary("/a", checkpoint_problem=problem), as_json=False)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: {problem}",
+        "warning: positions of 3 consumer groups were not kept: there are too many",
+        f"warning: {problem}",
+    ]
 
 
 def test_without_java_it_says_so_at_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,3 +124,32 @@ def test_a_format_that_is_not_there(spark: SparkSession, topic: Topic, output: s
     with pytest.raises(ConfigError, match="table_format"):
         archive(spark, topic.namesrv, [topic.name], output, table_format="hudi")  # type: ignore[arg-type]
     assert not Path(output).exists()
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_a_topic_called_what_means_null_in_a_directory_with_an_odd_name(
+    spark: SparkSession, topic: Topic, tmp_path: Path, table_format: TableFormat
+) -> None:
+    """Hive's word for null, and a pattern where Spark takes paths for patterns."""
+    odd = Topic("__HIVE_DEFAULT_PARTITION__", topic.namesrv)
+    try:
+        odd.send(10)
+        topic.send(10)
+        for name in ("a[1]{b}", "a*"):
+            output = str(tmp_path / name)
+            archive(spark, topic.namesrv, [topic.name, odd.name], output, table_format=table_format)
+            rows = archived(spark, output).select("topic", "body").collect()
+            assert Counter(row.topic for row in rows) == {odd.name: 10, topic.name: 10}
+            assert Counter(bytes(row.body).decode() for row in rows) == Counter(odd.sent + topic.sent)
+    finally:
+        odd.delete()
+
+
+def test_a_topic_of_which_no_directory_can_be_made(spark: SparkSession, topic: Topic, output: str) -> None:
+    long = Topic("%" * 120, topic.namesrv)
+    try:
+        long.send(1)
+        with pytest.raises(ConfigError, match=r"topics = '%%%.* of which directories can be made"):
+            archive(spark, topic.namesrv, [long.name], output)
+    finally:
+        long.delete()

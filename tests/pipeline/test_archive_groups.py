@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import Topic
 
+from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.base.options import Topics
+from cometmq.pipeline.jobs import archive as archive_module
 from cometmq.pipeline.jobs.archive import archive
-from cometmq.pipeline.jobs.archive_query import group_positions
+from cometmq.pipeline.jobs.archive_query import archived, group_positions
 from cometmq.pipeline.jobs.inputs import group_offsets
 from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.table import groups
 
 
 def commit(topic: Topic, group: str, **offsets: int) -> None:
@@ -92,3 +96,27 @@ def test_nothing_is_kept_unless_asked_for(positions: Positions, topic: Topic) ->
     commit(topic, "reader", q0=1)
     positions.run()
     assert positions.kept() == []
+
+
+def test_groups_have_an_end(positions: Positions, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MOST_GROUPS", 2)
+    topic.send(64)
+    for group in ("c", "b", "a"):
+        commit(topic, group, q0=3)
+    summary = archive(positions.spark, topic.namesrv, [topic.name], positions.output, groups=["c", "*"])
+    assert [row[1] for row in positions.kept()] == ["a", "c"], "those that were named come first"
+    assert summary.groups_left_out == 1
+
+
+def test_a_full_disk_is_named(
+    positions: Positions, topic: Topic, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(groups, "replace_json", full)
+    topic.send(64)
+    commit(topic, "reader", q0=3)
+    with pytest.raises(ArchiveError, match="positions of groups cannot be kept: No space left on device"):
+        positions.run("reader")
+    assert archived(positions.spark, output).count() == 64

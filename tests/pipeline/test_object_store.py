@@ -7,9 +7,13 @@ import random
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
@@ -21,6 +25,8 @@ from cometmq.pipeline.jobs import archive as archive_module
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.archive_query import archived, completeness, files
 from cometmq.pipeline.jobs.compaction import compact
+from cometmq.pipeline.table.directory import ArchiveTable
+from cometmq.pipeline.table.formats import Table, TableFormat, open_table
 
 RECORDS = 20_000
 
@@ -96,8 +102,9 @@ def test_two_jobs_race_for_a_batch(
     live, objects = files(spark, s3.uri(at)).count(), len(s3.paths(at, ".parquet"))
     assert objects > live
     monkeypatch.undo()
-    summary = compact(spark, s3.uri(at), retention_s=0, older_than_s=0)
-    assert summary.deleted == objects - live
+    assert compact(spark, s3.uri(at), retention_s=0).deleted == 0, "they may be of a running job"
+    now = timedelta(seconds=-5)
+    assert ArchiveTable(s3.uri(at)).vacuum(now, now) == objects - live
     assert bodies(spark, s3.uri(at)) == Counter(topic.sent)
 
 
@@ -119,3 +126,70 @@ def test_jobs_killed_anywhere(
     assert 0 < summary.records < RECORDS, "it went on where the killed ones stopped"
     assert bodies(spark, output) == Counter(topic.sent)
     assert {row.missing for row in completeness(spark, output).collect()} == {0}
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_with_transactions_of_its_own(
+    spark: SparkSession, topic: Topic, s3: S3, at: str, tmp_path: Path, kind: TableFormat
+) -> None:
+    odd = Topic(f"%DLQ%{topic.name}", topic.namesrv)
+    uri = s3.uri(at)
+
+    def run() -> int:
+        names = [topic.name, odd.name]
+        return archive(spark, topic.namesrv, names, uri, table_format=kind, groups=["*"], **given).records
+
+    topic.send(100)
+    odd.send(20)
+    catalogue = tmp_path / "catalog.db"
+    given: dict[str, Any] = {"catalogue": str(catalogue)} if kind == "iceberg" else {}
+    assert run() == 120
+    topic.send(30)
+    given.clear()  # the archive knows it
+    left = f"topic={topic.name}/dt=2026-11-23/hour=00/part-{0:032x}.parquet"
+    with s3.files.open_output_stream(f"{BUCKET}/{at}/{left}") as stream:
+        stream.write(b"of a killed job")
+    assert run() == 30
+    assert bodies(spark, uri) == Counter(topic.sent + odd.sent)
+    assert {row.missing for row in completeness(spark, uri).collect()} == {0}
+    rows = archived(spark, uri).groupBy("topic").count().collect()
+    assert {row.topic: row["count"] for row in rows} == {topic.name: 130, odd.name: 20}
+    assert archived(spark, uri).filter("date_format(store_timestamp, 'yyyy-MM-dd') != dt").count() == 0
+    assert compact(spark, uri).deleted == 0
+    assert left in s3.paths(at)
+    if kind == "delta":
+        own = DeltaTable(f"s3://{BUCKET}/{at}", storage_options=s3.environment | {"AWS_ALLOW_HTTP": "true"})
+        assert sum(pa.table(own.get_add_actions())["num_records"].to_pylist()) == 150
+    else:
+        assert SECRET.encode() not in catalogue.read_bytes()
+        catalogue.rename(tmp_path / "elsewhere")
+        with pytest.raises(ArchiveError, match=r"its catalogue .*catalog\.db is not on this machine"):
+            run()
+        assert not catalogue.exists()
+    logs = [path for path in s3.paths(at) if path.endswith(".json")]
+    content = b"".join(s3.files.open_input_stream(f"{BUCKET}/{at}/{path}").read() for path in logs)
+    assert SECRET.encode() not in content
+
+
+def test_of_two_jobs_one_commits_to_a_delta_table(s3: S3, at: str) -> None:
+    tables = [open_table(s3.uri(at), "delta") for _ in range(4)]
+    barrier, outcomes = threading.Barrier(4), []
+    for table in tables:
+        assert table.prepare() is None
+
+    def job(table: Table) -> None:
+        commit = {"batch": 0, "run": table.run_id, "files": [], "quarantine": [], "offsets": {}}
+        barrier.wait(30)
+        try:
+            table.commit(commit)
+            outcomes.append("won")
+        except ArchiveError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=job, args=(table,)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    lost = f"s3://{BUCKET}/{at}: another job writes here: batch 0 does not follow 0"
+    assert sorted(outcomes) == [*[lost] * 3, "won"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.pipeline.fake_servers import TOPIC, FakeCluster
-from tests.pipeline.s3_server import S3
+from tests.pipeline.s3_server import BUCKET, S3
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
@@ -222,11 +224,33 @@ def test_replaced_files_stay_for_their_readers_on_an_object_store(
     compact(spark, uri)
     assert len(s3.paths(at, ".parquet")) == before + 1
     assert reader.count() == RECORDS, "it goes on with the files that it began with"
+    of_a_job = f"topic={TOPIC}/dt=2026-11-22/hour=00/part-{0:032x}.parquet"
+    with s3.files.open_output_stream(f"{BUCKET}/{at}/{of_a_job}") as stream:
+        stream.write(b"to be committed soon")
     assert compact(spark, uri, retention_s=3600).deleted == 0
     # The files were replaced more than no time ago.
     assert compact(spark, uri, retention_s=0).deleted == before
-    assert len(s3.paths(at, ".parquet")) == 1
+    assert of_a_job in s3.paths(at, ".parquet")
+    assert len(s3.paths(at, ".parquet")) == 2
     assert offsets(spark, uri) == list(range(RECORDS))
+    with pytest.raises(PySparkException, match="a compaction has replaced it since this query began"):
+        reader.count()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_of_other_formats_only_what_killed_jobs_left_is_deleted(
+    spark: SparkSession, run: Callable[..., None], output: str, table_format: str
+) -> None:
+    run(output, table_format=table_format)
+    path = next(Path(output).glob("topic=*/dt=*/hour=*"), None)
+    assert path is not None
+    left = path / f"part-{0:032x}.parquet"
+    left.touch()
+    os.utime(left, (0, 0))
+    summary = compact(spark, output)
+    assert (summary.deleted, summary.commits) == (1, 0)
+    assert not left.exists()
+    assert offsets(spark, output) == list(range(RECORDS))
 
 
 @pytest.mark.parametrize(

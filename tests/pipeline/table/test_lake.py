@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -15,11 +16,14 @@ from deltalake import DeltaTable, QueryBuilder
 from pyarrow import fs
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table as IcebergTable
+from tests.pipeline.s3_server import S3
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table import lake
+from cometmq.pipeline.table import log as table_log
 from cometmq.pipeline.table.body_schema import column_in, columns_in, with_column
+from cometmq.pipeline.table.directory import ArchiveTable
 from cometmq.pipeline.table.formats import TableFormat, open_lake, open_table
 from cometmq.pipeline.table.lake import LakeTable
 from cometmq.pipeline.table.partition_writer import PartitionWriter
@@ -111,7 +115,7 @@ def test_batches_become_rows_and_the_position_comes_back(
     assert table.prepare() == {
         "batch": 0, "run": table.run_id, "files": [], "quarantine": [], "offsets": {"@last": {}}
     }  # fmt: skip
-    topics = ("%RETRY%g", LONG, LONG + "2", "123", "ü")
+    topics = ("%RETRY%g", "__HIVE_DEFAULT_PARTITION__", LONG, LONG + "2", "123", "ü")
     commit = batch(table, 1, topics)
     table.commit(commit)
     assert offsets(kind, output) == sorted([(topic, 1) for topic in topics] * 2)
@@ -328,5 +332,80 @@ def test_what_no_archive_can_be() -> None:
     with pytest.raises(ConfigError, match="parquet, delta, iceberg"):
         open_table("/tmp/x", "hudi")
     for kind in ("delta", "iceberg"):
-        with pytest.raises(ConfigError, match=f"a path, as archives of format {kind} need"):
-            open_table("s3://bucket/x", kind)
+        with pytest.raises(ConfigError, match=f"a path.*, as archives of format {kind} need") as caught:
+            open_table("gs://key:secret@bucket/x", kind)
+        assert "secret" not in str(caught.value)
+        with pytest.raises(ConfigError, match=f"a path without %, as {kind} needs"):
+            open_table("/tmp/a%20b", kind)
+
+
+def test_files_that_a_killed_job_left_are_deleted_when_they_are_old(
+    kind: TableFormat, table: LakeTable, output: str
+) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+    left = batch(table, 1)["files"]  # killed before its transaction
+    expired, live = batch(table, 1), batch(table, 2)
+    table.commit(expired)
+    table.commit(live)
+    forget(kind, output)
+    paths = sorted(Path(output).rglob("*.parquet"))
+    strange = Path(output, "topic=orders/part-00000-of-somebody-else.parquet")
+    strange.touch()
+    assert table.vacuum(timedelta(0)) == 0, "they may be those of a running job"
+    for path in [*paths, strange]:
+        os.utime(path, (0, 0))
+    assert table.vacuum(timedelta(0)) == 1
+    gone = [str(path.relative_to(output)) for path in paths if not path.exists()]
+    assert gone == [file["path"] for file in left]
+    assert strange.exists()
+    assert offsets(kind, output) == [("orders", n) for n in (0, 0, 1, 1, 2, 2)]
+    with pytest.raises(ArchiveError, match="gone before its batch was committed"):
+        table.commit(batch(table, 3) | {"files": left})
+
+
+def test_no_file_is_deleted_while_a_copy_is_missing(table: LakeTable, output: str) -> None:
+    table.prepare()
+    for number in range(3):
+        table.commit(batch(table, number))
+    Path(output, "_cometmq/commits/00000000000000000001.json").unlink()
+    with pytest.raises(ArchiveError, match="none is deleted"):
+        table.vacuum(timedelta(0))
+
+
+def test_copies_are_summed_up(
+    kind: TableFormat, table: LakeTable, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 2)
+    table.prepare()
+    for number in range(5):
+        table.commit(batch(table, number))
+    checkpoints = Path(output, table_log.CHECKPOINTS)
+    assert sorted(int(path.stem) for path in checkpoints.iterdir()) == [1, 3]
+    Path(output, "_cometmq/commits/00000000000000000000.json").unlink()
+    assert ArchiveTable(output).log().files["batch"].to_pylist() == list(range(5))
+    (checkpoints / f"{9:020d}.parquet").touch()
+    with closing(opened(kind, output)) as again:  # the table was put back to an older state
+        again.prepare()
+    assert sorted(int(path.stem) for path in checkpoints.iterdir()) == [1, 3]
+
+
+def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:
+    uri, file = s3.uri(at), str(tmp_path / "catalog.db")
+    for place, kind, catalogue, words in (
+        (uri, "iceberg", None, "a local file for the SQL catalogue"),
+        (uri, "iceberg", str(tmp_path / "nowhere/catalog.db"), "a local file for the SQL catalogue"),
+        (uri, "delta", file, "only Iceberg tables"),
+        (str(tmp_path / "x"), "iceberg", file, "it lies in the table's directory"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            open_table(place, kind, catalogue)
+    with closing(open_table(uri, "iceberg", file)) as table:
+        table.prepare()
+    with (
+        closing(open_table(s3.uri(at + "-2"), "iceberg", file)) as other,
+        pytest.raises(ArchiveError, match=f"catalog.db is that of s3://bucket/{at}"),
+    ):
+        other.prepare()
+    with pytest.raises(ConfigError, match=r"the one that the archive has: .*/catalog\.db"):
+        open_table(uri, "iceberg", str(tmp_path / "other.db"))

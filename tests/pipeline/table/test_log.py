@@ -171,3 +171,131 @@ def test_a_log_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(table_log, "last_checkpoint", lambda *_: -1 - next(numbers))
     with pytest.raises(ArchiveError, match="changes faster"):
         read_log(LOCAL, str(tmp_path))
+
+
+def queue_ranges(root: Path) -> list[tuple[str, int, int, int, int]]:
+    """(topic, start, end, records, lost) of each range."""
+    found = read_log(LOCAL, str(root)).ranges.select(["topic", "start", "end", "records", "lost"])
+    return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def range_of(start: int, end: int, topic: str = "t", **more: Any) -> dict[str, Any]:
+    counts = {"records": end - start, "bad": 0, "lost": 0, "bytes": 10, "first_store_ms": start}
+    row = {"topic": topic, "broker_name": "b", "queue_id": 0, "start": start, "end": end}
+    return row | counts | {"last_store_ms": end} | more
+
+
+def test_old_ranges_that_follow_each_other_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_log, "DETAILED", 2)
+    ranges = [
+        [range_of(0, 5), range_of(0, 2, "u")],
+        [range_of(5, 9), range_of(2, 4, "u")],
+        [range_of(9, 20, records=8, lost=3)],
+        [range_of(20, 21, records=0, lost=1)],
+        [range_of(21, 30), range_of(4, 5, "u")],
+        [range_of(31, 40, first_store_ms=None, last_store_ms=None)],  # behind a hole
+        [range_of(7, 7, replaces=40)],  # another queue from here on
+        [range_of(7, 9)],
+        [range_of(9, 11)],
+        [range_of(11, 12)],
+        [range_of(12, 13)],
+    ]
+    for number, rows_ in enumerate(ranges):
+        add(tmp_path, number, ranges=rows_, seconds=1.5)
+    expected = [
+        ("t", 0, 9, 9, 0), ("t", 9, 21, 8, 4), ("t", 21, 30, 9, 0), ("u", 0, 5, 5, 0), ("t", 31, 40, 9, 0),
+        ("t", 7, 7, 0, 0), ("t", 7, 11, 4, 0), ("t", 11, 12, 1, 0), ("t", 12, 13, 1, 0),
+    ]  # fmt: skip
+    assert queue_ranges(tmp_path) == expected
+    log = read_log(LOCAL, str(tmp_path))
+    assert log.ranges["batch"].to_pylist() == [1, 3, 4, 4, 5, 6, 8, 9, 10]
+    assert log.ranges["seconds"].to_pylist() == [None] * 7 + [1.5] * 2
+    assert log.ranges["first_store_ms"].to_pylist()[:5] == [0, 9, 21, 0, None]
+    assert log.ranges["last_store_ms"].to_pylist()[:4] == [9, 21, 30, 5]
+    checkpoint(tmp_path, log)
+    add(tmp_path, 11, ranges=[range_of(13, 20)])
+    assert queue_ranges(tmp_path) == [*expected[:6], ("t", 7, 12, 5, 0), expected[8], ("t", 13, 20, 7, 0)]
+
+
+def test_the_log_grows_with_queues_and_not_with_commits(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 10)
+    monkeypatch.setattr(table_log, "DETAILED", 20)
+    table = ArchiveTable(output)
+    table.prepare()
+    for number in range(205):
+        table.commit(commit_of(number) | {"files": [], "quarantine": []})
+    table.close()
+    log = table.log()
+    assert log.ranges.num_rows == 21
+    assert log.ranges.slice(0, 1).select(["start", "end", "records"]).to_pylist() == [
+        {"start": 0, "end": 185, "records": 185}
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_no_commit(
+    output: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 10)
+    table = ArchiveTable(output)
+    table.prepare()
+    where = Path(output, table_log.CHECKPOINTS)
+    where.rmdir()
+    where.write_text("no directory")
+    for number in range(15):
+        table.commit(commit_of(number) | {"files": [], "quarantine": []})
+    assert table.checkpoints.problem is not None
+    assert "no checkpoint of batch 9: " in table.checkpoints.problem
+    assert table.checkpoints.problem in caplog.text
+    where.unlink()
+    where.mkdir()
+    for number in range(15, 20):
+        table.commit(commit_of(number) | {"files": [], "quarantine": []})
+    assert [int(path.stem) for path in where.iterdir()] == [19]
+    assert table.checkpoints.problem is None
+    table.close()
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    for number in range(9):
+        add(tmp_path, number)
+        if number in (3, 6):
+            checkpoint(tmp_path, read_log(LOCAL, str(tmp_path)))
+    whole = rows(read_log(LOCAL, str(tmp_path)))
+    for number in range(4):
+        (tmp_path / commit_path(number)).unlink()
+    newest = tmp_path / table_log.checkpoint_path(6)
+    for content in (b"", newest.read_bytes()[:-9], b"PAR1" * 9):
+        newest.write_bytes(content)
+        assert rows(read_log(LOCAL, str(tmp_path))) == whole
+    (tmp_path / table_log.checkpoint_path(3)).write_bytes(b"")
+    with pytest.raises(ArchiveError, match=r"06\.parquet cannot be read, and commits before it are gone"):
+        read_log(LOCAL, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b"\xff", b'{"batch": 1}', b'{"batch": 2, "files": [], "quarantine": []}'],
+)
+def test_a_damaged_commit_is_named(tmp_path: Path, content: bytes) -> None:
+    for number in range(3):
+        add(tmp_path, number)
+    (tmp_path / commit_path(1)).write_bytes(content)
+    with pytest.raises(ArchiveError, match=r"commits/0{19}1\.json is damaged"):
+        read_log(LOCAL, str(tmp_path))
+
+
+def test_a_missing_commit_is_told_and_nothing_is_summed_up_over_it(
+    output: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 5)
+    table = ArchiveTable(output)
+    table.prepare()
+    for number in range(5):
+        table.commit(commit_of(number) | {"files": [], "quarantine": []})
+        if number == 2:
+            Path(output, commit_path(1)).unlink()
+    assert "1 commits are missing, the first is 1" in caplog.text
+    assert not list(Path(output, table_log.CHECKPOINTS).iterdir())
+    assert "01.json is missing" in str(table.checkpoints.problem)
+    assert table.log().missing == [1]
+    table.close()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -166,7 +166,7 @@ def test_a_job_killed_at_any_step_of_a_commit(
             again.commit(batch(again, 3, "e"))
         assert live(again)[:3] == ["a", "b", "c"]
         assert len(live(again)) == 4, f"step {step}"
-        again.vacuum(NOW)
+        again.vacuum(NOW, NOW)
         objects = s3.paths(f"{at}/{step}", ".parquet")
         assert len([path for path in objects if path.startswith("topic=")]) == 4
         if not reached:
@@ -268,7 +268,8 @@ def test_a_compaction_and_a_batch_commit_beside_each_other(s3: S3, at: str) -> N
         table.commit(batch(table, 3, "2"))
     # Readers of the removed files have the retention's time; a file of no commit is left to its job as long.
     assert table.vacuum(timedelta(days=30)) == 0
-    assert table.vacuum(NOW) == 4
+    assert table.vacuum(NOW) == 2, "those that were replaced"
+    assert table.vacuum(NOW, NOW) == 2, "those of no commit"
     assert live(table) == ["0", "c", "d"]
     assert len(s3.paths(at, ".parquet")) == 3
 
@@ -277,7 +278,50 @@ def test_a_file_that_is_gone_is_not_committed(s3: S3, at: str) -> None:
     table = ArchiveTable(s3.uri(at))
     table.prepare()
     commit = batch(table, 0, "a")
-    table.vacuum(NOW)
+    assert table.vacuum(NOW) == 0, "a running job's"
+    table.vacuum(NOW, NOW)
     with pytest.raises(ArchiveError, match="gone before its batch was committed"):
         table.commit(commit)
     assert SECRET not in repr(table.output)
+
+
+def test_the_age_of_files_is_told_by_the_clock_of_the_store(
+    s3: S3, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = ArchiveTable(s3.uri(at))
+    table.prepare()
+    batch(table, 0, "a")  # another job is about to commit it
+    monkeypatch.setattr(log, "now_utc", lambda: datetime.now(UTC) + timedelta(days=3))
+    assert table.vacuum(timedelta(days=1)) == 0
+
+
+def test_no_file_is_deleted_while_a_commit_is_missing(s3: S3, at: str) -> None:
+    table = ArchiveTable(s3.uri(at))
+    table.prepare()
+    for number, name in enumerate("abc"):
+        table.commit(batch(table, number, name))
+    table.filesystem.delete_file(f"{table.root}/{log.commit_path(1)}")
+    with pytest.raises(ArchiveError, match=r"0{19}1\.json is missing: .*none is deleted"):
+        table.vacuum(NOW, NOW)
+    assert len([path for path in s3.paths(at, ".parquet") if path.startswith("topic=")]) == 3
+
+
+def test_checkpoints_of_two_jobs(s3: S3, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive job and a compaction commit in turns, and both sum the log up."""
+    monkeypatch.setattr(log, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(log, "KEEP", timedelta(days=-1))
+    table, other = ArchiveTable(s3.uri(at)), ArchiveTable(s3.uri(at))
+    table.prepare()
+    names: list[str] = []
+    for number in range(0, 20, 2):
+        name = "0123456789abcdef"[number // 2]
+        first = batch(table, number, name)
+        table.commit(first)
+        names.append(name)
+        if number == 0:
+            other.prepare()
+        other.commit(batch(other, number + 1, removes=["nothing"]))
+    assert live(table) == sorted(names)
+    assert not table.log().missing
+    assert table.checkpoints.problem is other.checkpoints.problem is None
+    assert len(s3.paths(f"{at}/{log.CHECKPOINTS}")) <= 3

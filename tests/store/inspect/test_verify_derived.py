@@ -15,6 +15,7 @@ from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import delete_topic, open_store, send, send_all, small
 from tests.store.planted import (
     ENTRIES_AT,
+    QUEUES,
     UNCOVERED_PLACES,
     alter,
     build,
@@ -27,6 +28,7 @@ from tests.store.planted import (
 
 from cometmq.protocol.properties.values import index_hash, tags_code
 from cometmq.store import ManualClock, MessageStore
+from cometmq.store.inspect import queue_check
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.verify import verify
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -80,6 +82,34 @@ class TestRecordAgainstUnit:
         found = only(check(root), "queue-unit")
         assert "tags code" in found.problem
         assert "rebuild" in found.repair
+
+    @pytest.mark.parametrize("limit", ["_MOST_FLIPS_OF_A_QUEUE", "_MOST_FLIPS"])
+    def test_many_wrong_tags_codes_are_looked_at_for_a_bounded_time(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+    ) -> None:
+        every = places(root)
+        for place in every:
+            path, at = unit_place(root, place)
+            unit = bytearray(path.read_bytes()[at + 12 : at + 20])
+            unit[5] ^= 0x30
+            alter(path, at + 12, bytes(unit))
+        tried: list[int] = []
+        real = queue_check._tags_flipped  # noqa: SLF001  what takes the time
+
+        def counting(properties: bytes, code: int) -> bool:
+            tried.append(8 * len(properties))
+            return real(properties, code)
+
+        monkeypatch.setattr(queue_check, "_tags_flipped", counting)
+        monkeypatch.setattr(queue_check, limit, 4000)
+        report = check(root)
+        notes = [each.problem for each in report.findings if each.kind == "tags-untried"]
+        assert report.errors == len(every)
+        assert sum(int(note.split()[0]) for note in notes) == len(every) - len(tried)
+        assert len(notes) == QUEUES
+        assert sum(tried) <= 4000 * (QUEUES if limit.endswith("QUEUE") else 1)
+        rebuild(root)
+        assert check(root).errors == 0
 
     def test_light_message_queues_point_at_records_of_others(self, root: Path) -> None:
         shutil.copytree(root / "consumequeue" / "T" / "1", root / "consumequeue" / "%LMQ%a" / "0")

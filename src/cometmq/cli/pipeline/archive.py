@@ -62,6 +62,8 @@ if TYPE_CHECKING:
               help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
 @click.option("--format", "table_format", default="parquet", metavar="FORMAT",
               help="Of the table: parquet, delta or iceberg.")  # fmt: skip
+@click.option("--catalogue", metavar="FILE",
+              help="Local file for the SQL catalogue of a new Iceberg table on an object store.")  # fmt: skip
 @click.option("--body-format", metavar="FORMAT", help="Parse bodies into columns: json, avro or protobuf.")
 @click.option("--body-schema", metavar="SCHEMA",
               help="Of the bodies: 'id bigint, name string', FILE.avsc, or FILE.desc:MESSAGE. "
@@ -134,3 +136,8 @@ def report(summary: ArchiveSummary) -> None:
     ):
         if problem:
             click.echo(f"not complete: {printable(problem, None)}", err=True)
+    if summary.checkpoint_problem:
+        click.echo(f"warning: {printable(summary.checkpoint_problem, None)}", err=True)
+    if summary.groups_left_out:
+        what = f"positions of {counted(summary.groups_left_out, 'consumer group')} were not kept"
+        click.echo(f"warning: {what}: there are too many", err=True)

@@ -23,7 +23,7 @@ SECONDS = click.FloatRange(min=0)
 @click.option("--older-than", "older_than_s", type=SECONDS, default=3600.0, metavar="SECONDS",
               help="Merge only files of hours that ended so long ago.")  # fmt: skip
 @click.option("--retention", "retention_s", type=SECONDS, default=86_400.0, metavar="SECONDS",
-              help="On object stores: how long files stay that are not part of the table.")  # fmt: skip
+              help="On object stores: how long replaced files stay for those who read them.")  # fmt: skip
 @job_options
 def compact(**settings: Any) -> None:
     """Merge the small files of each topic and hour of ARCHIVE, a path or a URI."""
@@ -43,3 +43,5 @@ def report(summary: CompactSummary) -> None:
         click.echo(f"nothing to merge in {where}")
     if summary.deleted:
         click.echo(f"deleted {counted(summary.deleted, 'file')} that are not part of the table")
+    if summary.checkpoint_problem:
+        click.echo(f"warning: {printable(summary.checkpoint_problem, None)}", err=True)

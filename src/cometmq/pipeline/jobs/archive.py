@@ -49,8 +49,9 @@ from cometmq.pipeline.table.body_schema import (
     column_in,
     with_column,
 )
+from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value
 from cometmq.pipeline.table.formats import Table, TableFormat, open_table
-from cometmq.pipeline.table.groups import GroupLog, stored_groups
+from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
@@ -106,6 +107,10 @@ class ArchiveSummary(msgspec.Struct):
     """Queues that began anew: nobody knows what the old ones held beyond what was archived."""
     put_off: str | None = None
     """The last error of a continuous run that was stopped before it could try again."""
+    checkpoint_problem: str | None = None
+    """Why the newest checkpoint of the archive's log could not be written. The batches are committed."""
+    groups_left_out: int = 0
+    """Consumer groups whose positions were not kept, because there are too many of them or their queues."""
 
     @property
     def complete(self) -> bool:
@@ -137,6 +142,7 @@ def archive(
     max_bad_records: int | None = None,
     consumer_group: str | None = None,
     table_format: TableFormat = "parquet",
+    catalogue: str | None = None,
     body_format: BodyFormat | None = None,
     body_schema: str | None = None,
     keep_body: bool = True,
@@ -151,7 +157,8 @@ def archive(
     latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
     stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
     max_bad_records: raise ArchiveError when this run meets more. compression: a codec of Parquet that pyarrow
-    has, with its level. table_format: of a new archive; that of an old one must be given again.
+    has, with its level. table_format: of a new archive; that of an old one must be given again. catalogue: a
+    local file for the SQL catalogue of a new Iceberg table on an object store.
 
     body_format, body_schema, keep_body: bodies as columns; docs/pipeline.md, Bodies as columns. groups: keep
     where these consumer groups stand beside the table, `["*"]` for all of the topics (`group_positions`).
@@ -173,7 +180,7 @@ def archive(
         spark, parse_addresses(namesrv), Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
         starting=parse_position(starting, "starting", EARLIEST),
         bodies=body_options(body_format, body_schema, keep_body),
-        table=open_table(output, table_format),
+        table=open_table(output, table_format, catalogue),
         pull=pull, batch_records=batch_records, compression=(compression, compression_level),
         max_bad=max_bad_records, group=consumer_group, on_progress=on_progress, kept_groups=groups,
     )  # fmt: skip
@@ -277,6 +284,7 @@ class Job:
                 log.warning("batch %d is put off: %s", self.batch, error)
             if interval_s is None or stop.wait(interval_s):
                 summary.queues += [self.queues[queue] for queue in sorted(self.queues)]
+                summary.checkpoint_problem = self.table.checkpoints.problem
                 summary.seconds = time.monotonic() - self.started
                 return summary
 
@@ -305,9 +313,18 @@ class Job:
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
         """Write beside the table where the groups stand now, no further than it goes."""
-        names = stored_groups(self.cluster, queues) if "*" in self.kept_groups else self.kept_groups
-        stand = {name: self.cluster.committed(name, queues) for name in names}
-        self.group_log.keep(self.batch - 1, stand, self.known)
+        named = [name for name in self.kept_groups if name != "*"]
+        stored = stored_groups(self.cluster, queues) if "*" in self.kept_groups else ()
+        names = list(dict.fromkeys([*named, *stored]))
+        stand = {name: self.cluster.committed(name, queues) for name in names[:MOST_GROUPS]}
+        try:
+            out = len(names[MOST_GROUPS:]) + self.group_log.keep(self.batch - 1, stand, self.known)
+        except OSError as error:
+            problem = f"positions of groups cannot be kept: {error.strerror or error}"
+            raise ArchiveError(self.table.output, problem) from None
+        if out and out != self.summary.groups_left_out:
+            log.warning("%s: positions of %d consumer groups are not kept", self.table.output, out)
+        self.summary.groups_left_out = out
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
         """Commit where reading goes on in queues that are no longer those that were archived."""
@@ -332,6 +349,12 @@ class Job:
         if not new:
             return
         fresh = [queue for queue in new if queue.topic not in topics]
+        for name in dict.fromkeys(queue.topic for queue in fresh):
+            if len(partition_value(name).encode()) > LONGEST_VALUE:
+                expected = (
+                    f"names of which directories can be made: up to {LONGEST_VALUE} bytes with %XX escapes"
+                )
+                raise ConfigError("topics", name, expected)
         starting = self.starting
         if topics:
             wanted = {queue: offset for queue, offset in starting.offsets.items() if queue in fresh}

@@ -12,14 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyarrow import fs
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.window import Window
 
 from cometmq.pipeline.base.engine import slots
+from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
-from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
+from cometmq.pipeline.table.directory import NULL, ArchiveTable, open_filesystem
 from cometmq.pipeline.table.formats import open_lake
 from cometmq.pipeline.table.groups import GroupLog
 from cometmq.pipeline.table.lake import LakeTable, with_directories
@@ -40,7 +42,8 @@ def _log(output: str) -> Log:
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:
     """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows
-    (records), were set aside (bad) or were gone from the broker (lost).
+    (records), were set aside (bad) or were gone from the broker (lost). Old ranges that follow each other
+    are one, with the number and time of the newest of their batches.
 
     An empty range with `replaces` says that the queue began anew, and up to which offset the old one had been
     read. `life` counts these: offsets of different lives are different messages."""
@@ -56,13 +59,14 @@ def files(spark: SparkSession, output: str) -> DataFrame:
 
 
 def batches(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each batch that added messages: when it was committed (s since 1970), how long it took, how
-    many records and bytes (as the brokers store them) it brought."""
+    """One row for each batch that added messages, of the newest ones (the log sums old ones up): when it was
+    committed (s since 1970), how long it took, how many records and bytes (as the brokers store them) it
+    brought."""
     return (
         spark.createDataFrame(_log(output).ranges)
         .groupBy("batch", F.to_timestamp("time").cast("double").alias("epoch_s"), "seconds")
         .agg(F.sum("records").alias("records"), F.sum("bytes").alias("bytes"))
-        .filter("records > 0")
+        .filter("records > 0 AND seconds IS NOT NULL")
         .orderBy("batch")
     )
 
@@ -109,28 +113,38 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     """
     lake = open_lake(output)
     if lake is not None:
-        return _snapshot(spark, lake)
+        return _snapshot(spark, lake, read_as)
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
         raise FileNotFoundError(f"{table.output} holds no archived messages yet")
     # Given, because Spark would take a topic named 007 for a number, and one file's columns for those of all.
     columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
-        return _by_workers(spark, table, live.to_pylist(), columns)
+        return _by_workers(spark, table.uri, live.to_pylist(), _divided(columns))
     base = (read_as or output).rstrip("/")
-    reader = spark.read.option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
+    reader = _plain(spark).option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
     return reader.parquet(*(f"{base}/{path}" for path in live["path"].to_pylist()))
 
 
-def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
+def _plain(spark: SparkSession) -> DataFrameReader:
+    """A reader for which `*`, `[` and `{` in paths stand for themselves. The option is what Spark's streaming
+    sources set for that."""
+    return spark.read.option("__globPaths__", "false")
+
+
+def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> DataFrame:
     with closing(lake):
-        paths, columns = lake.files()
-    if not paths:
+        live, columns = lake.files()
+    if not live:
         raise FileNotFoundError(f"{lake.output} holds no archived messages yet")
-    reader = spark.read.schema(from_arrow_schema(columns))
+    base = (read_as or lake.root).rstrip("/")
+    paths = [f"{base}/{file['path']}" for file in live]
+    reader = _plain(spark).schema(from_arrow_schema(columns))
+    by_workers = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
         # All is in the files, wherever they are, but for what other archives have as directories (UTC).
-        rows = reader.option("recursiveFileLookup", "true").parquet(*paths)
+        reader = reader.option("recursiveFileLookup", "true")
+        rows = _by_workers(spark, lake.uri, live, columns) if by_workers else reader.parquet(*paths)
         day, hour = (
             "unix_micros(store_timestamp) div 86400000000",
             "unix_micros(store_timestamp) div 3600000000",
@@ -138,24 +152,31 @@ def _snapshot(spark: SparkSession, lake: LakeTable) -> DataFrame:
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    return reader.option("basePath", lake.output).parquet(*paths)
+    # Directories that the format's own tools make do not escape the name that Spark takes for null.
+    if by_workers or any(file["path"].startswith(f"topic={NULL}/") for file in live):
+        return _by_workers(spark, lake.uri, live, _divided(columns))
+    return reader.option("basePath", base).parquet(*paths)
 
 
 def group_positions(spark: SparkSession, output: str) -> DataFrame:
     """Where consumer groups stood (`archive(groups=…)`): batch, time, group, topic, broker_name, queue_id
     and offset, the next one to consume. Rows of one batch are one picture; the newest is that of the
-    largest batch. No position is beyond the end of the archive as of its batch."""
+    largest batch. The newest hundred pictures are there, and of older ones the last of each of a hundred
+    days, up to a million rows together. No position is beyond the end of the archive as of its batch."""
     return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
 
 
-def _by_workers(
-    spark: SparkSession, table: ArchiveTable, live: list[dict[str, Any]], columns: pa.Schema
-) -> DataFrame:
-    columns = pa.schema([field for field in columns if field.name != "topic"])
-    schema = pa.schema([*columns, *_PARTITION])
+def _by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
+    """The rows of these files. columns: their own, and behind them what their directories name."""
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
-    reader = _reader(table.uri, live, schema)
-    return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(schema))
+    reader = _reader(uri, live, columns)
+    return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(columns))
+
+
+def _divided(columns: pa.Schema) -> pa.Schema:
+    """The columns with those at their end that directories name."""
+    names = [name for name, _ in _PARTITION]
+    return pa.schema([*(field for field in columns if field.name not in names), *_PARTITION])
 
 
 def _reader(
@@ -167,13 +188,22 @@ def _reader(
         filesystem, root = open_filesystem(uri)
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             file = live[number]
-            values = (file["topic"], date.fromisoformat(file["dt"]), file["hour"])
-            with filesystem.open_input_file(f"{root}/{file['path']}") as stream:
+            named = "topic" in file
+            values = (file["topic"], date.fromisoformat(str(file["dt"])), file["hour"]) if named else ()
+            with _opened(filesystem, root, file["path"]) as stream:
                 for rows in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS):
                     table = pa.Table.from_batches([rows]).replace_schema_metadata()
-                    for (name, kind), value in zip(_PARTITION, values, strict=True):
+                    for (name, kind), value in zip(_PARTITION, values, strict=False):
                         table = table.append_column(name, pa.repeat(pa.scalar(value, kind), rows.num_rows))
                     whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
                     yield from whole.select(schema.names).to_batches()
 
     return read
+
+
+def _opened(filesystem: fs.FileSystem, root: str, path: str) -> pa.NativeFile:
+    try:
+        return filesystem.open_input_file(f"{root}/{path}")
+    except FileNotFoundError:
+        problem = f"{path} is gone: a compaction has replaced it since this query began. Read again"
+        raise ArchiveError(root, problem) from None

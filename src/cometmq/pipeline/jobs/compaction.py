@@ -12,6 +12,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -25,6 +26,8 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_units
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.directory import ArchiveTable, carried
+from cometmq.pipeline.table.formats import open_lake
+from cometmq.pipeline.table.lake import LakeTable
 from cometmq.pipeline.table.log import REMEMBERED, Log, listing
 from cometmq.pipeline.table.merging import Merge, merge
 
@@ -51,8 +54,11 @@ class CompactSummary(msgspec.Struct):
     bytes_before: int = 0
     bytes_after: int = 0
     deleted: int = 0
-    """Files deleted from an object store: replaced by an earlier compaction, or left by a job that died."""
+    """Files deleted from an object store or a Delta or Iceberg table: replaced by an earlier compaction, or
+    left by a job that died."""
     seconds: float = 0.0
+    checkpoint_problem: str | None = None
+    """Why the newest checkpoint of the archive's log could not be written. All else is done."""
 
 
 def compact(
@@ -68,8 +74,10 @@ def compact(
     """Merge the small files of each topic and hour of an archive into files of about `target_bytes`.
 
     Files of less than half of that count as small. older_than_s: only hours that ended so many seconds ago.
-    retention_s: on object stores, how long replaced files stay for whoever reads them, and files without a
-    commit for the job that may be writing them; the next compaction deletes them. on_progress is called with
+    retention_s: on object stores, how long replaced files stay for whoever reads them; the next compaction
+    deletes them, and with 0 queries that began before end with an error. Files without a commit stay at
+    least a day, for the job that may be writing them. Of a Delta or Iceberg table only such files are
+    deleted: to merge is the business of the formats' own tools. on_progress is called with
     (merges done, merges of this run); `stop` ends the run after the commit under way.
 
     Raises ConfigError, ArchiveError (no archive, or another job works there), JobFailed.
@@ -79,6 +87,9 @@ def compact(
             raise ConfigError(key, str(value), f"{least} or more")
     if not 0 <= retention_s <= REMEMBERED.total_seconds():
         raise ConfigError("retention_s", str(retention_s), f"0 to {REMEMBERED.total_seconds():.0f}")
+    lake = open_lake(output)
+    if lake is not None:
+        return _cleaned_up(lake, timedelta(seconds=retention_s))
     table = ArchiveTable(output)
     stop = stop or threading.Event()
     summary, began = CompactSummary(table.output), time.monotonic()
@@ -97,8 +108,19 @@ def compact(
             report(done, len(chosen))
     finally:
         table.close()
+    summary.checkpoint_problem = table.checkpoints.problem
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
+    """Delete the files that killed jobs left in a table of such a format."""
+    began = time.monotonic()
+    with closing(lake):
+        if lake.prepare() is None:
+            raise ArchiveError(lake.output, "holds no archived messages yet")
+        deleted = lake.vacuum(age)
+    return CompactSummary(lake.output, deleted=deleted, seconds=time.monotonic() - began)
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -130,9 +129,8 @@ def _of_archive(
 def group_offsets(spark: SparkSession, path: str) -> DataFrame:
     """Where groups stood: group, topic, broker_name, queue_id and offset, the next one to consume; by the
     newest picture that an archive keeps of them, or the newest samples in the lag job's table."""
-    kept = GroupLog(*open_filesystem(path)).read()
-    if kept.num_rows:
-        newest = kept.filter(pc.equal(kept["batch"], pc.max(kept["batch"])))
+    newest = GroupLog(*open_filesystem(path)).newest()
+    if newest.num_rows:
         return spark.createDataFrame(newest.drop_columns(["batch", "time"]))
     try:
         rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(f"{path.rstrip('/')}/samples")

@@ -8,8 +8,10 @@ identifier names."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -20,7 +22,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken, with_directories
-from cometmq.pipeline.table.objects import shown
+from cometmq.pipeline.table.objects import allows_http, s3_settings, shown
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
 APPLICATION = "cometmq"
@@ -33,18 +35,31 @@ class DeltaArchive(LakeTable):
 
     kind = "delta"
     topic_in_files = False
+    schemes = ("s3",)
+    misread = "%\\"
+
+    def __init__(self, output: str) -> None:
+        super().__init__(output)
+        self._options: dict[str, str] | None = None
+        if self.uri != self.root:
+            settings = s3_settings(self.uri, self.filesystem)
+            self._options = settings | {"allow_http": str(allows_http(settings)), "conditional_put": "etag"}
+
+    def _open(self) -> DeltaTable:
+        return DeltaTable(self.output, storage_options=self._options)
 
     def _create(self) -> None:
         try:
-            DeltaTable(self.output)
+            self._open()
         except TableNotFoundError:
             try:
-                DeltaTable.create(self.output, _schema(ARCHIVE_SCHEMA), partition_by=_BY)
+                schema = _schema(ARCHIVE_SCHEMA)
+                DeltaTable.create(self.output, schema, partition_by=_BY, storage_options=self._options)
             except DeltaError:  # another job made it meanwhile, or nobody can
-                DeltaTable(self.output)
+                self._open()
 
     def last_commit(self) -> dict[str, Any] | None:
-        self._table = DeltaTable(self.output)
+        self._table = self._open()
         batch = self._table.transaction_version(APPLICATION)
         if batch is None:
             return None
@@ -85,9 +100,17 @@ class DeltaArchive(LakeTable):
         except CommitFailedError as error:
             raise Overtaken(str(error)) from error
 
-    def files(self) -> tuple[list[str], pa.Schema]:
-        table = DeltaTable(self.output)
-        return table.file_uris(), pa.schema(table.schema())
+    def referenced(self) -> set[str]:
+        return {os.path.basename(uri) for uri in self._table.file_uris()}
+
+    def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
+        table = self._open()
+        rows = pa.table(table.get_add_actions(flatten=True)).select(
+            [f"partition.{name}" for name in _BY] + ["path"]
+        )
+        found = rows.rename_columns([*_BY, "path"]).to_pylist()
+        # In the log paths are URIs.
+        return [file | {"path": unquote(file["path"])} for file in found], pa.schema(table.schema())
 
 
 def _schema(columns: pa.Schema) -> Schema:

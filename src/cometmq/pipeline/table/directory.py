@@ -30,7 +30,7 @@ import os
 import re
 import time
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +41,7 @@ from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table import log as table_log
-from cometmq.pipeline.table.log import Log, commit_path, listing, read_commit, read_log
+from cometmq.pipeline.table.log import Checkpoints, Log, commit_path, listing, read_commit, read_log
 from cometmq.pipeline.table.objects import conditional_put, shown
 
 log = logs.logger(__name__)
@@ -50,6 +50,8 @@ FORMAT = 1
 _WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
 _OF_ONE_BATCH = {"batch", "run", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
+UNNAMED_FOR = timedelta(days=1)
+"""How long files without a commit stay: the longest time that a batch may take."""
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """Answers of file systems without locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
@@ -69,7 +71,7 @@ class ArchiveTable:
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
         self._committing = False  # a commit file may exist whose files are not all published
-        self._checkpoint = -1  # number of the newest one
+        self.checkpoints = Checkpoints()
 
     @property
     def direct(self) -> bool:
@@ -97,7 +99,7 @@ class ArchiveTable:
             if last is not None and self._published() < last["batch"]:
                 self.publish(last)
             self._delete_stale_staging()
-        self._checkpoint = table_log.last_checkpoint(self.filesystem, self.root)
+        self.checkpoints.begin(self.filesystem, self.root)
         return last
 
     def _lock(self) -> None:
@@ -188,8 +190,7 @@ class ArchiveTable:
             self.publish(commit)
             self._delete(self._at(_HOME, "staging", self.run_id, str(commit["batch"])))
         self._committing = False
-        if commit["batch"] >= self._checkpoint + table_log.CHECKPOINT_EVERY:
-            self._write_checkpoint()
+        self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
         """Give the commit the number behind one that has nothing to do with it, or raise ArchiveError."""
@@ -201,18 +202,6 @@ class ArchiveTable:
         commit["batch"] += 1
         if merges:
             commit.update(carried(other))
-
-    def _write_checkpoint(self) -> None:
-        """Sum the log up, and delete what nobody reads any more."""
-        now = table_log.now_utc()
-        log = read_log(self.filesystem, self.root)
-        if log.last is None:
-            return
-        path = table_log.checkpoint_path(log.last)
-        self._create(self._at(path), table_log.checkpoint_content(log, now))
-        self._checkpoint = log.last
-        for path in table_log.covered(self.filesystem, self.root, now):
-            self._delete_file(self._at(path))
 
     def publish(self, commit: dict[str, Any]) -> None:
         """Move a commit's files from staging to their places; what lies there already is left. In each
@@ -278,29 +267,35 @@ class ArchiveTable:
         if self._exists(path):
             self.filesystem.delete_file(path)
 
-    def vacuum(self, retention: timedelta) -> int:
-        """Delete files of an object store that were removed from the table so long ago, and those that old
-        that no commit names: their jobs have failed or died. How many."""
+    def vacuum(self, retention: timedelta, unnamed: timedelta = UNNAMED_FOR) -> int:
+        """Delete files of an object store that were removed from the table so long ago, and those that no
+        commit names if they are older than both times: their jobs have failed or died. How many."""
         if not self.direct:
             return 0
-        tops = [info.path for info in listing(self.filesystem, self.root)]
-        tops = [path for path in tops if path.startswith(self._at("topic="))]
-        found = {
-            info.path: info.mtime
-            for top in (*tops, self._at(_HOME, "quarantine"))
-            for info in listing(self.filesystem, top, recursive=True)
-            if _WRITTEN.fullmatch(info.base_name)
-        }
+        found = written_files(self.filesystem, self.root)
         # Read after the files were listed, so that it names those that were committed meanwhile.
         log = read_log(self.filesystem, self.root)
+        check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        then = table_log.now_utc() - retention
-        old = [path for path, written in found.items() if removed.get(path, written) <= then]
+        # Commits have their job's time, files the store's.
+        replaced, left = table_log.now_utc() - retention, self._now() - max(retention, unnamed)
+        old = [
+            path
+            for path, written in found.items()
+            if (removed[path] <= replaced if path in removed else written <= left)
+        ]
         for path in old:
             self._delete_file(path)
         return len(old)
+
+    def _now(self) -> datetime:
+        """By the store's clock, which dates files: that of this machine may be days off."""
+        path = self._at(_HOME, "clock")
+        with self.filesystem.open_output_stream(path) as stream:
+            stream.write(b"-")
+        return self.filesystem.get_file_info(path).mtime or table_log.now_utc()
 
     def _create(self, path: str, content: bytes) -> bool:
         """Create a whole file, durably, or none; False if there is another one of that name. On a local disk
@@ -353,6 +348,24 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
     return filesystem, path.rstrip("/")
 
 
+def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
+    """When each file was written that a task of ours has written below its final name."""
+    tops = [info.path for info in listing(filesystem, root) if info.base_name.startswith("topic=")]
+    return {
+        info.path: info.mtime or datetime.max.replace(tzinfo=UTC)
+        for top in (*tops, f"{root}/{_HOME}/quarantine")
+        for info in listing(filesystem, top, recursive=True)
+        if _WRITTEN.fullmatch(info.base_name)
+    }
+
+
+def check_whole(log: Log, output: str) -> None:
+    """Raise ArchiveError if a commit is missing: its files cannot be told from those of no commit."""
+    if log.missing:
+        problem = f"{commit_path(log.missing[0])} is missing: nobody knows which files are its own"
+        raise ArchiveError(output, f"{problem}, none is deleted")
+
+
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
     """What a commit of no batch takes over from the one before it: what the archive job goes on with."""
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
@@ -393,6 +406,15 @@ def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
 _ESCAPED = set("\"#%'*/:=?\\\x7f{[]^") | {chr(code) for code in range(32)}
 
 
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What stands for null in a directory's name."""
+LONGEST_VALUE = 255 - len("topic=")
+"""Bytes of a partition's value as a directory's name has room for it."""
+
+
 def partition_value(text: str) -> str:
-    """A value in a directory's name, escaped as Hive and Spark do it (`%RETRY%g` becomes `%25RETRY%25g`)."""
+    """A value in a directory's name, escaped as Hive and Spark do it (`%RETRY%g` becomes `%25RETRY%25g`).
+    What stands for null is a legal name of a topic: escaped too, it is read as it is."""
+    if text == NULL:
+        return f"%{ord(text[0]):02X}{text[1:]}"
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in text)

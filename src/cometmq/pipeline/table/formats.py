@@ -10,6 +10,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.options import check_package
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
 from cometmq.pipeline.table.lake import LakeTable, kind_of
+from cometmq.pipeline.table.log import Checkpoints
 
 TableFormat = Literal["parquet", "delta", "iceberg"]
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
@@ -26,6 +27,7 @@ class Table(Protocol):
     run_id: str
     kind: str
     """The format's name."""
+    checkpoints: Checkpoints
     topic_in_files: bool
     """Whether files hold the column `topic`, not only their path."""
 
@@ -42,11 +44,14 @@ class Table(Protocol):
         """End the use of the table."""
 
 
-def open_table(output: str, table_format: str) -> Table:
-    """The archive at `output`. Raises ConfigError for a format that is not known or lacks its package."""
+def open_table(output: str, table_format: str, catalogue: str | None = None) -> Table:
+    """The archive at `output`. catalogue: of a new Iceberg table on an object store, a local file. Raises
+    ConfigError for a format that is not known or lacks its package."""
+    if catalogue is not None and table_format != "iceberg":
+        raise ConfigError("catalogue", catalogue, "nothing: only Iceberg tables have one")
     if table_format == "parquet":
         return ArchiveTable(output)
-    return _lake(output, table_format)
+    return _lake(output, table_format, catalogue)
 
 
 def open_lake(output: str) -> LakeTable | None:
@@ -55,7 +60,7 @@ def open_lake(output: str) -> LakeTable | None:
     return _lake(output, kind) if kind in _PACKAGES else None
 
 
-def _lake(output: str, table_format: str | None) -> LakeTable:
+def _lake(output: str, table_format: str | None, catalogue: str | None = None) -> LakeTable:
     package = _PACKAGES.get(table_format or "")
     if package is None:
         raise ConfigError("table_format", str(table_format), ", ".join(get_args(TableFormat)))
@@ -66,4 +71,4 @@ def _lake(output: str, table_format: str | None) -> LakeTable:
         return DeltaArchive(output)
     from cometmq.pipeline.table.iceberg import IcebergArchive
 
-    return IcebergArchive(output)
+    return IcebergArchive(output, catalogue)

@@ -1,14 +1,17 @@
 """Where consumer groups stand, kept beside an archive: a restore needs it to let them go on where they were.
 
-    output/_cometmq/groups/00000000000000000007.json      as of this batch: one line of JSON
+    output/_cometmq/groups/00000000000000000007.json      a picture, as of this batch: one line of JSON
 
-No position is beyond what the archive holds of its queue: a group that was further has read all of it.
+No position is beyond what the archive holds of its queue: a group that was further has read all of it. The
+newest hundred pictures stay, and of older ones the last of each day, for a hundred days that have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
@@ -19,6 +22,7 @@ from cometmq.errors import BrokerError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.offsets import Offsets
 from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.table.log import listing
 from cometmq.pipeline.table.small_files import read_json, replace_json
 from cometmq.protocol.bodies_admin import GroupList
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -36,7 +40,13 @@ POSITIONS = pa.schema(
         ("offset", pa.int64()),
     ]
 )
+MOST_GROUPS = 1000
+"""Whose positions are kept."""
+_MOST_POSITIONS = 100_000  # of one picture: about 15 MB of JSON
+_MOST_READ = 1_000_000  # positions of all pictures together
+_NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
+_IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 
 def stored_groups(cluster: Cluster, queues: Iterable[MessageQueue]) -> list[str]:
@@ -61,26 +71,63 @@ class GroupLog:
         self._home = f"{root}/{_HOME}"
         self._written: list[dict[str, Any]] | None = None
 
-    def keep(self, batch: int, groups: Mapping[str, Offsets], archived: Offsets) -> None:
-        """Write what changed since the last time. archived: up to where the archive has each queue."""
-        rows = [
-            {"group": group, **msgspec.structs.asdict(queue), "offset": min(offset, archived[queue])}
-            for group, offsets in sorted(groups.items())
-            for queue, offset in sorted(offsets.items())
-            if queue in archived
-        ]
-        if rows != self._written:
+    def keep(self, batch: int, groups: Mapping[str, Offsets], archived: Offsets) -> int:
+        """Write what changed since the last time; how many groups found no room. archived: up to where the
+        archive has each queue."""
+        rows: list[dict[str, Any]] = []
+        left_out = 0
+        for group, offsets in groups.items():
+            known = sorted((queue, offset) for queue, offset in offsets.items() if queue in archived)
+            if len(rows) + len(known) > _MOST_POSITIONS:
+                left_out += 1
+                continue
+            rows += [
+                {"group": group, **msgspec.structs.asdict(queue), "offset": min(offset, archived[queue])}
+                for queue, offset in known
+            ]
+        if rows != (self._written or []):
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             content = {"batch": batch, "time": time, "positions": rows}
             replace_json(self._filesystem, f"{self._home}/{batch:020d}.json", content)
             self._written = rows
+            self._thin_out()
+        return left_out
 
     def read(self) -> pa.Table:
-        """All that was kept, oldest first, with the columns POSITIONS."""
-        selector = fs.FileSelector(self._home, allow_not_found=True)
-        rows: list[dict[str, Any]] = []
-        for path in sorted(info.path for info in self._filesystem.get_file_info(selector)):
-            kept = read_json(self._filesystem, path) if path.endswith(".json") else None
-            if kept is not None:
-                rows += [{"batch": kept["batch"], "time": kept["time"], **row} for row in kept["positions"]]
-        return pa.Table.from_pylist(rows, POSITIONS)
+        """What was kept, oldest first, with the columns POSITIONS: as many of the newest pictures as have a
+        million positions."""
+        pictures: list[pa.Table] = []
+        for picture in self._pictures():
+            if sum(one.num_rows for one in pictures) + picture.num_rows > _MOST_READ:
+                break
+            pictures.insert(0, picture)
+        return pa.concat_tables([POSITIONS.empty_table(), *pictures])
+
+    def newest(self) -> pa.Table:
+        """The newest picture with positions, with the columns POSITIONS; no row if there is none."""
+        return next((one for one in self._pictures() if one.num_rows), POSITIONS.empty_table())
+
+    def _pictures(self) -> Iterator[pa.Table]:
+        """Newest first."""
+        for info in self._files():
+            kept = read_json(self._filesystem, info.path)
+            if kept is not None:  # else it was thinned out meanwhile
+                facts = {"batch": kept["batch"], "time": kept["time"]}
+                yield pa.Table.from_pylist([facts | row for row in kept["positions"]], POSITIONS)
+
+    def _files(self) -> list[fs.FileInfo]:
+        found = [
+            info for info in listing(self._filesystem, self._home) if _IS_PICTURE.fullmatch(info.base_name)
+        ]
+        return sorted(found, key=lambda info: str(info.base_name), reverse=True)
+
+    def _thin_out(self) -> None:
+        """Delete old pictures. Another job that does the same deletes the same ones: by number none of them
+        is among the newest, and none will be."""
+        days: set[date] = set()
+        for info in self._files()[_NEWEST:]:
+            day = info.mtime.date() if info.mtime else date.min
+            if day in days or len(days) >= _DAYS:
+                with contextlib.suppress(FileNotFoundError):
+                    self._filesystem.delete_file(info.path)
+            days.add(day)

@@ -3,6 +3,8 @@ jars.
 
     SqlCatalog("cometmq", uri="sqlite:////data/archive/_cometmq/catalog.db").load_table("cometmq.archive")
 
+The catalogue of a table on an object store is a file elsewhere, whose name `_cometmq/archive.json` keeps.
+
 A batch is one snapshot. Its properties name batch and run. All that the batch says is a property of the
 table, set by the same transaction: snapshots expire, and a list of offsets in each of them would be written
 again with every commit. The table is partitioned by `topic` and by the hour of `store_timestamp` (a hidden
@@ -11,6 +13,7 @@ transform), so a filter on these finds its files; there are no columns dt and ho
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pyarrow as pa
@@ -25,9 +28,12 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform, IdentityTransform
 from sqlalchemy.exc import SQLAlchemyError
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken
+from cometmq.pipeline.table.objects import s3_settings
+from cometmq.pipeline.table.small_files import read_json
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
 CATALOGUE = "cometmq"
@@ -41,24 +47,56 @@ _PROPERTIES = {
         for name in ("body", "properties.key", "properties.value", "body_rest", "body_error")
     },
 }
+_ACCESS = {
+    "endpoint": "s3.endpoint",
+    "region": "s3.region",
+    "access_key_id": "s3.access-key-id",
+    "secret_access_key": "s3.secret-access-key",
+    "virtual_hosted_style_request": "s3.force-virtual-addressing",
+}
 _ONCE = {"commit.retry.num-retries": "0"}
 
 
 class IcebergArchive(LakeTable):
-    """An Iceberg table whose files, metadata and catalogue are below one local directory."""
+    """An Iceberg table whose files, metadata and catalogue are below one local directory; of one on an object
+    store the catalogue is a file of this machine, which the archive names."""
 
     kind = "iceberg"
     topic_in_files = True
+    schemes = ("s3",)
+    misread = "%#?"
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, catalogue: str | None = None) -> None:
         super().__init__(output)
+        self._location = self.output if "://" in self.output else f"file://{self.root}"
         self._opened: SqlCatalog | None = None
+        self._file = self._at("_cometmq", "catalog.db")
+        if "://" in self.output:
+            self._file = self._named(catalogue)
+            self.facts = {"catalogue": self._file}
+        elif catalogue is not None:
+            raise ConfigError("catalogue", catalogue, "nothing: on a disk it lies in the table's directory")
+
+    def _named(self, catalogue: str | None) -> str:
+        """The path of the catalogue's file, by what was given and what the archive says."""
+        said = (read_json(self.filesystem, self._at("_cometmq", "archive.json")) or {}).get("catalogue")
+        path = os.path.abspath(catalogue) if catalogue else said
+        if path is None or not os.path.isdir(os.path.dirname(path)):
+            expected = "a local file for the SQL catalogue of a table on an object store"
+            raise ConfigError("catalogue", str(path), expected)
+        if said not in (None, path):
+            raise ConfigError("catalogue", path, f"the one that the archive has: {said}")
+        return str(path)
 
     @property
     def _catalogue(self) -> SqlCatalog:
         if self._opened is None:
-            uri = f"sqlite:///{self._at('_cometmq', 'catalog.db')}"
-            self._opened = SqlCatalog(CATALOGUE, uri=uri, warehouse=f"file://{self.root}")
+            if "://" in self.output and not os.path.exists(self._file) and self._copies():
+                raise ArchiveError(self.output, f"its catalogue {self._file} is not on this machine")
+            given = s3_settings(self.uri, self.filesystem) if "://" in self.output else {}
+            access = {name: given[key] for key, name in _ACCESS.items() if key in given}
+            uri = f"sqlite:///{self._file}"
+            self._opened = SqlCatalog(CATALOGUE, uri=uri, warehouse=self._location, **access)
         return self._opened
 
     def close(self) -> None:
@@ -74,7 +112,7 @@ class IcebergArchive(LakeTable):
             made = self._catalogue.create_table_transaction(
                 TABLE,
                 schema=ARCHIVE_SCHEMA,
-                location=f"file://{self.root}",
+                location=self._location,
                 properties=_PROPERTIES,
             )
             with made as transaction, transaction.update_spec() as spec:
@@ -87,7 +125,11 @@ class IcebergArchive(LakeTable):
                 raise ArchiveError(self.output, f"the table cannot be made: {error}") from error
 
     def _load(self) -> Table:
-        return self._catalogue.load_table(TABLE)
+        table = self._catalogue.load_table(TABLE)
+        if "://" in self.output and table.location() != self._location:
+            problem = f"its catalogue {self._file} is that of {table.location()}"
+            raise ArchiveError(self.output, problem)
+        return table
 
     def last_commit(self) -> dict[str, Any] | None:
         self._table = self._load()
@@ -99,7 +141,7 @@ class IcebergArchive(LakeTable):
         # In this copy of the table only: a repetition would put the batch on top of whatever came between.
         table.metadata.properties.update(_ONCE)
         summary = {"cometmq.batch": str(commit["batch"]), "cometmq.run": commit["run"]}
-        paths = [f"file://{self._at(file['path'])}" for file in commit["files"]]
+        paths = [f"{self._location}/{file['path']}" for file in commit["files"]]
         try:
             with table.transaction() as transaction:
                 with transaction.update_schema() as schema:
@@ -113,7 +155,20 @@ class IcebergArchive(LakeTable):
         except (CommitFailedException, SQLAlchemyError) as error:
             raise Overtaken(str(error)) from error
 
-    def files(self) -> tuple[list[str], pa.Schema]:
+    def referenced(self) -> set[str]:
+        io = self._table.io
+        manifests = {
+            manifest.manifest_path: manifest
+            for snapshot in self._table.metadata.snapshots
+            for manifest in snapshot.manifests(io)
+        }
+        return {
+            os.path.basename(entry.data_file.file_path)
+            for manifest in manifests.values()
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+        }
+
+    def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
         table = self._load()
-        paths = [task.file.file_path for task in table.scan().plan_files()]
-        return paths, table.schema().as_arrow()
+        paths = [task.file.file_path.removeprefix(f"{self._location}/") for task in table.scan().plan_files()]
+        return [{"path": path} for path in paths], table.schema().as_arrow()

@@ -2,24 +2,29 @@
 
 Tasks write Parquet files under new names straight into the table's directories. One transaction of the table
 adds a batch's files and says with them which batch this is and where the archive goes on. So a batch is in
-the table with its position, or neither is. Files of a batch that was never committed are in no snapshot; the
-clean-up of the format removes them.
+the table with its position, or neither is. Files of a batch that was never committed are in no snapshot;
+`vacuum` deletes them.
 
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
     output/_cometmq/archive.json                                  what this directory is
     output/_cometmq/commits/00000000000000000000.json             what each committed batch said
+    output/_cometmq/checkpoints/00000000000000000099.parquet      what the commits up to this one come to
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
 The files below `commits` are copies, written behind the transaction: the formats forget what old transactions
-said when their logs are cleaned up. A copy that a killed run did not write is written by the next one.
+said when their logs are cleaned up. A copy that a killed run did not write is written by the next one. They
+are summed up and read as the log of the Parquet form is (log.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import uuid
 from abc import ABC, abstractmethod
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -28,8 +33,10 @@ from pyarrow import fs
 from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.table.directory import open_filesystem
-from cometmq.pipeline.table.small_files import read_json, replace_json
+from cometmq.pipeline.table.directory import UNNAMED_FOR, check_whole, open_filesystem, written_files
+from cometmq.pipeline.table.log import CHECKPOINTS, COMMITS, Checkpoints, listing, now_utc, read_log
+from cometmq.pipeline.table.objects import shown
+from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 log = logs.logger(__name__)
 
@@ -38,7 +45,7 @@ PROPERTY = "cometmq.commit"
 
 _HOME = "_cometmq"
 _ATTEMPTS = 5
-_IS_COMMIT = re.compile(r"\d{20}\.json")
+_IS_COPY = re.compile(r"[0-9]{20}\.(json|parquet)")
 
 
 def with_directories(columns: pa.Schema) -> pa.Schema:
@@ -55,30 +62,43 @@ class LakeTable(ABC):
 
     kind: str
     topic_in_files: bool
+    schemes: tuple[str, ...] = ()
+    """Of the URIs at which such a table can be."""
+    misread: str
+    """Characters of paths that the format's library takes for something else."""
 
     def __init__(self, output: str) -> None:
-        if "://" in output:
-            scheme = output.partition("://")[0]  # the rest may hold a secret
-            raise ConfigError("output", f"{scheme}://…", f"a path, as archives of format {self.kind} need")
+        scheme = output.partition("://")[0] if "://" in output else ""
+        if scheme and scheme not in self.schemes:
+            places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
+            expected = f"{places}, as archives of format {self.kind} need"
+            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may hold a secret
         self.filesystem, self.root = open_filesystem(output)
-        self.output = self.uri = self.root
+        self.uri = output if scheme else self.root
+        self.output = shown(self.uri)
+        if found := set(self.misread).intersection(self.root):
+            raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
+        self.checkpoints = Checkpoints()
+        self.facts: dict[str, str] = {}  # what archive.json says beside the format
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table, and return the last commit (None: no batch yet).
 
         Raises ArchiveError if the directory holds something else, or a position that cannot be found."""
-        self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
+        if isinstance(self.filesystem, fs.LocalFileSystem):
+            self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
         self._check_kind()
         self._create()
         copies = self._copies()  # listed before the table is read: a copy comes behind its transaction
         last = self.last_commit()
         for name in copies:
-            if last is None or int(name[:20]) > last["batch"]:
+            if last is None or int(os.path.basename(name)[:20]) > last["batch"]:
                 log.warning("%s: the table does not have the batch of %s: removed", self.output, name)
-                self._remove(self._at(_HOME, "commits", name))
+                self._remove(self._at(name))
         if last is not None:
             self._keep(last)
+        self.checkpoints.begin(self.filesystem, self.root)
         return last
 
     def staging(self, _batch: int) -> str:
@@ -87,6 +107,9 @@ class LakeTable(ABC):
 
     def commit(self, commit: dict[str, Any]) -> None:
         """Make a batch part of the table. Raises ArchiveError if another job committed its number first."""
+        for file in (*commit["files"], *commit["quarantine"]):
+            if self.filesystem.get_file_info(self._at(file["path"])).type == fs.FileType.NotFound:
+                raise ArchiveError(self.output, f"{file['path']} is gone before its batch was committed")
         problem = "not committed"
         for _ in range(_ATTEMPTS):
             last = self.last_commit()
@@ -104,6 +127,24 @@ class LakeTable(ABC):
         else:
             raise ArchiveError(self.output, problem)
         self._keep(commit)
+        create = partial(replace_file, self.filesystem)
+        self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
+
+    def vacuum(self, age: timedelta) -> int:
+        """Delete data files so old that no batch ever committed and no snapshot names: their jobs have failed
+        or died. How many. Files that others wrote are left to the format's own clean-up."""
+        found = written_files(self.filesystem, self.root)
+        self.last_commit()  # after the files were listed, so that what was committed meanwhile is known
+        named = self.referenced()
+        log = read_log(self.filesystem, self.root)
+        check_whole(log, self.output)
+        for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
+            named.add(os.path.basename(path))
+        then = now_utc() - max(age, UNNAMED_FOR)
+        old = [path for path, at in found.items() if at <= then and os.path.basename(path) not in named]
+        for path in old:
+            self._remove(path)
+        return len(old)
 
     def close(self) -> None:
         """Release what the table holds open."""
@@ -123,24 +164,34 @@ class LakeTable(ABC):
         Overtaken if it is not."""
 
     @abstractmethod
-    def files(self) -> tuple[list[str], pa.Schema]:
-        """Where the files of the newest snapshot are, and the table's columns."""
+    def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
+        """The files of the newest snapshot, each with its `path` below the output and, unless it is in the
+        rows, its `topic`, `dt` and `hour`; and the table's columns."""
+
+    @abstractmethod
+    def referenced(self) -> set[str]:
+        """Names, without directories, of the files of all snapshots that the table knows of."""
 
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
         found = kind_of(self.filesystem, self.root)
         if found is None:
-            listing = self.filesystem.get_file_info(fs.FileSelector(self.root))
-            others = [info.base_name for info in listing if not info.base_name.startswith(("_", "."))]
+            names = [info.base_name for info in listing(self.filesystem, self.root)]
+            others = [name for name in names if not name.startswith(("_", "."))]
             if others:
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
-            replace_json(self.filesystem, path, {"format": self.kind})
+            replace_json(self.filesystem, path, {"format": self.kind} | self.facts)
         elif found != self.kind:
             raise ArchiveError(self.output, f"an archive of format {found}; asked for was {self.kind}")
 
     def _copies(self) -> list[str]:
-        found = self.filesystem.get_file_info(fs.FileSelector(self._at(_HOME, "commits")))
-        return [info.base_name for info in found if _IS_COMMIT.fullmatch(info.base_name)]
+        """Paths of the copies and of what sums them up."""
+        return [
+            f"{directory}/{info.base_name}"
+            for directory in (COMMITS, CHECKPOINTS)
+            for info in listing(self.filesystem, self._at(directory))
+            if _IS_COPY.fullmatch(info.base_name)
+        ]
 
     def _keep(self, commit: dict[str, Any]) -> None:
         path = self._at(_HOME, "commits", f"{commit['batch']:020d}.json")

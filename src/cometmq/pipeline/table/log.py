@@ -3,25 +3,33 @@
 The log is the commit files, in order of their numbers. A commit adds `files` and `ranges`, and one of a
 compaction also `removes` files. The live files are those added and not removed. A checkpoint holds what all
 commits up to its number come to, so that a log of 100,000 commits is opened with about a hundred reads. The
-commits of a day stay when a checkpoint covers them; older ones are deleted.
+commits of a day stay when a checkpoint covers them; older ones are deleted. A checkpoint that cannot be
+read is passed over for the one before it, whose commits are still there.
+
+Ranges that follow each other become one when they are old, so that the log grows with queues and holes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from cometmq import logs
 from cometmq.pipeline.base.errors import ArchiveError
+
+log = logs.logger(__name__)
 
 COMMITS = "_cometmq/commits"
 CHECKPOINTS = "_cometmq/checkpoints"
@@ -32,9 +40,14 @@ KEEP = timedelta(days=1)
 the number of its next commit taken."""
 REMEMBERED = timedelta(days=30)
 """How long a checkpoint names removed files; the longest retention of these."""
+DETAILED = 10_000
+"""So many of the newest ranges stay as they were committed."""
 
+_LISTS = ("files", "quarantine")  # that each commit has
 _IS_COMMIT = re.compile(r"([0-9]{20})\.json")
 _IS_CHECKPOINT = re.compile(r"([0-9]{20})\.parquet")
+_MAX_INT64 = (1 << 63) - 1
+_QUEUE = ("topic", "broker_name", "queue_id")
 _TRIES = 5
 _READS = 16  # at once
 
@@ -74,6 +87,7 @@ class Log:
     files: pa.Table  # live ones; `batch` is the newest of the batches whose messages are in the file
     quarantine: pa.Table  # the same for files of bad records, which have no topic
     removed: pa.Table  # files that a compaction has replaced, and when
+    missing: Sequence[int] = ()  # numbers of commits that should be there
 
 
 def empty_log() -> Log:
@@ -81,41 +95,68 @@ def empty_log() -> Log:
 
 
 def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> Log:
-    """The log as it is now, or as it was after commit `upto`, which no checkpoint may cover."""
+    """The log as it is now, or as it was after commit `upto`, which no checkpoint may cover. Raises
+    ArchiveError for a commit that cannot be read; one that is missing is told in the log's lines."""
     for _ in range(_TRIES):
         newest = last_checkpoint(filesystem, root)
         try:
-            log = _read_from(filesystem, root, newest, upto)
+            found = _read_from(filesystem, root, newest, upto)
         except FileNotFoundError:
             continue
         # Commits are deleted behind a new checkpoint only, so this one's were all there.
         if newest == last_checkpoint(filesystem, root):
-            return log
+            if found.missing:
+                what = "%s: %d commits are missing, the first is %d: their files are not seen"
+                log.warning(what, root, len(found.missing), found.missing[0])
+            return found
     raise ArchiveError(root, "the log changes faster than it can be read")
 
 
-def _read_from(filesystem: fs.FileSystem, root: str, checkpoint: int, upto: int | None) -> Log:
-    log = empty_log()
-    if checkpoint >= 0:
-        log = _read_checkpoint(filesystem, f"{root}/{checkpoint_path(checkpoint)}", checkpoint)
+def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | None) -> Log:
+    before = _newest_readable(filesystem, root) if newest >= 0 else empty_log()
+    checkpoint = -1 if before.last is None else before.last
     numbers = sorted(
         number
         for number in _numbers(filesystem, f"{root}/{COMMITS}", _IS_COMMIT)
         if number > checkpoint and (upto is None or number <= upto)
     )
+    missing = sorted(set(range(checkpoint + 1, numbers[-1])).difference(numbers)) if numbers else ()
+    if checkpoint < newest and (missing or not numbers):
+        problem = f"{checkpoint_path(newest)} cannot be read, and commits before it are gone"
+        raise ArchiveError(root, f"{problem}. If it is damaged, it must come back from a copy")
 
     def read(number: int) -> dict[str, Any]:
         return read_commit(filesystem, root, number)
 
     with ThreadPoolExecutor(_READS) as threads:
-        return _after(log, list(threads.map(read, numbers)))
+        return replace(_after(before, list(threads.map(read, numbers))), missing=missing)
+
+
+def _newest_readable(filesystem: fs.FileSystem, root: str) -> Log:
+    """The newest checkpoint that can be read; the empty log if there is none."""
+    for number in sorted(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT), reverse=True):
+        try:
+            return _read_checkpoint(filesystem, f"{root}/{checkpoint_path(number)}", number)
+        except (pa.ArrowException, KeyError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            problem = str(error).partition("\n")[0]
+            log.warning("%s: %s cannot be read: %s", root, checkpoint_path(number), problem)
+    return empty_log()
 
 
 def read_commit(filesystem: fs.FileSystem, root: str, number: int) -> dict[str, Any]:
-    """The content of one commit file."""
+    """The content of one commit file. Raises ArchiveError if that is none."""
     with filesystem.open_input_stream(f"{root}/{commit_path(number)}") as stream:
-        content: dict[str, Any] = json.loads(stream.read())
-    return content
+        content = stream.read()
+    try:
+        commit: dict[str, Any] = json.loads(content)
+        whole = commit["batch"] == number and all(isinstance(commit[key], list) for key in _LISTS)
+    except (ValueError, LookupError, TypeError):
+        whole = False
+    if not whole:
+        raise ArchiveError(root, f"{commit_path(number)} is damaged: it must come back from a copy")
+    return commit
 
 
 def last_checkpoint(filesystem: fs.FileSystem, root: str) -> int:
@@ -149,10 +190,10 @@ def listing(filesystem: fs.FileSystem, path: str, *, recursive: bool = False) ->
     return infos
 
 
-def _after(log: Log, commits: Sequence[dict[str, Any]]) -> Log:
+def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
     """The log with these commits behind it."""
     if not commits:
-        return log
+        return before
     ranges = [
         {name: commit.get(name) for name in ("batch", "run", "time", "seconds")} | row
         for commit in commits
@@ -165,28 +206,63 @@ def _after(log: Log, commits: Sequence[dict[str, Any]]) -> Log:
     ]
     gone = pa.array([row["path"] for row in removed], pa.string())
 
-    def live(before: pa.Table, key: str) -> pa.Table:
+    def live(then: pa.Table, key: str) -> pa.Table:
         rows = [{"batch": commit["batch"]} | file for commit in commits for file in commit[key]]
-        both = pa.concat_tables([before, pa.Table.from_pylist(rows, _FILES)])
+        both = pa.concat_tables([then, pa.Table.from_pylist(rows, _FILES)])
         return both.filter(pc.invert(pc.is_in(both["path"], gone))) if removed else both
 
     return Log(
         commits[-1]["batch"],
-        pa.concat_tables([log.ranges, pa.Table.from_pylist(ranges, _RANGES)]),
-        live(log.files, "files"),
-        live(log.quarantine, "quarantine"),
-        pa.concat_tables([log.removed, pa.Table.from_pylist(removed, _REMOVED)]),
+        _folded(pa.concat_tables([before.ranges, pa.Table.from_pylist(ranges, _RANGES)])),
+        live(before.files, "files"),
+        live(before.quarantine, "quarantine"),
+        pa.concat_tables([before.removed, pa.Table.from_pylist(removed, _REMOVED)]),
     )
 
 
-def checkpoint_content(log: Log, now: datetime) -> bytes:
+def _folded(ranges: pa.Table) -> pa.Table:
+    """All but the newest ranges with those made one that follow each other in a queue: as of the newest of
+    their batches, with the sums of what they counted, and without `seconds`, which were those of one batch.
+    What was lost stays apart, and so does the beginning of a queue's next life."""
+    if ranges.num_rows <= DETAILED:
+        return ranges
+    newest = np.sort(ranges["batch"].to_numpy())[-DETAILED]
+    is_old = pc.less(ranges["batch"], int(newest))
+    old = ranges.filter(is_old).sort_by([(name, "ascending") for name in (*_QUEUE, "batch", "start")])
+    if not old.num_rows:
+        return ranges
+    lost, anew = pc.greater(old["lost"].fill_null(0), 0).to_numpy(), old["replaces"].is_valid().to_numpy()
+    begins = np.ones(old.num_rows, bool)
+    begins[1:] = (old["start"].to_numpy()[1:] != old["end"].to_numpy()[:-1]) | (lost[1:] != lost[:-1])
+    begins[1:] |= anew[1:] | anew[:-1]
+    for name in _QUEUE:
+        codes = old[name].combine_chunks().dictionary_encode().indices.to_numpy()
+        begins[1:] |= codes[1:] != codes[:-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], old.num_rows) - 1
+    columns = {name: old[name].take(pa.array(last)) for name in old.schema.names}
+    columns["start"] = old["start"].take(pa.array(first))
+    columns["seconds"] = pa.nulls(len(first), pa.float64())
+    for name in ("records", "bad", "lost", "bytes"):
+        columns[name] = pa.array(np.add.reduceat(old[name].fill_null(0).to_numpy(), first))
+    for name, reduce, none in (
+        ("first_store_ms", np.minimum, _MAX_INT64),
+        ("last_store_ms", np.maximum, -_MAX_INT64),
+    ):
+        times = reduce.reduceat(old[name].fill_null(none).to_numpy(), first)
+        columns[name] = pa.array(times, mask=times == none)
+    folded = pa.table(columns, _RANGES).sort_by([("batch", "ascending"), *((n, "ascending") for n in _QUEUE)])
+    return pa.concat_tables([folded, ranges.filter(pc.invert(is_old))])
+
+
+def checkpoint_content(now: Log, time: datetime) -> bytes:
     """A Parquet file with one row, whose columns are lists of the log's rows."""
-    remembered = pc.greater(log.removed["time"], pa.scalar(now - REMEMBERED, pa.timestamp("ms", "UTC")))
+    remembered = pc.greater(now.removed["time"], pa.scalar(time - REMEMBERED, pa.timestamp("ms", "UTC")))
     tables = {
-        "ranges": log.ranges,
-        "files": log.files,
-        "quarantine": log.quarantine,
-        "removed": log.removed.filter(remembered),
+        "ranges": now.ranges,
+        "files": now.files,
+        "quarantine": now.quarantine,
+        "removed": now.removed.filter(remembered),
     }
     lists = []
     for table in tables.values():
@@ -218,17 +294,62 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     )
 
 
-def covered(filesystem: fs.FileSystem, root: str, now: datetime) -> list[str]:
+class Checkpoints:
+    """Writes a checkpoint every CHECKPOINT_EVERY commits. One that cannot be written is no failure of the
+    commit before it: `problem` says why, and it is tried again as many commits later and by the next run."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self._last = -1
+
+    def begin(self, filesystem: fs.FileSystem, root: str) -> None:
+        """Take up the checkpoints that there are."""
+        self._last = last_checkpoint(filesystem, root)
+
+    def after(
+        self, number: int, filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]
+    ) -> None:
+        """Commit `number` was made. create: makes a whole file, or none."""
+        if number < self._last + CHECKPOINT_EVERY:
+            return
+        self._last, self.problem = number, None
+        try:
+            _sum_up(filesystem, root, create)
+        except (OSError, ArchiveError, pa.ArrowException) as error:
+            problem = error.problem if isinstance(error, ArchiveError) else str(error).partition("\n")[0]
+            self.problem = f"the log has no checkpoint of batch {number}: {problem}"
+            log.warning("%s: %s", root, self.problem)
+
+
+def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]) -> None:
+    """Write a checkpoint, and delete what nobody reads any more."""
+    now = read_log(filesystem, root)
+    if now.missing:
+        raise ArchiveError(root, f"{commit_path(now.missing[0])} is missing")
+    if now.last is None:
+        return
+    create(f"{root}/{checkpoint_path(now.last)}", checkpoint_content(now, now_utc()))
+    for path in _covered(filesystem, root):
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.delete_file(f"{root}/{path}")
+
+
+def _covered(filesystem: fs.FileSystem, root: str) -> list[str]:
     """Paths that may be deleted after a checkpoint was written: commits of more than a day ago that the one
-    before it covers too, and checkpoints before that."""
-    numbers = sorted(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT))
+    before it covers too, and checkpoints before that. What counts is the clock of who holds the files."""
+    written = {
+        int(found[1]): info.mtime
+        for info in listing(filesystem, f"{root}/{CHECKPOINTS}")
+        if (found := _IS_CHECKPOINT.fullmatch(info.base_name))
+    }
+    numbers = sorted(written)
     if len(numbers) < 2:
         return []
-    before = numbers[-2]
+    before, now = numbers[-2], written[numbers[-1]]
     old = [checkpoint_path(number) for number in numbers[:-2]]
     for info in listing(filesystem, f"{root}/{COMMITS}"):
         found = _IS_COMMIT.fullmatch(info.base_name)
-        if found and int(found[1]) <= before and info.mtime and info.mtime < now - KEEP:
+        if found and int(found[1]) <= before and now and info.mtime and info.mtime < now - KEEP:
             old.append(commit_path(int(found[1])))
     return old
 

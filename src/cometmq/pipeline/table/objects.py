@@ -49,9 +49,8 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
     return put
 
 
-def _s3_store(uri: str, filesystem: fs.S3FileSystem) -> Any:
-    from obstore.store import S3Store
-
+def s3_settings(uri: str, filesystem: fs.S3FileSystem) -> dict[str, str]:
+    """What the URI says, by the names of Rust's object_store, which obstore and deltalake are made of."""
     parts = urlsplit(uri)
     given = dict(parse_qsl(parts.query))
     endpoint = given.get("endpoint_override")
@@ -65,9 +64,19 @@ def _s3_store(uri: str, filesystem: fs.S3FileSystem) -> Any:
         "secret_access_key": unquote(parts.password or ""),
         "virtual_hosted_style_request": given.get("force_virtual_addressing"),
     }
-    settings: Any = {key: value for key, value in config.items() if value}
-    plain = (endpoint or "").startswith("http://")
-    return S3Store(_bucket(parts.netloc), client_options={"allow_http": plain}, **settings)
+    return {key: value for key, value in config.items() if value}
+
+
+def allows_http(settings: dict[str, str]) -> bool:
+    return settings.get("endpoint", "").startswith("http://")
+
+
+def _s3_store(uri: str, filesystem: fs.S3FileSystem) -> Any:
+    from obstore.store import S3Store
+
+    settings: Any = s3_settings(uri, filesystem)
+    plain = allows_http(settings)
+    return S3Store(_bucket(urlsplit(uri).netloc), client_options={"allow_http": plain}, **settings)
 
 
 def _google_store(uri: str, _: fs.FileSystem) -> Any:

@@ -24,12 +24,17 @@ def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) -> None:
     """Write one line of JSON in place of what the file held. A reader sees the old content or the new."""
+    replace_file(filesystem, path, json.dumps(content).encode() + b"\n")
+
+
+def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
+    """Write a file in place of what there was. A reader sees the old content or the new."""
     local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file when it is whole
     where = f"{path}.{uuid.uuid4().hex[:12]}.tmp" if local else path
     if local:
         filesystem.create_dir(os.path.dirname(path), recursive=True)
     with filesystem.open_output_stream(where) as stream:
-        stream.write(json.dumps(content).encode() + b"\n")
+        stream.write(content)
     if local:
         sync_local(where)
         filesystem.move(where, path)
