@@ -171,6 +171,12 @@ class Cluster:
             gone |= {name for name in routed if (topic, name) not in here}
         return sorted(gone)
 
+    def broker_addresses(self) -> set[str]:
+        """Of all brokers that are registered."""
+        frame = self._ask_namesrv(Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        brokers = ClusterInfo.decode(frame.body).broker_addr_table.values()
+        return {address for broker in brokers for address in broker.broker_addrs.values()}
+
     def _route(self, topic: str) -> TopicRoute:
         asked: list[tuple[str, str]] = []
         reached = False
