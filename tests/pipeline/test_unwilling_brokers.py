@@ -303,3 +303,13 @@ class TestWhatAReadHolds:
         assert sorted(timeout_s for _, timeout_s in reading.idle_wires) == [5.0, 7.0]
         assert fake.connections == 2
         assert {wire.timeout_s for wire in reading.idle_wires.values()} == {5.0, 7.0}
+
+
+def test_offsets_that_a_broker_does_not_take_are_named_once(
+    fake: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Cluster((fake.address,), timeout_ms=1000) as cluster:
+        cluster.queues(Topics(names=(TOPIC,)))
+        for _ in range(2):
+            assert "create the group" in str(cluster.commit("g", {QUEUE: 1}))
+    assert caplog.text.count("offsets of group g are not stored") == 1

@@ -55,8 +55,8 @@ def set_groups(
     replay: str,
     stop: threading.Event,
 ) -> int:
-    """Store the groups' offsets for the targets on the brokers; how many there are. Raises ReplayError if a
-    broker did not take them."""
+    """Store the groups' offsets for the targets on the brokers; how many there are. Raises BrokerError if
+    one refuses them, ReplayError if it was away."""
     columns = (*_TARGET, "queue_offset", "properties")
     sent = messages(spark, f"{LIVE}{';'.join(options.namesrv)}", targets, columns=columns)
     groups: dict[str, dict[MessageQueue, int]] = {}
@@ -67,7 +67,8 @@ def set_groups(
     with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
         cluster.queues(Topics(names=tuple(targets)))
         for group, offsets in groups.items():
-            cluster.commit(group, offsets)
+            if refused := cluster.commit(group, offsets):
+                raise refused
             stored = cluster.committed(group, sorted(offsets))  # waits for brokers that are away
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})

@@ -88,6 +88,7 @@ class Cluster:
         self._routed: dict[str, float] = {}  # when each topic was looked up
         self._listed: tuple[float, list[str]] = (-math.inf, [])  # when, and the names of all topics
         self._ordinary: set[str] = set()  # topics that can be read
+        self._unknown_groups: set[str] = set()  # whose offsets a broker refused
 
     # -- routes
 
@@ -477,16 +478,24 @@ class Cluster:
         address = self._known_or_fresh(queue)
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
-    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out."""
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> BrokerError | None:
+        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out. The
+        first refusal, which is logged once for a group: 5.x takes none of a group that it does not know."""
+        refused: BrokerError | None = None
         for own in _by_broker(sorted(offsets)):
             address = self._routes.master(own[0].broker_name)
             if address is not None and own[0].broker_name not in self._away:
                 try:
                     for each in commit_rounds(own):
-                        self._call(address, [commit_request(group, queue, offsets[queue]) for queue in each])
+                        frames = [commit_request(group, queue, offsets[queue]) for queue in each]
+                        for queue, answer in zip(each, self._call(address, frames), strict=True):
+                            refused = refused or _refusal(answer, address, queue.topic)
                 except RemotingError:
                     continue
+        if refused is not None and group not in self._unknown_groups:
+            self._unknown_groups.add(group)
+            log.warning("offsets of group %s are not stored: %s", group, refused)
+        return refused
 
     # -- connections
 
@@ -595,6 +604,14 @@ def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]
     if address is None:
         raise NoRouteError(queue.topic, [(item, f"no broker named {queue.broker_name}") for item in namesrv])
     return address
+
+
+def _refusal(answer: Frame, address: str, topic: str) -> BrokerError | None:
+    try:
+        succeeded(answer, address, topic)
+    except BrokerError as error:
+        return error
+    return None
 
 
 def _unknown_topic(error: CometError) -> bool:
