@@ -116,7 +116,8 @@ def test_dead_letters_of_a_java_group_are_sent_again_once(
 
     assert run(f"{output}-hollow") == (0, 0, LETTERS, False)
     assert run(output) == (LETTERS, 0, 0, True)
-    again = space.java.wait_delivered(consumer, 3 * LETTERS)[2 * LETTERS :]
-    assert Counter(map(body_of, again)) == Counter(sent)
+    again = space.java.wait_delivered(consumer, 4 * LETTERS)[2 * LETTERS :]
+    for tries in (0, 1):  # it fails on them as before
+        assert Counter(body_of(each) for each in again if each["reconsumeTimes"] == tries) == Counter(sent)
     assert {each["properties"]["DLQ_RESEND_TIMES"] for each in again} == {"1"}
     assert run(output) == (0, LETTERS, 0, True), "the brokers know what was sent"
