@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.interop.apache import ApacheCluster, mqadmin
 from tests.interop.driver import Driver, body_of, message
 from tests.interop.processes import wait_until
 from tests.interop.space import Space
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 
 from cometmq.errors import BrokerError
@@ -23,9 +23,7 @@ from cometmq.pipeline.jobs.inputs import messages
 from cometmq.pipeline.jobs.replay import replay
 from cometmq.pipeline.session import spark_session
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("COMETMQ_INTEROP_LONG"), reason="Spark beside Apache's servers: COMETMQ_INTEROP_LONG=1"
-)
+pytestmark = long_form("Spark beside Apache's servers")
 MESSAGES, LETTERS = 600, 6
 
 

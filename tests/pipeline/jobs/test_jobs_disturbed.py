@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import LONG, long_form
 from tests.pipeline.feeding import Topic, wait_for
 from tests.pipeline.jobs.test_dlq import copies, die
 from tests.pipeline.store_files import StoreFiles
 from tests.pipeline.test_archive_disturbed import Servers
-from tests.pipeline.test_jobs_killed import CYCLES, kill, start_job, wait_for_progress
+from tests.pipeline.test_jobs_killed import kill, start_job, wait_for_progress
 from tests.store.inspect.test_rebuild_parts import made_of
 from tests.store.kit import small
 from tests.store.planted import build
@@ -25,7 +26,6 @@ from cometmq.pipeline.jobs.rebuild import rebuild
 from cometmq.pipeline.jobs.replay import replay
 
 LETTERS = 120
-LONG = pytest.mark.skipif(CYCLES <= 2, reason="processes to wait for: COMETMQ_ARCHIVE_KILLS=6 starts them")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     made.close()
 
 
-@pytest.mark.parametrize("with_children", [pytest.param(False, marks=LONG), True])
+@pytest.mark.parametrize("with_children", [pytest.param(False, marks=long_form("a JVM to wait for")), True])
 def test_a_redrive_that_is_killed_goes_on(
     with_children: bool, topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_redrive_that_is_killed_goes_on(
 def test_a_rebuild_that_is_killed_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     root, output = tmp_path / "root", tmp_path / "new"
     build(root)
-    for steps in (1, 3) if CYCLES > 2 else (3,):
+    for steps in (1, 3) if LONG else (3,):
         with start_job("rebuild", root=str(root), output=str(output)) as process:
             wait_for_progress(process, steps)
             kill(process, with_children=bool(steps % 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.pipeline.feeding import Topic
-from tests.pipeline.s3_server import KEY
+from tests.pipeline.s3_server import BUCKET, KEY, S3
 from tests.pipeline.store_files import START_MS, StoreFiles
 from tests.pipeline.test_jobs_killed import start_job
 
@@ -25,10 +25,12 @@ from cometmq.pipeline.base.errors import JobStopped, ReplayError, SinkRowError
 from cometmq.pipeline.base.options import write_options
 from cometmq.pipeline.jobs import replay_task
 from cometmq.pipeline.jobs.archive import archive
-from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.inputs import group_offsets, messages
+from cometmq.pipeline.jobs.rebuild import rebuild
 from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
 from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
 from cometmq.pipeline.jobs.replay_task import Pace, ReplayTask, Sending, Share, replayed
+from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.protocol.codes import SysFlag
@@ -195,6 +197,33 @@ def test_what_a_replay_sent_itself_is_not_sent_again(
     archive(spark, topic.namesrv, [topic.name], archived)
     again = replay(spark, archived, topic.namesrv, **given)
     assert (again.planned, again.messages, again.own, again.complete) == (600, 0, 600, True)
+
+
+def test_on_an_object_store_no_key_is_shown(
+    topic: Topic, s3: S3, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic.send(20)
+    output, state = s3.uri(f"{topic.name}/archive"), s3.uri(f"{topic.name}/state")
+    archive(spark, topic.namesrv, [topic.name], output)
+    for sent in (20, 0):
+        summary = replay(spark, output, topic.namesrv, state=state)
+        assert (summary.messages, summary.complete) == (sent, True)
+        assert KEY not in repr(summary)
+    paths = s3.paths(f"{topic.name}/state")
+    assert len(paths) > 2
+    for path in paths:
+        with s3.files.open_input_stream(f"{BUCKET}/{topic.name}/state/{path}") as stream:
+            assert KEY.encode() not in stream.read()
+    refused: list[Callable[[], object]] = [
+        lambda: messages(spark, s3.uri("nothing")),
+        lambda: group_offsets(spark, s3.uri("nothing")),
+        lambda: own_directory(output, "dlq"),
+        lambda: rebuild(spark, str(tmp_path), output),
+    ]
+    for ask in refused:
+        with pytest.raises(ConfigError) as raised:
+            ask()
+        assert KEY not in str(raised.value)
 
 
 def test_ten_thousand_queues(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
