@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -263,20 +263,7 @@ def redrive(
     found = found.withColumn("refusal", _refusal(max_resends))
 
     def work() -> None:
-        without_body = F.col("refusal") == _NO_BODY
-        counts = (
-            found.groupBy("group")
-            .agg(
-                F.count("*").alias("chosen"),
-                F.count_if(F.col("refusal").isNotNull() & ~without_body).alias("refused"),
-                F.count_if(without_body).alias("without_body"),
-            )
-            .limit(GROUPS_MAX + 1)
-            .collect()
-        )
-        if len(counts) > GROUPS_MAX:
-            raise ConfigError("groups", "", f"at most {GROUPS_MAX} groups; name some")
-        sizes = _count_refused(summary, counts)
+        sizes = _sizes(summary, found)
         run = "" if dry_run else summary.run
         how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate, run=run)
         task = RedriveTask(namesrv, how)
@@ -300,8 +287,17 @@ def _refusal(max_resends: int) -> Column:
     return F.when(F.col("resend_times") >= max_resends, often).when(F.col("body").isNull(), _NO_BODY)
 
 
-def _count_refused(summary: RedriveSummary, counts: Sequence[Row]) -> dict[str, int]:
-    """How many are left to be tried of each group."""
+def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
+    """How many are to be tried of each group. The summary gets what is chosen and what is refused."""
+    without_body = F.col("refusal") == _NO_BODY
+    columns = (
+        F.count("*").alias("chosen"),
+        F.count_if(F.col("refusal").isNotNull() & ~without_body).alias("refused"),
+        F.count_if(without_body).alias("without_body"),
+    )
+    counts = found.groupBy("group").agg(*columns).limit(GROUPS_MAX + 1).collect()
+    if len(counts) > GROUPS_MAX:
+        raise ConfigError("groups", "", f"at most {GROUPS_MAX} groups; name some")
     for row in counts:
         summary.chosen += row.chosen
         summary.refused += row.refused

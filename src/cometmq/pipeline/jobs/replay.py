@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.admin.dead_letters import belongs_to_system
-from cometmq.errors import ConfigError, MessageIllegal
+from cometmq.client.cluster.requests import NO_ROUTE_HINT
+from cometmq.errors import ConfigError, MessageIllegal, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import JobStopped, ReplayError
@@ -150,45 +151,33 @@ def replay(
         kept.take_over(run)  # what a run before sends yet must be in its progress
     before = kept.all_saved() if kept else []
     after = reached(before)
-    rows, counted = (_rows(spark, asked, after, columns) for columns in (COLUMNS, _COUNTED))
-    planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary = ReplaySummary(shown(source), kept.shown if kept else "", dry_run)
-    summary.queues = _choose(planned, asked, summary)
+    _count(spark, summary, asked, after, stop)
     _leave_targets(summary, asked, current.queues, options)
-    summary.planned = sum(queue.messages for queue in summary.queues)
-    summary.planned_bytes = sum(queue.bytes for queue in summary.queues)
     _add_up(summary, before, [])
     if not dry_run and kept is not None:
+        job = _Run(spark, kept, current, options, run, on_progress, stop)
         if summary.queues:
-            current.queues |= _target_queues(
-                options, {queue.target for queue in summary.queues} - set(current.queues)
-            )
-            kept.start(current, run, begun=begun)
-            job = _Run(spark, kept, current, options, run, on_progress, stop)
-            job.send(rows, summary.queues, (rate, byte_rate))
+            job.start(summary.queues, begun=begun)
+            job.send(_rows(spark, asked, after, COLUMNS), summary.queues, (rate, byte_rate))
             _add_up(summary, before, kept.all_saved(run))
         if stood is not None and not summary.left and current.queues:
-            _set_positions(spark, kept, current, options, stood, summary, stop)
+            job.set_positions(stood, summary)
     summary.seconds = time.monotonic() - started
     return summary
 
 
-def _set_positions(
+def _count(
     spark: SparkSession,
-    kept: ReplayState,
-    current: Replay,
-    options: WriteOptions,
-    stood: DataFrame,
     summary: ReplaySummary,
+    asked: Asked,
+    after: Mapping[MessageQueue, Sent],
     stop: threading.Event,
 ) -> None:
-    """Set the groups' positions, unless an earlier run did: they have gone on since."""
-    before = kept.positions_set()
-    if before is not None:
-        summary.positions_before = before
-        return
-    summary.positions = set_groups(spark, options, sorted(current.queues), stood, current.id, stop)
-    kept.save_positions(summary.positions)
+    """Put what is left of the source's queues into the summary."""
+    counted = _rows(spark, asked, after, _COUNTED)
+    planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
+    summary.queues = _choose(planned, asked, summary)
 
 
 _COUNTED = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_size")
@@ -304,7 +293,7 @@ def _leave_targets(
     if not both or not asked.source.startswith(LIVE):
         return
     source = parse_addresses(asked.source.removeprefix(LIVE), "source")
-    if not same_cluster(source, options.namesrv, options.timeout_ms):
+    if not same_cluster(source, options.namesrv, both[0], options.timeout_ms):
         return
     for topic in both:
         if asked.pattern is None or topic == read[topic] != asked.into:
@@ -313,12 +302,18 @@ def _leave_targets(
     summary.queues = [queue for queue in summary.queues if queue.topic not in both]
 
 
-def same_cluster(one: Sequence[str], other: Sequence[str], timeout_ms: int) -> bool:
-    """Whether two lists of name servers are of one cluster, however they are spelled: a broker tells."""
+def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
+    """Whether it is one topic for two lists of name servers, however they are spelled: its brokers tell."""
 
     def brokers(namesrv: Sequence[str]) -> set[str]:
         with Cluster(namesrv, timeout_ms=timeout_ms) as cluster:
-            return cluster.broker_addresses()
+            try:
+                found = cluster.route(topic).data.broker_datas
+            except NoRouteError as error:
+                if error.hint != NO_ROUTE_HINT:
+                    raise
+                return set()
+        return {address for broker in found for address in broker.broker_addrs.values()}
 
     return not set(one).isdisjoint(other) or not brokers(one).isdisjoint(brokers(other))
 
@@ -384,6 +379,24 @@ class _Run:
         self._looked_s = time.monotonic()
         self.stopped = False
 
+    def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
+        """Look where the targets are, and let the state be this run's. Raises ReplayError if it is not."""
+        known = self._replay.queues
+        known |= _target_queues(self._options, {queue.target for queue in queues} - set(known))
+        self._state.start(self._replay, self._run, begun=begun)
+
+    def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
+        """Set the groups' positions, unless an earlier run did: they have gone on since."""
+        before = self._state.positions_set()
+        if before is not None:
+            summary.positions_before = before
+            return
+        targets = sorted(self._replay.queues)
+        summary.positions = set_groups(
+            self._spark, self._options, targets, stood, self._replay.id, self._stop
+        )
+        self._state.save_positions(summary.positions)
+
     def send(
         self, rows: DataFrame, queues: list[ReplayQueue], limits: tuple[float | None, float | None]
     ) -> None:
@@ -441,6 +454,8 @@ class _Run:
 
 
 def _add_up(summary: ReplaySummary, before: Sequence[Progress], now: Sequence[Progress]) -> None:
+    summary.planned = sum(queue.messages for queue in summary.queues)
+    summary.planned_bytes = sum(queue.bytes for queue in summary.queues)
     summary.sent_before = sum(progress.messages for progress in before)
     summary.messages = sum(progress.messages for progress in now)
     summary.bytes = sum(progress.bytes for progress in now)

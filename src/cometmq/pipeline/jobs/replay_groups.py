@@ -67,8 +67,8 @@ def set_groups(
     with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
         cluster.queues(Topics(names=tuple(targets)))
         for group, offsets in groups.items():
-            if refused := cluster.commit(group, offsets):
-                raise refused
+            for refusal in cluster.commit(group, offsets):
+                raise refusal
             stored = cluster.committed(group, sorted(offsets))  # waits for brokers that are away
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})

@@ -20,6 +20,7 @@ from cometmq.client.cluster.requests import (
     NO_ROUTE_HINT,
     PULL_STATUS,
     UNREACHABLE_HINT,
+    broker_error,
     commit_request,
     committed_request,
     max_offset_request,
@@ -88,7 +89,6 @@ class Cluster:
         self._routed: dict[str, float] = {}  # when each topic was looked up
         self._listed: tuple[float, list[str]] = (-math.inf, [])  # when, and the names of all topics
         self._ordinary: set[str] = set()  # topics that can be read
-        self._unknown_groups: set[str] = set()  # whose offsets a broker refused
 
     # -- routes
 
@@ -171,12 +171,6 @@ class Cluster:
             routed = {item.broker_name for item in route.data.queue_datas}
             gone |= {name for name in routed if (topic, name) not in here}
         return sorted(gone)
-
-    def broker_addresses(self) -> set[str]:
-        """Of all brokers that are registered."""
-        frame = self._ask_namesrv(Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO))
-        brokers = ClusterInfo.decode(frame.body).broker_addr_table.values()
-        return {address for broker in brokers for address in broker.broker_addrs.values()}
 
     def _route(self, topic: str) -> TopicRoute:
         asked: list[tuple[str, str]] = []
@@ -478,23 +472,18 @@ class Cluster:
         address = self._known_or_fresh(queue)
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
-    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> BrokerError | None:
-        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out. The
-        first refusal, which is logged once for a group: 5.x takes none of a group that it does not know."""
-        refused: BrokerError | None = None
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[BrokerError]:
+        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out. What
+        brokers refused: 5.x takes no offset of a group that it does not know."""
+        refused: list[BrokerError] = []
         for own in _by_broker(sorted(offsets)):
             address = self._routes.master(own[0].broker_name)
             if address is not None and own[0].broker_name not in self._away:
-                try:
+                with contextlib.suppress(RemotingError):
                     for each in commit_rounds(own):
                         frames = [commit_request(group, queue, offsets[queue]) for queue in each]
-                        for queue, answer in zip(each, self._call(address, frames), strict=True):
-                            refused = refused or _refusal(answer, address, queue.topic)
-                except RemotingError:
-                    continue
-        if refused is not None and group not in self._unknown_groups:
-            self._unknown_groups.add(group)
-            log.warning("offsets of group %s are not stored: %s", group, refused)
+                        answers = self._call(address, frames)
+                        refused += [broker_error(one, address) for one in answers if one.code]
         return refused
 
     # -- connections
@@ -604,14 +593,6 @@ def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]
     if address is None:
         raise NoRouteError(queue.topic, [(item, f"no broker named {queue.broker_name}") for item in namesrv])
     return address
-
-
-def _refusal(answer: Frame, address: str, topic: str) -> BrokerError | None:
-    try:
-        succeeded(answer, address, topic)
-    except BrokerError as error:
-        return error
-    return None
 
 
 def _unknown_topic(error: CometError) -> bool:
