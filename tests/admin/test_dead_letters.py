@@ -184,6 +184,20 @@ class TestResend:
         assert await dying.states(Resending(to_topic=True)) == "SKIPPED"
         assert await dying.states(Resending(again=True)) == "RESENT"
 
+    async def test_a_run_that_is_repeated_finds_what_it_has_sent(self, dying: Dying) -> None:
+        await dying.die(b"poison", b"other")
+        for how in (Resending(run="first"), Resending(run="second", again=True)):
+            sent, repeated = await dying.resend(how), await dying.resend(how)
+            assert [result.state for result in sent] == ["RESENT"] * 2
+            assert repeated == sent, "the same copies, counted as sent"
+        assert await dying.states(Resending(run="third")) == "SKIPPED SKIPPED"
+        assert await dying.states(Resending(run="third", again=True, dry_run=True)) == "PLANNED PLANNED"
+        (copy, _) = [await dying.copy(result) for result in repeated]
+        await dying.give_up(repeated[0].copy_offset_msg_id)
+        (*_, last) = await dying.resend()
+        assert "DLQ_RESEND_RUN" in copy.properties
+        assert "DLQ_RESEND_RUN" not in (await dying.copy(last)).properties
+
     async def test_to_its_topic_it_goes_to_all_groups(self, dying: Dying) -> None:
         await dying.die(b"poison")
         (result,) = await dying.resend(Resending(to_topic=True))

@@ -38,6 +38,7 @@ QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 UNKNOWN = {
     RequestCode.GET_TOPIC_CONFIG: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     RequestCode.QUERY_CONSUMER_OFFSET: ResponseCode.QUERY_NOT_FOUND,
+    RequestCode.UPDATE_CONSUMER_OFFSET: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
 }
 MINUTES = [1_000_000 + 60_000 * number for number in range(40)]
 """Store times of one message a minute."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.dataset
@@ -20,6 +22,7 @@ from tests.pipeline.stream_job import run as run_stream
 
 from cometmq.pipeline.jobs.archive import archive
 
+ROOT = Path(__file__).parents[2]
 CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "2"))
 RECORDS = 20_000 * CYCLES  # a job that is killed late has taken half of its share
 
@@ -33,6 +36,12 @@ def start(
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def start_job(name: str, **given: Any) -> subprocess.Popen[str]:
+    """One of the jobs with these arguments."""
+    command = [sys.executable, "-m", "tests.pipeline.jobs.one_job", name, json.dumps(given)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:

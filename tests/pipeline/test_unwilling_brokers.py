@@ -303,3 +303,13 @@ class TestWhatAReadHolds:
         assert sorted(timeout_s for _, timeout_s in reading.idle_wires) == [5.0, 7.0]
         assert fake.connections == 2
         assert {wire.timeout_s for wire in reading.idle_wires.values()} == {5.0, 7.0}
+
+
+def test_offsets_that_a_broker_does_not_take_are_named(
+    fake: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream(fake, consumerGroup="g")
+    stream.reader.commit(stream.next(position(0)))
+    stream.reader.stop()
+    assert "offsets of group g are not stored" in caplog.text
+    assert "create the group" in caplog.text

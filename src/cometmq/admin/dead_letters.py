@@ -2,7 +2,8 @@
 
 A dead letter stays where it is when it is sent again. Its copy has DLQ_RESEND_TIMES, one more than the dead
 letter itself, and keeps the ids of the message. So the broker's index tells what was sent again already, also
-after an interrupted run and from another machine.
+after an interrupted run and from another machine. DLQ_RESEND_RUN says which run sent a copy of which letter:
+a run of which a part is repeated knows its own copies.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from cometmq.protocol.properties import values as names
 from cometmq.protocol.sql import compile_sql
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
+RESEND_RUN = "DLQ_RESEND_RUN"
 RESEND_GROUP = "dlq_resend_group"  # of producers
 AT_ONCE = 16  # dead letters under way
 FAILURES_MAX = 10  # in a row: whatever is wrong is not wrong with a single message
@@ -79,7 +81,8 @@ class Resending(msgspec.Struct, frozen=True, kw_only=True):
 
     to_topic: to the topic that they were sent to first, where all groups get them; else to the group's retry
     topic, where this group alone does. again: also what was sent again before. dry_run: send nothing.
-    rate: most a second; limit: most of this run, those left out not counted.
+    rate: most a second; limit: most of this run, those left out not counted. run: the name of a run that may
+    come to a letter twice, and then finds what it has sent already; "" for one that does not.
     """
 
     to_topic: bool = False
@@ -87,6 +90,7 @@ class Resending(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     rate: float | None = None
     limit: int | None = None
+    run: str = ""
 
 
 def original_topic(message: MessageExt) -> str | None:
@@ -146,16 +150,25 @@ async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[Mes
 
 async def was_resent(client: ClientInstance, group: str, message: MessageExt) -> bool:
     """Whether a copy of a dead letter lies in either target. Raises IndexSilent if that cannot be known."""
+    return await copy_of(client, group, message, "") is not None
+
+
+async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark: str) -> MessageExt | None:
+    """A copy of a dead letter in either target, the one with this mark before others; None if there is none.
+    Raises IndexSilent if that cannot be known."""
     origin, times = origin_id(message), resend_times(message)
-    topic = original_topic(message)
+    topic, found = original_topic(message), None
     for target in (RETRY_PREFIX + group, *((topic,) if topic else ())):
         # Copies keep the mark through all their retries, so the newest ones tell it.
-        copies = await copies_in(client, target, message)
-        if any(origin_id(copy) == origin and resend_times(copy) > times for copy in copies):
-            return True
-        if len(copies) >= UNIQUE_HITS_MAX:
+        for copy in (copies := await copies_in(client, target, message)):
+            later = origin_id(copy) == origin and resend_times(copy) > times
+            if later and (found is None or copy.properties.get(RESEND_RUN) == mark):
+                found = copy
+        if len(copies) >= UNIQUE_HITS_MAX and found is None:
             raise IndexSilent(f"{len(copies)} or more messages of {target} have the id {message.msg_id}")
-    return False
+        if found is not None and not mark:
+            break
+    return found
 
 
 async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> list[MessageExt]:
@@ -203,34 +216,35 @@ class Resender:
 
     async def resend_all(self, letters: list[MessageExt]) -> list[ResendResult]:
         """Send some again, at the same time but for those of the same message: of these one is enough."""
-        results: dict[str, ResendResult] = {}
+        results: dict[int, ResendResult] = {}
 
         async def in_turn(same: list[MessageExt]) -> None:
             for message in same:
-                results[message.offset_msg_id] = await self.resend(message)
+                results[id(message)] = await self.resend(message)
 
         by_origin: dict[str, list[MessageExt]] = {}
         for message in letters:
             by_origin.setdefault(origin_id(message), []).append(message)
         await asyncio.gather(*map(in_turn, by_origin.values()))
-        return [results[message.offset_msg_id] for message in letters]
+        return [results[id(message)] for message in letters]
 
     async def resend(self, message: MessageExt) -> ResendResult:
         """Send one again, unless that was done before. Never raises a CometError."""
         topic = original_topic(message)
         target = (topic or "") if self.how.to_topic else RETRY_PREFIX + self.group
         state, problem, copy = Resend.FAILED, "", ""
+        mark = self.how.run and f"{self.how.run} {message.broker_name} {message.offset_msg_id}"
         try:
             if topic is None:
                 problem = "it names no original topic"
             elif self.how.to_topic and belongs_to_system(topic):
                 problem = f"it names {shown(topic)} as its original topic, which belongs to the system"
-            elif not self.how.again and await was_resent(self.client, self.group, message):
-                state = Resend.SKIPPED
+            elif before := await self._before(message, mark):
+                state, copy = before
             elif self.how.dry_run:
                 state = Resend.PLANNED
             else:
-                copy = await self._send(message, target, topic)
+                copy = await self._send(message, target, topic, mark)
                 state = Resend.RESENT
         except CometError as error:
             problem = str(error)
@@ -239,10 +253,27 @@ class Resender:
             keys=list(message.keys), target=target, state=state, problem=problem, copy_offset_msg_id=copy,
         )  # fmt: skip
 
-    async def _send(self, message: MessageExt, target: str, topic: str) -> str:
+    async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
+        """What became of one that was sent again before, and the offset id of this run's copy."""
+        if self.how.again and not mark:
+            return None
+        try:
+            copy = await copy_of(self.client, self.group, message, mark)
+        except IndexSilent:
+            if self.how.again:
+                return None
+            raise
+        if copy is not None and mark and copy.properties.get(RESEND_RUN) == mark:
+            return Resend.RESENT, copy.offset_msg_id
+        return None if copy is None or self.how.again else (Resend.SKIPPED, "")
+
+    async def _send(self, message: MessageExt, target: str, topic: str, mark: str) -> str:
         """The offset id of the copy."""
         await self._pace()
         properties = message.user_properties
+        properties.pop(RESEND_RUN, None)
+        if mark:
+            properties[RESEND_RUN] = mark
         properties |= {name: message.properties[name] for name in KEPT if name in message.properties}
         properties.setdefault(names.UNIQ_KEY, message.msg_id)
         properties[names.ORIGIN_MESSAGE_ID] = origin_id(message)

@@ -7,15 +7,15 @@ of one kind.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
 
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.audit import audit
 from cometmq.pipeline.jobs.compaction import compact
 from cometmq.pipeline.jobs.dedup import dedup
@@ -38,14 +38,14 @@ class Place:
     topic: str
     root: str
     group: str
-    names: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
     def archive(self) -> str:
         return f"{self.root}/archive"
 
-    def new(self) -> str:
-        return f"{self.root}/{self.mark}-{next(self.names)}"
+    def new(self, job: str) -> str:
+        """What a job makes."""
+        return f"{self.root}/{self.mark}-{job}"
 
     @property
     def mark(self) -> str:
@@ -53,20 +53,21 @@ class Place:
 
 
 JOBS: dict[str, Callable[[SparkSession, Place], Any]] = {
-    "audit": lambda spark, at: audit(spark, at.archive, window_s=1, delay_s=0, output=at.new()),
-    "dedup": lambda spark, at: dedup(spark, at.archive, at.new(), key="tags"),
+    "archive": lambda spark, at: archive(spark, at.namesrv, [at.topic], at.new("archive"), batch_records=100),
+    "audit": lambda spark, at: audit(spark, at.archive, window_s=1, delay_s=0, output=at.new("audit")),
+    "dedup": lambda spark, at: dedup(spark, at.archive, at.new("dedup"), key="tags"),
     "dlq": lambda spark, at: dlq(
-        spark, f"live:{at.namesrv}", [at.group], reason="properties['error']", output=at.new()
+        spark, f"live:{at.namesrv}", [at.group], reason="properties['error']", output=at.new("dlq")
     ),
     "redrive": lambda spark, at: redrive(
         spark, f"live:{at.namesrv}", at.namesrv, [at.group], where="true", dry_run=True
     ),
-    "lag": lambda spark, at: lag(spark, at.namesrv, [at.group], samples=1, output=at.new()),
+    "lag": lambda spark, at: lag(spark, at.namesrv, [at.group], samples=1, output=at.new("lag")),
     "replay": lambda spark, at: replay(
-        spark, at.archive, at.namesrv, state=at.new(), into="{topic}-" + at.mark
+        spark, at.archive, at.namesrv, state=at.new("replay"), into="{topic}-" + at.mark
     ),
-    "throughput": lambda spark, at: throughput(spark, at.archive, output=at.new()),
-    "trace": lambda spark, at: trace(spark, at.archive, topic=at.topic, output=at.new()),
+    "throughput": lambda spark, at: throughput(spark, at.archive, output=at.new("throughput")),
+    "trace": lambda spark, at: trace(spark, at.archive, topic=at.topic, output=at.new("trace")),
     "compact": lambda spark, at: compact(spark, at.archive),
 }
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import zlib
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.feeding import Topic
+from tests.pipeline.feeding import Topic, wait_for
 from tests.pipeline.jobs.test_trace import after
 from tests.pipeline.store_files import START_MS, StoreFiles
+from tests.pipeline.test_archive_disturbed import workers
 
 from cometmq.admin.admin import Admin
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, NoRouteError
 from cometmq.message import Message
+from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.dlq import RedriveSummary, dlq, letters, redrive
 from cometmq.pipeline.jobs.dlq_task import letter_of
 from cometmq.pipeline.jobs.inputs import messages
@@ -76,6 +80,64 @@ def test_what_is_chosen_is_sent_once_and_what_died_too_often_is_kept(
     ]
     states = spark.read.parquet(f"{output}/redriven").groupBy("state").count().collect()
     assert {row.state: row["count"] for row in states} == {"RESENT": 2, "SKIPPED": 2}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_task_that_spark_repeats_sends_and_counts_each_letter_once(
+    again: bool, topic: Topic, spark: SparkSession, tmp_path: Path
+) -> None:
+    group, source = f"g{topic.name}", f"live:{topic.namesrv}"
+    die(topic, group, *((b"%d" % number, {}) for number in range(40)))
+    retries = Topic(f"%RETRY%{group}", topic.namesrv)
+    given: dict[str, Any] = {"where": "true", "output": str(tmp_path / "dlq")}
+    if again:
+        redrive(spark, source, topic.namesrv, [group], **given)
+    before, killed = copies(retries), threading.Event()
+
+    def kill() -> None:
+        wait_for(lambda: copies(retries) >= before + 5, "some are sent")
+        for worker in workers():
+            worker.kill()
+            killed.set()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    summary = redrive(spark, source, topic.namesrv, [group], again=again, rate=20.0, **given)
+    killer.join()
+    assert killed.is_set()
+    assert (summary.chosen, summary.resent, summary.skipped, summary.left) == (40, 40, 0, 0)
+    assert copies(retries) == before + 40
+    sent = messages(spark, source, [retries.name], columns=["body"]).collect()
+    assert set(Counter(bytes(row.body) for row in sent).values()) == {1 + again}
+    rows = spark.read.parquet(f"{tmp_path}/dlq/redriven").filter(f"run = '{summary.run}'")
+    assert rows.filter("copy_offset_msg_id <> ''").count() == 40
+
+
+def copies(retries: Topic) -> int:
+    """How many messages were sent to a topic, which may not be there yet."""
+    try:
+        return sum(held.maximum for held in retries.bounds().values())
+    except NoRouteError:
+        return 0
+
+
+def test_letters_without_bodies_are_not_sent(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
+    group = f"g{topic.name}"
+    parsed = b'{"n": 1}'
+    die(topic, group, (parsed, {}), (parsed, {}), (b"whole", {}), (parsed, {"DLQ_RESEND_TIMES": "3"}))
+    output, dead = str(tmp_path / "archive"), f"%DLQ%{group}"
+    given: dict[str, Any] = {"where": "true", "output": str(tmp_path / "dlq")}
+    archive(spark, topic.namesrv, [dead], output, body_format="json", body_schema="n bigint", keep_body=False)
+    assert dlq(spark, output).messages == 4
+    summary = redrive(spark, output, topic.namesrv, **given)
+    assert (summary.chosen, summary.refused, summary.without_body, summary.resent) == (4, 1, 2, 1)
+    assert (summary.complete, summary.problems) == (
+        False, [f"{group}: its body is not in the source, an archive without bodies"],
+    )  # fmt: skip
+    kept = spark.read.parquet(f"{tmp_path}/dlq/quarantine").groupBy("problem").count().collect()
+    assert sorted(row["count"] for row in kept) == [1, 2]
+    whole = redrive(spark, f"live:{topic.namesrv}", topic.namesrv, [group], **given)
+    assert (whole.resent, whole.skipped, whole.without_body, whole.complete) == (2, 1, 0, True)
 
 
 def test_letters_that_brokers_do_not_know_are_left(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:

@@ -38,14 +38,16 @@ def test_a_redrive_says_what_it_needs(run_job: RunJob, words: list[str], problem
 def test_hostile_names_are_printed_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     count = DeadLetters("g", None, "\x1b[31m", 0, 2, 0, 1, 0, "ID")
     report(DlqSummary("s", messages=2, kinds=1, counts=[count]))
-    summary = RedriveSummary("s", "/out", "r", chosen=9, resent=4, skipped=1, refused=2, failed=1, left=1)
+    summary = RedriveSummary(
+        "s", "/out", "r", chosen=12, resent=4, without_body=3, skipped=1, refused=2, failed=1, left=1
+    )
     summary.problems.append("g: \x1b[31m")
     report_redrive(summary)
     report_redrive(RedriveSummary("s", dry_run=True, chosen=1, planned=1))
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert out.splitlines()[-2:] == [
-        "9 dead letters: 4 sent again, 1 skipped, 2 refused, 1 failed, 1 left",
+        "12 dead letters: 4 sent again, 1 skipped, 2 refused, 1 failed, 1 left, 3 without a body",
         "1 dead letter: 1 would be sent again",
     ]
-    assert "refused and failed: /out/quarantine/run=r" in err
+    assert "not sent: /out/quarantine/run=r" in err

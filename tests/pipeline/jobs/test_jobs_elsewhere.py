@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 from tests.long_form import long_form
@@ -18,6 +20,7 @@ from tests.pipeline.jobs.test_dlq import die
 from tests.pipeline.spark_servers import environment, standalone_cluster
 
 from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.inputs import messages
 
 SLOW = long_form("many JVMs")
 ROOT = Path(__file__).parents[3]
@@ -43,6 +46,27 @@ def elsewhere(place: Place, master: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
+def tables(spark: SparkSession, place: Place) -> dict[str, list[str]]:
+    """The rows of all that the jobs have made in one place, in an order of their own."""
+    found = {}
+    for name in ("archive", "audit", "dedup", "dlq", "throughput", "trace"):
+        root = Path(place.new(name))
+        subs = [root] if name == "archive" else [path for path in root.iterdir() if path.is_dir()]
+        for path in subs:
+            table = pyarrow.dataset.dataset(path, partitioning="hive").to_table()
+            found[f"{name} {path.name if path != root else ''}"] = sorted(map(repr, table.to_pylist()))
+    target = f"{place.topic}-{place.mark}"
+    sent = messages(spark, f"live:{place.namesrv}", [target]).orderBy("queue_id", "queue_offset")
+    names = ["queue_id", "queue_offset", "tags", "keys", "flag", "body", "properties"]
+    rows = [row.asDict() for row in sent.select(*names).collect()]
+    for row in rows:
+        for name in ("REPLAY_ID", "UNIQ_KEY"):  # of one replay
+            row["properties"].pop(name)
+        row["properties"] = sorted(row["properties"].items())
+    found["replay"] = [repr(row) for row in rows]
+    return found
+
+
 def check(found: Any) -> None:
     assert found["replay"]["messages"] == found["throughput"]["messages"] == 400
     assert (found["dlq"]["messages"], found["dedup"]["messages"]) == (1, 400)
@@ -50,15 +74,31 @@ def check(found: Any) -> None:
 
 @SLOW
 def test_through_spark_connect(spark: SparkSession, connect_address: str, place: Place) -> None:
-    there = elsewhere(place, connect_address)
-    here = results(spark, place)
-    for found in (there, here):
-        found.pop("compact")  # leaves the hour that is not over alone
-    assert there == json.loads(json.dumps(here))
-    check(there)
+    same(spark, place, replace(place, master=connect_address), elsewhere(place, connect_address))
 
 
 @SLOW
-def test_on_a_cluster(place: Place, tmp_path: Path) -> None:
+def test_on_a_cluster(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     with standalone_cluster(tmp_path / "scratch") as master:
-        check(elsewhere(place, master, **environment(tmp_path / "scratch")))
+        there = elsewhere(place, master, **environment(tmp_path / "scratch"))
+    same(spark, place, replace(place, master=master), there)
+
+
+def same(spark: SparkSession, here: Place, there: Place, said: Any) -> None:
+    """What the jobs say and make there is what they say and make here."""
+    expected = json.loads(json.dumps(results(spark, here)))
+    for found in (said, expected):
+        found.pop("compact")  # leaves the hour that is not over alone
+    assert said == expected
+    check(said)
+    made, wanted = tables(spark, there), tables(spark, here)
+    assert made.keys() == wanted.keys()
+    for name, rows in wanted.items():
+        assert made[name] == rows, name
+    counts = {name: len(rows) for name, rows in wanted.items()}
+    assert (counts["archive "], counts["replay"], counts["dlq triage"]) == (
+        401,
+        400,
+        1,
+    )  # the one that died is newer
+    assert counts["audit topics"] > 0

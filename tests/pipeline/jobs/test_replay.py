@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.pipeline.feeding import Topic
+from tests.pipeline.s3_server import BUCKET, KEY, S3
 from tests.pipeline.store_files import START_MS, StoreFiles
+from tests.pipeline.test_jobs_killed import start_job
 
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.base.errors import ReplayError, SinkRowError
+from cometmq.pipeline.base.errors import JobStopped, ReplayError, SinkRowError
+from cometmq.pipeline.base.options import write_options
+from cometmq.pipeline.jobs import replay_task
 from cometmq.pipeline.jobs.archive import archive
-from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.inputs import group_offsets, messages
+from cometmq.pipeline.jobs.rebuild import rebuild
 from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
-from cometmq.pipeline.jobs.replay_state import Asked, Progress, ReplayState, Sent, reached
-from cometmq.pipeline.jobs.replay_task import Pace, Share, replayed
+from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
+from cometmq.pipeline.jobs.replay_task import Pace, ReplayTask, Sending, Share, replayed
+from cometmq.pipeline.jobs.results import own_directory
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.compression import compress
 from cometmq.protocol.properties.values import decode_properties
@@ -87,14 +97,13 @@ def test_a_killed_run_is_continued_and_only_the_batch_under_way_comes_twice(
     topic.send(12_000)
     archive(spark, topic.namesrv, [topic.name], output)
     state = str(tmp_path / "state")
-    job = Path(__file__).with_name("replay_job.py")
-    arguments = [sys.executable, str(job), topic.namesrv, output, state, topic.name]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+    given = {"source": output, "namesrv": topic.namesrv, "topics": [topic.name], "state": state}
+    with start_job("replay", rate=3000, **given) as process:
         assert process.stdout is not None
         sent = next(line for line in process.stdout if line.startswith("progress") and " 0 " not in line)
         process.send_signal(signal.SIGKILL)
     assert int(sent.split()[1]) < 12_000
-    summary = replay(spark, output, topic.namesrv, topics=[topic.name], state=state)
+    summary = replay(spark, **given)
     assert summary.complete
     assert summary.sent_before > 0
     rows = sent_to(spark, topic, f"{topic.name}-replay")
@@ -129,6 +138,104 @@ def test_a_stop_ends_a_slow_replay_after_its_batch(
     assert len({row.queue_id for row in rows}) > 1
 
 
+def test_a_stop_while_it_counts_or_reads_ends_it_at_once(
+    topic: Topic, archived: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+
+    class OnceBegun(threading.Event):
+        def is_set(self) -> bool:
+            return (state / "owner").exists()
+
+    def run(stop: threading.Event | None) -> ReplaySummary:
+        return replay(spark, archived, topic.namesrv, topics=[topic.name], state=str(state), stop=stop)
+
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(JobStopped, match="replay: counting was stopped"):
+        run(stop)
+    assert not state.exists()
+    summary = run(OnceBegun())
+    assert (summary.left, summary.complete) == (600 - summary.messages, summary.messages == 600)
+    assert run(None).messages == summary.left
+    assert len(sent_to(spark, topic, f"{topic.name}-replay")) == 600
+
+
+def test_what_a_live_replay_sends_to_is_not_read_again(
+    topic: Topic, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic.send(10)
+    port = topic.namesrv.rpartition(":")[2]
+
+    def run(**given: Any) -> ReplaySummary:
+        given = {"state": str(tmp_path / "state"), "pattern": f"{topic.name}.*"} | given
+        return replay(spark, f"live:localhost:{port}", topic.namesrv, **given)
+
+    assert (run().messages, run().targets_read) == (10, [f"{topic.name}-replay"])
+    topic.send(5)
+    again = run()
+    assert (again.messages, again.targets_read, again.complete) == (5, [f"{topic.name}-replay"], True)
+    assert len(sent_to(spark, topic, f"{topic.name}-replay")) == 15
+    other = run(state=str(tmp_path / "other"), into=f"{topic.name}-all")
+    assert (other.messages, other.targets_read) == (30, [])
+    assert run(state=str(tmp_path / "other"), into=f"{topic.name}-all").targets_read == [f"{topic.name}-all"]
+    for given in (
+        {"into": "{topic}"},
+        {"pattern": None, "topics": [topic.name, f"{topic.name}-replay"]},
+        {"pattern": None, "topics": [topic.name], "into": topic.name},
+    ):
+        with pytest.raises(ConfigError, match=f"into = .*{topic.name}"):
+            run(state=str(tmp_path / "third"), **given)
+    assert not (tmp_path / "third").exists()
+
+
+def test_what_a_replay_sent_itself_is_not_sent_again(
+    topic: Topic, archived: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"into": "{topic}", "state": str(tmp_path / "state"), "topics": [topic.name]}
+    assert replay(spark, archived, topic.namesrv, **given).messages == 600
+    archive(spark, topic.namesrv, [topic.name], archived)
+    again = replay(spark, archived, topic.namesrv, **given)
+    assert (again.planned, again.messages, again.own, again.complete) == (600, 0, 600, True)
+
+
+def test_on_an_object_store_no_key_is_shown(
+    topic: Topic, s3: S3, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic.send(20)
+    output, state = s3.uri(f"{topic.name}/archive"), s3.uri(f"{topic.name}/state")
+    archive(spark, topic.namesrv, [topic.name], output)
+    for sent in (20, 0):
+        summary = replay(spark, output, topic.namesrv, state=state)
+        assert (summary.messages, summary.complete) == (sent, True)
+        assert KEY not in repr(summary)
+    paths = s3.paths(f"{topic.name}/state")
+    assert len(paths) > 2
+    for path in paths:
+        with s3.files.open_input_stream(f"{BUCKET}/{topic.name}/state/{path}") as stream:
+            assert KEY.encode() not in stream.read()
+    refused: list[Callable[[], object]] = [
+        lambda: messages(spark, s3.uri("nothing")),
+        lambda: group_offsets(spark, s3.uri("nothing")),
+        lambda: own_directory(output, "dlq"),
+        lambda: rebuild(spark, str(tmp_path), output),
+    ]
+    for ask in refused:
+        with pytest.raises(ConfigError) as raised:
+            ask()
+        assert KEY not in str(raised.value)
+
+
+def test_ten_thousand_queues(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
+    files = StoreFiles(segment=1 << 22)
+    for number in range(10_000):
+        files.add(b"x", topic="T", queue_id=number)
+    source = f"store:{files.write(tmp_path / 'store', queues=False)}"
+    summary = replay(spark, source, topic.namesrv, into=topic.name, state=str(tmp_path / "state"))
+    assert (len(summary.queues), summary.messages, summary.complete) == (10_000, 10_000, True)
+    assert replay(spark, source, topic.namesrv, into=topic.name, state=str(tmp_path / "state")).planned == 0
+
+
 def test_groups_go_on_where_they_stood(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
     files = StoreFiles()
     for number in range(20):
@@ -143,8 +250,20 @@ def test_groups_go_on_where_they_stood(topic: Topic, spark: SparkSession, tmp_pa
         spark, source, topic.namesrv, into=target.name, state=str(tmp_path / "state"), positions=stood
     )
     assert (summary.messages, summary.positions) == (20, 3)
-    found = {group: sorted(filter(None, target.committed(group).values())) for group in ("g", "other")}
-    assert found == {"g": [7, 10], "other": [3]}
+
+    def committed() -> dict[str, list[int]]:
+        return {group: sorted(filter(None, target.committed(group).values())) for group in ("g", "other")}
+
+    assert committed() == {"g": [7, 10], "other": [3]}
+    with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
+        cluster.write_queues(target.name)
+        on = {queue: 10 for queue, offset in target.committed("g").items() if offset}
+        cluster.commit("g", on)  # the group goes on
+    again = replay(
+        spark, source, topic.namesrv, into=target.name, state=str(tmp_path / "state"), positions=stood
+    )
+    assert (again.messages, again.positions, again.positions_before) == (0, 0, 3)
+    assert committed() == {"g": [10, 10], "other": [3]}, "run again, it sets nobody back"
 
 
 def test_copies_of_a_store_are_sent_once_and_what_cannot_be_sent_is_kept(
@@ -180,6 +299,22 @@ def test_a_queue_that_began_anew_is_refused(topic: Topic, spark: SparkSession, t
         replay(spark, source, topic.namesrv, into=topic.name, state=str(tmp_path / "state"))
 
 
+def test_a_queue_that_began_anew_between_two_runs_is_refused(
+    topic: Topic, spark: SparkSession, tmp_path: Path
+) -> None:
+    first, second = StoreFiles(), StoreFiles()
+    for number in range(6):
+        first.add(b"x", queue_offset=number)
+    for offset in (*range(6), 0, 1):
+        second.add(b"x", queue_offset=offset)
+    given: dict[str, Any] = {"into": topic.name, "state": str(tmp_path / "state")}
+    source = f"store:{first.write(tmp_path / 'store')}"
+    assert replay(spark, source, topic.namesrv, **given).messages == 6
+    second.write(tmp_path / "store")
+    with pytest.raises(ReplayError, match="began anew"):
+        replay(spark, source, topic.namesrv, **given)
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [
@@ -209,11 +344,18 @@ def test_what_cannot_be_done_is_named(
 # -- without Spark
 
 
+def begun(state: ReplayState, asked: Asked = ASKED, run: str = "one") -> Replay:
+    """A replay that has begun."""
+    replay = state.begin(asked)
+    replay.queues["T2"] = [MessageQueue("T2", "broker-a", 0)]
+    state.start(replay, run, begun=False)
+    return replay
+
+
 def test_a_state_directory_belongs_to_one_replay(tmp_path: Path) -> None:
     state = ReplayState(str(tmp_path / "state"))
-    begun = state.begin(ASKED)
-    state.write(begun)
-    assert state.begin(ASKED).id == begun.id
+    assert state.begin(ASKED).id != state.begin(ASKED).id
+    assert state.begin(ASKED).id != begun(state).id == state.begin(ASKED).id
     other = Asked(source="/other", into="{topic}-replay", order="queue")
     with pytest.raises(ReplayError, match="source /data"):
         state.begin(other)
@@ -221,9 +363,149 @@ def test_a_state_directory_belongs_to_one_replay(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(ReplayError, match="not the state directory"):
         ReplayState(str(tmp_path / "photos")).begin(ASKED)
-    (tmp_path / "state" / "replay.json").write_text("{")
-    with pytest.raises(ReplayError, match="cannot be read"):
+
+
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_of_two_first_runs_one_begins(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = str(tmp_path / "state") if where == "local" else request.getfixturevalue("s3").uri(tmp_path.name)
+    one, two = ReplayState(path), ReplayState(path)
+    late = two.begin(ASKED)
+    late.queues["T2"] = [MessageQueue("T2", "broker-a", 1)]
+    first = begun(one)
+    with pytest.raises(ReplayError, match="another run has begun here at the same time") as raised:
+        two.start(late, "two", begun=False)
+    assert KEY not in str(raised.value)
+    assert (two.begin(ASKED), two.owned_by("one")) == (first, True)
+    two.take_over("two")
+    with pytest.raises(ReplayError, match="another run has taken over"):
+        one.start(first, "one", begun=True)
+
+
+def test_the_state_keeps_no_secret_of_the_source(tmp_path: Path) -> None:
+    state, source = ReplayState(str(tmp_path)), "s3://key:secret@bucket/archive?endpoint_override=host:1"
+    asked = msgspec.structs.replace(ASKED, source=source)
+    replay = begun(state, asked)
+    content = (tmp_path / "replay.json").read_text()
+    assert not any(word in content for word in ("key:", "secret", "host"))
+    assert state.begin(asked).id == replay.id
+    (tmp_path / "replay.json").write_text(content.replace("s3://bucket/archive", source))
+    assert state.begin(asked).id == replay.id, "as older versions wrote it"
+    other = msgspec.structs.replace(ASKED, source="s3://key:secret@bucket/other")
+    with pytest.raises(ReplayError, match="has source s3://bucket/archive; go on") as raised:
+        state.begin(other)
+    assert "key:" not in str(raised.value)
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    state = ReplayState(str(tmp_path / "state"))
+    begun(state)
+    state.save("one", 0, Progress([Sent(MessageQueue("T", "broker-a", 1), 7)], messages=8))
+    state.save_positions(3)
+    readers = {
+        "replay.json": state.replay,
+        "progress/one-0.json": state.all_saved,
+        "positions.json": state.positions_set,
+    }
+    for name, read in readers.items():
+        path = tmp_path / "state" / name
+        content = path.read_bytes()
+        foreign = [b"\xff\xfe", b"null", b"[]", b"[" * 2000, content.replace(b":", b"="), b"0" * 100]
+        for damaged in (*foreign, *(content[:size] for size in range(len(content)))):
+            path.write_bytes(damaged)
+            with pytest.raises(ReplayError, match="cannot be read"):
+                read()
+        path.write_bytes(content)
+        read()
+    path = tmp_path / "state" / "replay.json"
+    content = path.read_bytes()
+    for damage in ({"id": "x' OR '1"}, {"queues": {}}, {"queues": {"T2": []}}):
+        path.write_bytes(msgspec.json.encode(msgspec.json.decode(content) | damage))
+        with pytest.raises(ReplayError, match="cannot be read"):
+            state.replay()
+    path.write_bytes(content.replace(b'"format":1', b'"format":2'))
+    with pytest.raises(ReplayError, match="of format 2"):
         state.replay()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ReplayError, match=r"replay\.json cannot be"):
+        state.replay()
+    (tmp_path / "file").touch()
+    with pytest.raises(ReplayError, match="cannot be"):
+        begun(ReplayState(str(tmp_path / "file")))
+
+
+class Sink:
+    """A Sender that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.messages = self.bytes = 0
+
+    def send(self, message: RowMessage, queue: MessageQueue) -> None:
+        self.sent.append(message.body)
+
+    def flush(self) -> None:
+        self.messages = len(self.sent)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> ReplayTask:
+    state = ReplayState(str(tmp_path / "state"))
+    replay = begun(state)
+    target = replay.queues["T2"][0]
+    ways = {MessageQueue("T", "broker-a", number): target for number in range(3)}
+    options = write_options({"namesrv": "127.0.0.1:9"})
+    return ReplayTask(options, state.path, "one", replay.id, ways, replay.queues, False, {})
+
+
+def test_a_task_that_dies_and_runs_again_counts_each_row_once(
+    task: ReplayTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_task, "BATCH_MESSAGES", 2)
+    queue, rows = MessageQueue("T", "broker-a", 1), list[dict[str, Any]]()
+    for offset in range(8):
+        body = None if offset in (2, 5) else b"%d" % offset
+        own = [("REPLAY_ID", task.replay)] if offset == 6 else []
+        row = ROW | {"queue_id": 1, "queue_offset": offset, "physical_offset": offset, "body": body}
+        rows += [row | {"properties": own}] * 2  # copies of a store
+
+    def until(count: int) -> Iterator[dict[str, Any]]:
+        yield from rows[:count]
+        raise ConnectionResetError("the worker dies")
+
+    for died in range(len(rows) + 1):
+        run = replace(task, run=f"run{died}")
+        ReplayState(task.state).take_over(run.run)
+        with pytest.raises(ConnectionResetError):
+            Sending(run, 0).send_all(Sink(), until(died))  # type: ignore[arg-type]
+        before = ReplayState(task.state).saved(run.run, 0)
+        sink = Sink()
+        progress = Sending(run, 0).send_all(sink, iter(rows))  # type: ignore[arg-type]
+        assert (progress.rows, progress.messages, progress.bad) == (16, 5, 2)
+        assert (progress.own, progress.doubled) == (1, 8)
+        assert len(sink.sent) == 5 - before.messages
+        assert reached([progress])[queue].offset == 7
+        files = Path(task.state, "bad").glob(f"bad-{run.run}-*.parquet")
+        assert sum(pq.read_metadata(file).num_rows for file in files) == 2, "none is written over"
+
+
+def test_a_task_that_waits_for_its_turn_looks_whether_it_may_go_on(task: ReplayTask) -> None:
+    state, now = ReplayState(task.state), 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        assert seconds <= replay_task.BATCH_S
+        now += seconds
+        if now > 10:
+            state.take_over("two")
+
+    slow, sink = replace(task, shares={0: Share(bytes=100.0)}), Sink()
+    small = ROW | {"queue_id": 1}
+    large = small | {"queue_offset": 10, "physical_offset": 2, "body": bytes(100_000)}
+    progress = Sending(slow, 0, clock=lambda: now, sleep=sleep).send_all(sink, iter([small, large]))  # type: ignore[arg-type]
+    assert (sink.sent, now) == ([b"x"], pytest.approx(12, abs=5))
+    assert state.saved("one", 0) == progress, "what was sent before is written down"
+    assert (progress.messages, [sent.offset for sent in progress.queues]) == (1, [9])
 
 
 def test_the_newest_owner_sends_and_progress_adds_up(tmp_path: Path) -> None:
@@ -233,7 +515,7 @@ def test_the_newest_owner_sends_and_progress_adds_up(tmp_path: Path) -> None:
     state.take_over("two")
     assert (state.owned_by("one"), state.owned_by("two")) == (False, True)
     state.save("two", 0, Progress([Sent(queue, 9)], messages=2))
-    assert reached(state.all_saved()) == {queue: 9}
+    assert reached(state.all_saved()) == {queue: Sent(queue, 9)}
     assert [progress.messages for progress in state.all_saved("one")] == [8]
     assert state.saved("two", 5) == Progress()
 

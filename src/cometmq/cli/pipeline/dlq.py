@@ -74,12 +74,10 @@ def report_redrive(summary: RedriveSummary) -> None:
     """Say what became of the dead letters."""
     done = f"{summary.planned:,} would be sent again" if summary.dry_run else f"{summary.resent:,} sent again"
     others = {"skipped": summary.skipped, "refused": summary.refused, "failed": summary.failed,
-              "left": summary.left}  # fmt: skip
+              "left": summary.left, "without a body": summary.without_body}  # fmt: skip
     said = [done, *(f"{count:,} {word}" for word, count in others.items() if count)]
     click.echo(f"{counted(summary.chosen, 'dead letter')}: {', '.join(said)}")
-    if summary.output and (summary.refused or summary.failed):
-        click.echo(
-            printable(f"refused and failed: {summary.output}/quarantine/run={summary.run}", None), err=True
-        )
+    if summary.output and (summary.refused or summary.without_body or summary.failed):
+        click.echo(printable(f"not sent: {summary.output}/quarantine/run={summary.run}", None), err=True)
     for problem in summary.problems:
         click.echo(printable(problem, None), err=True)

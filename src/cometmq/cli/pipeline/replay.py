@@ -97,9 +97,16 @@ def report(summary: ReplaySummary) -> None:
         (summary.sent_before, "sent by earlier runs"),
         (summary.doubled, "in the source twice, and sent once"),
         (summary.system, "left out, of topics that belong to brokers and groups"),
+        (summary.own, "left out, which this replay had sent itself"),
     ):
         if count:
             click.echo(f"{counted(count, 'message')} {what}")
+    if summary.targets_read:
+        names = ", ".join(summary.targets_read[:SHOWN])
+        click.echo(printable(f"topics left out, which this replay sends to: {names}", None))
+    if summary.positions_before:
+        many = counted(summary.positions_before, "position")
+        click.echo(f"{many} of groups set by an earlier run, and not again")
     if summary.positions:
         click.echo(f"{counted(summary.positions, 'position')} of groups set")
     if summary.bad:

@@ -412,7 +412,8 @@ class Job:
         self._commit(end, marks, rows, results, time.monotonic() - began)
         self._count(start, end, counted, results)
         if self.group is not None:
-            self.cluster.commit(self.group, end)
+            for refusal in self.cluster.commit(self.group, end)[:1]:
+                log.warning("offsets of group %s are not stored: %s", self.group, refusal)
         self._report(batch, 0)
         return True
 

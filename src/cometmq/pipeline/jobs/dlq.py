@@ -41,6 +41,7 @@ GROUPS_MAX = 100_000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
 _MOST = 50  # rows of a summary's lists
 _REASON = 200  # characters
+_NO_BODY = "its body is not in the source, an archive without bodies"
 _JOB = "dlq"
 
 
@@ -86,7 +87,9 @@ class RedriveSummary(msgspec.Struct):
     """Sent again by an earlier run."""
     failed: int = 0
     refused: int = 0
-    """Died too often; with the failed ones in the table `quarantine`."""
+    """Died too often; with those that failed or have no body in the table `quarantine`."""
+    without_body: int = 0
+    """Cannot be sent, since the source is an archive that keeps no bodies."""
     left: int = 0
     """Not tried, since others of their group could not be sent."""
     problems: list[str] = []
@@ -95,7 +98,7 @@ class RedriveSummary(msgspec.Struct):
     @property
     def complete(self) -> bool:
         """Whether all that was chosen and not refused is sent again, or was before."""
-        return not (self.failed or self.left)
+        return not (self.failed or self.left or self.without_body)
 
 
 def letters(
@@ -190,7 +193,8 @@ def dlq(
     """Count the dead letters that `letters` gives for these arguments, by group, topic, reason and hour.
     output: a directory for the table `triage`. Raises ConfigError, JobFailed, JobStopped."""
     began = time.monotonic()
-    summary = DlqSummary(shown(source), None if output is None else own_directory(output, _JOB))
+    path = None if output is None else own_directory(output, _JOB)
+    summary = DlqSummary(shown(source), None if path is None else shown(path))
     report = None if on_progress is None else lambda done: on_progress(done, None)
     found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
     table = triage(found).persist()
@@ -203,8 +207,8 @@ def dlq(
 
     try:
         run_action(spark, _JOB, work, on_progress=report, stop=stop)
-        if summary.output is not None:
-            write_tables(summary.output, _JOB, {"triage": table}, on_progress=report, stop=stop)
+        if path is not None:
+            write_tables(path, _JOB, {"triage": table}, on_progress=report, stop=stop)
     finally:
         table.unpersist()
     summary.seconds = time.monotonic() - began
@@ -238,6 +242,9 @@ def redrive(
     tasks. dry_run: send nothing. output: a directory, needed unless the run is dry, to which each run adds:
     to the table `redriven` what became of each dead letter, to `quarantine` what was refused or failed.
 
+    Each letter is sent once in a run, also if Spark repeats a task: the brokers' index tells what the run has
+    sent. What has no body in the source is not sent.
+
     Raises ConfigError, JobFailed, JobStopped. Run again, it goes on: the brokers know what was sent.
     """
     began = time.monotonic()
@@ -248,35 +255,57 @@ def redrive(
         raise ConfigError(key, str(value), "1 or more" if max_resends < 1 else "more than 0")
     parse_addresses(namesrv)
     found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
-    summary = RedriveSummary(shown(source), run=uuid.uuid4().hex[:12], dry_run=dry_run)
+    summary, path = RedriveSummary(shown(source), run=uuid.uuid4().hex[:12], dry_run=dry_run), None
     if output is not None and not dry_run:
-        summary.output = own_directory(output, _JOB)
+        path = own_directory(output, _JOB)
+        summary.output = shown(path)
     report = None if on_progress is None else lambda done: on_progress(done, None)
-    died_often = F.col("resend_times") >= max_resends
+    found = found.withColumn("refusal", _refusal(max_resends))
 
     def work() -> None:
-        counts = found.groupBy("group", died_often.alias("refused")).count().limit(GROUPS_MAX + 1).collect()
-        if len(counts) > GROUPS_MAX:
-            raise ConfigError("groups", "", f"at most {GROUPS_MAX} groups; name some")
-        summary.chosen = sum(row["count"] for row in counts)
-        summary.refused = sum(row["count"] for row in counts if row.refused)
-        sizes = {row.group: row["count"] for row in counts if not row.refused}
-        how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate)
-        tried = _tried(spark, found.filter(~died_often), sizes, RedriveTask(namesrv, how)) if sizes else None
-        if summary.output is not None and tried is not None:
-            path = f"{summary.output}/redriven/run={summary.run}"
-            tried.write.parquet(path)
-            tried = spark.read.parquet(path)
+        sizes = _sizes(summary, found)
+        run = "" if dry_run else summary.run
+        how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate, run=run)
+        task = RedriveTask(namesrv, how)
+        tried = _tried(spark, found.filter("refusal IS NULL"), sizes, task) if sizes else None
+        if path is not None and tried is not None:
+            tried.write.parquet(f"{path}/redriven/run={summary.run}")
+            tried = spark.read.parquet(f"{path}/redriven/run={summary.run}")
         if tried is not None:
             _count(summary, tried)
-        if summary.output is not None and (summary.refused or summary.failed):
-            _quarantine(found, tried, died_often).write.parquet(
-                f"{summary.output}/quarantine/run={summary.run}"
-            )
+        if path is not None and (summary.refused or summary.without_body or summary.failed):
+            _quarantine(found, tried).write.parquet(f"{path}/quarantine/run={summary.run}")
 
     run_action(spark, "redrive", work, on_progress=report, stop=stop)
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _refusal(max_resends: int) -> Column:
+    """Why a dead letter is not sent again, null if it is."""
+    often = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
+    return F.when(F.col("resend_times") >= max_resends, often).when(F.col("body").isNull(), _NO_BODY)
+
+
+def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
+    """How many are to be tried of each group. The summary gets what is chosen and what is refused."""
+    without_body = F.col("refusal") == _NO_BODY
+    columns = (
+        F.count("*").alias("chosen"),
+        F.count_if(F.col("refusal").isNotNull() & ~without_body).alias("refused"),
+        F.count_if(without_body).alias("without_body"),
+    )
+    counts = found.groupBy("group").agg(*columns).limit(GROUPS_MAX + 1).collect()
+    if len(counts) > GROUPS_MAX:
+        raise ConfigError("groups", "", f"at most {GROUPS_MAX} groups; name some")
+    for row in counts:
+        summary.chosen += row.chosen
+        summary.refused += row.refused
+        summary.without_body += row.without_body
+        if row.without_body and len(summary.problems) < _MOST:
+            summary.problems.append(f"{row.group}: {_NO_BODY}")
+    left = {row.group: row.chosen - row.refused - row.without_body for row in counts}
+    return {group: count for group, count in left.items() if count}
 
 
 def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: RedriveTask) -> DataFrame:
@@ -308,11 +337,10 @@ def _count(summary: RedriveSummary, tried: DataFrame) -> None:
             summary.problems.append(f"{row.group}: {row.problem}")
 
 
-def _quarantine(found: DataFrame, tried: DataFrame | None, died_often: Column) -> DataFrame:
+def _quarantine(found: DataFrame, tried: DataFrame | None) -> DataFrame:
     """Dead letters that were refused or could not be sent, whole, with the problem."""
-    text = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
-    refused = found.filter(died_often).withColumn("problem", text)
+    refused = found.filter("refusal IS NOT NULL").withColumnRenamed("refusal", "problem")
     if tried is None:
         return refused
     failed = tried.filter(F.col("state") == Resend.FAILED.value).select(*_PLACE, "problem")
-    return refused.unionByName(found.join(failed, list(_PLACE)))
+    return refused.unionByName(found.drop("refusal").join(failed, list(_PLACE)))

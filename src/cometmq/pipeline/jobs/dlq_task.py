@@ -93,9 +93,9 @@ def _row(letter: MessageExt, group: str, said: dict[str, Any]) -> dict[str, Any]
 
 
 def letter_of(row: dict[str, Any]) -> MessageExt:
-    """A row of a source as the message that an admin reads. Its body is plain, unless the source keeps bodies
-    as stored; the checksum tells."""
-    sys_flag, body = row["sys_flag"], row["body"] or b""
+    """A row of a source, which has a body, as the message that an admin reads. The body is plain, unless the
+    source keeps bodies as stored; the checksum tells."""
+    sys_flag, body = row["sys_flag"], row["body"]
     if sys_flag & SysFlag.COMPRESSED and body_crc(body) != row["body_crc"]:
         sys_flag &= ~int(SysFlag.COMPRESSED)
     names = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "flag", "born_host",

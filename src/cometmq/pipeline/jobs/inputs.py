@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -22,6 +23,7 @@ from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.live.source import full_schema
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.groups import GroupLog
+from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, UNSENDABLE_TOPICS
 from cometmq.protocol.record.arrow import MOST_MS
 
@@ -109,7 +111,9 @@ def _of_archive(
     try:
         rows = archived(spark, output)
     except (FileNotFoundError, AnalysisException):
-        raise ConfigError("source", output, "an archive with messages, store:DIR or live:HOST:PORT") from None
+        raise ConfigError(
+            "source", shown(output), "an archive with messages, store:DIR or live:HOST:PORT"
+        ) from None
     if topics:
         rows = rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:
@@ -134,9 +138,9 @@ def group_offsets(spark: SparkSession, path: str) -> DataFrame:
         return spark.createDataFrame(newest.drop_columns(["batch", "time"]))
     try:
         rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(f"{path.rstrip('/')}/samples")
-    except AnalysisException:
+    except (PySparkException, Py4JError):  # Spark knows no object store by itself
         expected = "an archive that keeps positions of groups (--groups), or the lag job's table"
-        raise ConfigError("positions", path, expected) from None
+        raise ConfigError("positions", shown(path), expected) from None
     offset = F.max_by("group_offset", "sampled_ms").alias("offset")
     return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(offset)
 

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_units, slots
 from cometmq.pipeline.jobs.results import own_directory
+from cometmq.pipeline.table.objects import shown
 from cometmq.store import StoreConfig
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 
@@ -76,7 +77,7 @@ def rebuild(
     """
     began = time.monotonic()
     if "://" in output:
-        raise ConfigError("output", output, "a directory that all machines mount")
+        raise ConfigError("output", shown(output), "a directory that all machines mount")
     tasks = 4 * slots(spark)
     parts = plan_rebuild(root, output, tasks, config=config, commit_log_dir=commit_log_dir)
     own_directory(output, _JOB)

@@ -19,14 +19,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.admin.dead_letters import belongs_to_system
-from cometmq.errors import ConfigError, MessageIllegal
+from cometmq.client.cluster.requests import NO_ROUTE_HINT
+from cometmq.errors import ConfigError, MessageIllegal, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
-from cometmq.pipeline.base.errors import ReplayError
+from cometmq.pipeline.base.errors import JobStopped, ReplayError
 from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
 from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
 from cometmq.pipeline.jobs.replay_groups import set_groups
-from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, reached
+from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
 from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.objects import shown
@@ -75,8 +76,14 @@ class ReplaySummary(msgspec.Struct):
     """Rows of the source that were the same record again, as in copies of a store."""
     system: int = 0
     """Messages of topics that belong to brokers and groups, which are not sent."""
+    own: int = 0
+    """Messages that this replay had sent itself, and the source has got since: not sent."""
+    targets_read: list[str] = []
+    """Live topics that match the pattern, but are not read because this replay sends to them."""
     positions: int = 0
     """Of groups in queues of the targets, that were set."""
+    positions_before: int = 0
+    """That an earlier run set. They are set once: the groups have gone on since."""
     left: int = 0
     """Messages of `planned` that are still to be sent."""
     seconds: float = 0.0
@@ -118,11 +125,14 @@ def replay(
     modulo queues; `key`, each message goes where its sharding key, else its first key, says. rate, byte_rate:
     most messages, and bytes of bodies and properties, a second. positions: where groups stood in the source,
     by an archive with groups, the lag job's table or a frame with group, topic, broker_name, queue_id and
-    offset; when all is sent, the groups are set to the same places of the targets. dry_run: count, and send
-    nothing. stop: ends the run after the batches under way.
+    offset; when all is sent, the groups are set to the same places of the targets, once. dry_run: count, and
+    send nothing. stop: ends the run after the batches under way.
 
-    Raises ConfigError; ReplayError, if the state is of another replay, a queue of the source is two, or
-    another run took over; NoRouteError and the errors of sending, after a broker was away for long.
+    Live topics that match the pattern and that this replay sends to are left out (`targets_read`).
+
+    Raises ConfigError; ReplayError, if the state is of another replay or damaged, a queue of the source is
+    two, or another run took over; JobStopped, if it was stopped while it counted; NoRouteError and the errors
+    of sending, after a broker was away for long.
     """
     started = time.monotonic()
     _check(into, order, state, dry_run, rate=rate, byte_rate=byte_rate)
@@ -131,33 +141,43 @@ def replay(
         source=source, topics=sorted(set(topics)), pattern=pattern, begin_ms=begin_ms, end_ms=end_ms,
         into=into, mapping=dict(sorted((mapping or {}).items())), order=order,
     )  # fmt: skip
+    stop = stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
+    asked = msgspec.structs.replace(current.asked, source=source)  # which is kept without its secrets
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
-    if kept and current.queues and not dry_run:
-        kept.take_over(uuid.uuid4().hex)  # what a run before sends yet must be in its progress
+    run, begun = uuid.uuid4().hex, bool(current.queues)
+    if kept and begun and not dry_run:
+        kept.take_over(run)  # what a run before sends yet must be in its progress
     before = kept.all_saved() if kept else []
-    rows = _rows(spark, current.asked, reached(before), COLUMNS)
-    planned = plan(_rows(spark, current.asked, reached(before), _COUNTED))
-    summary = ReplaySummary(shown(source), kept.path if kept else "", dry_run)
-    summary.queues = _choose(planned, current.asked, parse_addresses(namesrv), summary)
-    summary.planned = sum(queue.messages for queue in summary.queues)
-    summary.planned_bytes = sum(queue.bytes for queue in summary.queues)
+    after = reached(before)
+    summary = ReplaySummary(shown(source), kept.shown if kept else "", dry_run)
+    _count(spark, summary, asked, after, stop)
+    _leave_targets(summary, asked, current.queues, options)
     _add_up(summary, before, [])
-    if not dry_run and kept is not None and summary.queues:
-        run = uuid.uuid4().hex
-        kept.take_over(run)
-        current.queues |= _target_queues(
-            options, {queue.target for queue in summary.queues} - set(current.queues)
-        )
-        kept.write(current)
-        job = _Run(spark, kept, current, options, run, on_progress, stop or threading.Event())
-        job.send(rows, summary.queues, (rate, byte_rate))
-        _add_up(summary, before, kept.all_saved(run))
-    if stood is not None and not dry_run and not summary.left and current.queues:
-        summary.positions = set_groups(spark, options, sorted(current.queues), stood, current.id)
+    if not dry_run and kept is not None:
+        job = _Run(spark, kept, current, options, run, on_progress, stop)
+        if summary.queues:
+            job.start(summary.queues, begun=begun)
+            job.send(_rows(spark, asked, after, COLUMNS), summary.queues, (rate, byte_rate))
+            _add_up(summary, before, kept.all_saved(run))
+        if stood is not None and not summary.left and current.queues:
+            job.set_positions(stood, summary)
     summary.seconds = time.monotonic() - started
     return summary
+
+
+def _count(
+    spark: SparkSession,
+    summary: ReplaySummary,
+    asked: Asked,
+    after: Mapping[MessageQueue, Sent],
+    stop: threading.Event,
+) -> None:
+    """Put what is left of the source's queues into the summary."""
+    counted = _rows(spark, asked, after, _COUNTED)
+    planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
+    summary.queues = _choose(planned, asked, summary)
 
 
 _COUNTED = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_size")
@@ -180,18 +200,21 @@ def _check(into: str, order: str, state: str | None, dry_run: bool, **limits: fl
 
 
 def _rows(
-    spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, int], columns: Sequence[str]
+    spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, Sent], columns: Sequence[str]
 ) -> DataFrame:
-    """What is left of the source."""
+    """What is left of the source, and what came to lie behind it in the log since, at a lower offset."""
     rows = messages(
         spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern
     )
     if not after:
         return rows
-    done = [(queue.topic, queue.broker_name, queue.queue_id, offset) for queue, offset in after.items()]
-    sent = spark.createDataFrame(done, "topic string, broker_name string, queue_id int, after bigint")
-    left = rows.join(F.broadcast(sent), list(_QUEUE), "left")
-    return left.filter("after IS NULL OR queue_offset > after").drop("after")
+    done = [
+        (*msgspec.structs.astuple(sent.queue), sent.offset, sent.physical_offset) for sent in after.values()
+    ]
+    schema = "topic string, broker_name string, queue_id int, after bigint, place bigint"
+    left = rows.join(F.broadcast(spark.createDataFrame(done, schema)), list(_QUEUE), "left")
+    more = "after IS NULL OR queue_offset > after OR physical_offset > place"
+    return left.filter(more).drop("after", "place")
 
 
 class Planned(msgspec.Struct):
@@ -205,9 +228,9 @@ class Planned(msgspec.Struct):
     place: tuple[int, int]
 
 
-def plan(rows: DataFrame) -> list[Planned]:
-    """The queues of a source, by one look at all its records. Raises ReplayError where there are too many, or
-    where the offsets of one are not in the order of the log."""
+def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
+    """The queues of a source, by one look at all its records. after: how far they are. Raises ReplayError
+    where there are too many, or where the offsets of one are not in the order of the log."""
     found = (
         rows.groupBy(*_QUEUE)
         .agg(
@@ -228,18 +251,17 @@ def plan(rows: DataFrame) -> list[Planned]:
     planned = []
     for row in found:
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
-        if (row.first, row.last) != (row.lowest, row.highest) and not belongs_to_system(row.topic):
+        sent, ends = after.get(queue, Sent(queue)), (row.lowest, row.highest)
+        anew = row.start <= sent.offset or row.lowest <= sent.physical_offset
+        if (anew or (row.first, row.last) != ends) and not belongs_to_system(row.topic):
             raise began_anew(queue)
         planned.append(Planned(queue, row.start, row.end, row.messages, row.bytes, (row.lowest, row.highest)))
     return sorted(planned, key=lambda each: each.queue)
 
 
-def _choose(
-    planned: Iterable[Planned], asked: Asked, namesrv: tuple[str, ...], summary: ReplaySummary
-) -> list[ReplayQueue]:
+def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) -> list[ReplayQueue]:
     """The queues that are replayed, with their targets. Raises ConfigError for a target that cannot be."""
     chosen = []
-    live = asked.source.startswith(LIVE) and parse_addresses(asked.source.removeprefix(LIVE))
     for each in planned:
         topic = each.queue.topic
         if belongs_to_system(topic) and topic not in asked.mapping:
@@ -252,8 +274,6 @@ def _choose(
             raise ConfigError("into", target, f"a topic's name for {topic} ({error.problem})") from None
         if belongs_to_system(target):
             raise ConfigError("into", target, f"a topic for {topic} that does not belong to the system")
-        if target == topic and live == namesrv:
-            raise ConfigError("into", target, "another topic than the one that is read")
         chosen.append(
             ReplayQueue(
                 *(topic, each.queue.broker_name, each.queue.queue_id, target),
@@ -261,6 +281,41 @@ def _choose(
             )
         )
     return chosen
+
+
+def _leave_targets(
+    summary: ReplaySummary, asked: Asked, targets: Iterable[str], options: WriteOptions
+) -> None:
+    """Take out of the plan what this replay sends to itself, as a pattern of live topics may match it.
+    Raises ConfigError where such a topic is named, or each topic would be sent to itself."""
+    read = {queue.topic: queue.target for queue in summary.queues}
+    both = sorted(read.keys() & {*read.values(), *targets})
+    if not both or not asked.source.startswith(LIVE):
+        return
+    source = parse_addresses(asked.source.removeprefix(LIVE), "source")
+    if not same_cluster(source, options.namesrv, both[0], options.timeout_ms):
+        return
+    for topic in both:
+        if asked.pattern is None or topic == read[topic] != asked.into:
+            raise ConfigError("into", topic, "a topic that is not read itself")
+    summary.targets_read = both
+    summary.queues = [queue for queue in summary.queues if queue.topic not in both]
+
+
+def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
+    """Whether it is one topic for two lists of name servers, however they are spelled: its brokers tell."""
+
+    def brokers(namesrv: Sequence[str]) -> set[str]:
+        with Cluster(namesrv, timeout_ms=timeout_ms) as cluster:
+            try:
+                found = cluster.route(topic).data.broker_datas
+            except NoRouteError as error:
+                if error.hint != NO_ROUTE_HINT:
+                    raise
+                return set()
+        return {address for broker in found for address in broker.broker_addrs.values()}
+
+    return not set(one).isdisjoint(other) or not brokers(one).isdisjoint(brokers(other))
 
 
 def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, list[MessageQueue]]:
@@ -317,11 +372,30 @@ class _Run:
         on_progress: Callable[[int, int | None], None] | None,
         stop: threading.Event,
     ) -> None:
+        self._unread = threading.Event()  # set to give up while Spark still reads and sorts
         self._spark, self._state, self._replay, self._options = spark, state, replay, options
         self._run, self._on_progress, self._stop = run, on_progress, stop
         self._total: int | None = None
         self._looked_s = time.monotonic()
         self.stopped = False
+
+    def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
+        """Look where the targets are, and let the state be this run's. Raises ReplayError if it is not."""
+        known = self._replay.queues
+        known |= _target_queues(self._options, {queue.target for queue in queues} - set(known))
+        self._state.start(self._replay, self._run, begun=begun)
+
+    def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
+        """Set the groups' positions, unless an earlier run did: they have gone on since."""
+        before = self._state.positions_set()
+        if before is not None:
+            summary.positions_before = before
+            return
+        targets = sorted(self._replay.queues)
+        summary.positions = set_groups(
+            self._spark, self._options, targets, stood, self._replay.id, self._stop
+        )
+        self._state.save_positions(summary.positions)
 
     def send(
         self, rows: DataFrame, queues: list[ReplayQueue], limits: tuple[float | None, float | None]
@@ -352,7 +426,12 @@ class _Run:
             .drop("first", "last")
         )
         sent = ordered.mapInArrow(task_function(task), "outcome binary")
-        outcomes_in(run_action(self._spark, "replay", sent.collect, on_look=self._look))
+        try:
+            outcomes_in(
+                run_action(self._spark, "replay", sent.collect, on_look=self._look, stop=self._unread)
+            )
+        except JobStopped:
+            pass  # before anything was sent
         if not self._state.owned_by("" if self.stopped else self._run):
             raise ReplayError(self._state.path, "another run has taken over")
         if self._on_progress:
@@ -364,6 +443,8 @@ class _Run:
             self.stopped = self._state.owned_by(self._run)
             if self.stopped:
                 self._state.take_over("")
+                if not self._state.all_saved(self._run):
+                    self._unread.set()  # no task sends yet, and none will: each looks for its owner first
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()
@@ -373,10 +454,12 @@ class _Run:
 
 
 def _add_up(summary: ReplaySummary, before: Sequence[Progress], now: Sequence[Progress]) -> None:
+    summary.planned = sum(queue.messages for queue in summary.queues)
+    summary.planned_bytes = sum(queue.bytes for queue in summary.queues)
     summary.sent_before = sum(progress.messages for progress in before)
     summary.messages = sum(progress.messages for progress in now)
     summary.bytes = sum(progress.bytes for progress in now)
     summary.doubled = sum(progress.doubled for progress in now)
     summary.bad = sum(progress.bad for progress in (*before, *now))
-    bad = sum(progress.bad for progress in now)
-    summary.left = summary.planned - summary.messages - summary.doubled - bad
+    summary.own = sum(progress.own for progress in now)
+    summary.left = summary.planned - sum(progress.rows for progress in now)

@@ -3,12 +3,15 @@ consumed where it came from."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.base.errors import ReplayError
 from cometmq.pipeline.base.options import Topics, WriteOptions
 from cometmq.pipeline.jobs.inputs import LIVE, messages
 from cometmq.pipeline.live.cluster import Cluster
@@ -45,17 +48,30 @@ def target_offsets(sent: DataFrame, positions: DataFrame, replay: str) -> DataFr
 
 
 def set_groups(
-    spark: SparkSession, options: WriteOptions, targets: Sequence[str], positions: DataFrame, replay: str
+    spark: SparkSession,
+    options: WriteOptions,
+    targets: Sequence[str],
+    positions: DataFrame,
+    replay: str,
+    stop: threading.Event,
 ) -> int:
-    """Store the groups' offsets for the targets on the brokers; how many there are."""
+    """Store the groups' offsets for the targets on the brokers; how many there are. Raises BrokerError if
+    one refuses them, ReplayError if it was away."""
     columns = (*_TARGET, "queue_offset", "properties")
     sent = messages(spark, f"{LIVE}{';'.join(options.namesrv)}", targets, columns=columns)
     groups: dict[str, dict[MessageQueue, int]] = {}
-    for row in target_offsets(sent, positions, replay).collect():
+    wanted = target_offsets(sent, positions, replay)
+    for row in run_action(spark, "replay: positions", wanted.collect, stop=stop):
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
         groups.setdefault(row.group, {})[queue] = row.offset
     with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
         cluster.queues(Topics(names=tuple(targets)))
         for group, offsets in groups.items():
-            cluster.commit(group, offsets)
+            for refusal in cluster.commit(group, offsets):
+                raise refusal
+            stored = cluster.committed(group, sorted(offsets))  # waits for brokers that are away
+            if stored != offsets:
+                away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})
+                problem = f"not set on {', '.join(away)}; run again when the broker is back"
+                raise ReplayError(f"positions of group {group}", problem)
     return sum(map(len, groups.values()))

@@ -3,31 +3,38 @@
     state/replay.json                  the id, what was asked for, the queues of the target topics
     state/owner                        the run that may send now; its tasks look before each batch
     state/progress/<run>-<task>.json   up to where a task has sent each source queue, all acknowledged
+    state/positions.json               that the groups' positions were set, which is done once
     state/bad/*.parquet                messages that could not be sent, with the reason
 
-Every file is replaced as a whole, so a killed run leaves the old or the new one. The first three names are
-all that a later run needs to go on.
+Of two runs that begin at once, one creates replay.json. Every file is replaced as a whole, so a killed run
+leaves the old or the new one. All but the last name a later run needs to go on.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
 import uuid
 from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 from pyarrow import fs
 
+from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import ReplayError
-from cometmq.pipeline.table.directory import open_filesystem, sync_local
+from cometmq.pipeline.table.directory import create_local, open_filesystem, sync_local
+from cometmq.pipeline.table.objects import conditional_put, shown
 
 FORMAT = 1
+_ID = re.compile("[0-9a-f]{32}")
+T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What must stay the same for a replay to go on."""
+    """What must stay the same for a replay to go on. source: as it is shown, without keys and secrets."""
 
     source: str
     topics: list[str] = []
@@ -49,22 +56,36 @@ class Replay(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """A source queue: the last message that was sent and acknowledged, and how many were in one task."""
+    """A source queue: the last message of it that is done with, and how many rows of it a task has had so
+    far, those that were not sent among them."""
 
     queue: MessageQueue
     offset: int = -1
     physical_offset: int = -1
-    messages: int = 0
+    rows: int = 0
 
 
 class Progress(msgspec.Struct):
-    """What a task has done. bad: messages that could not be sent; doubled: rows that were the same record."""
+    """What a task has done. bad: messages that could not be sent; own: those that this replay had sent
+    itself; doubled: rows that were the same record."""
 
     queues: list[Sent] = []
     messages: int = 0
     bytes: int = 0
     bad: int = 0
+    own: int = 0
     doubled: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All that the task has had of the source."""
+        return sum(sent.rows for sent in self.queues)
+
+
+class PositionsSet(msgspec.Struct):
+    """How many positions of groups were set."""
+
+    positions: int
 
 
 class ReplayState:
@@ -74,6 +95,7 @@ class ReplayState:
         self._filesystem, self._root = open_filesystem(path)
         # Workers may have another working directory.
         self.path = path if "://" in path else self._root
+        self.shown = shown(self.path)
         self.bad_path = f"{self.path.rstrip('/')}/bad"
 
     def replay(self) -> Replay | None:
@@ -81,35 +103,53 @@ class ReplayState:
         found = self._read("replay.json")
         if found is None:
             if any(not info.base_name.startswith(("_", ".")) for info in self._list()):
-                raise ReplayError(self.path, "holds files, and is not the state directory of a replay")
+                raise self._error("holds files, and is not the state directory of a replay")
             return None
-        try:
-            replay = msgspec.json.decode(found, type=Replay)
-        except msgspec.MsgspecError as error:
-            raise ReplayError(self.path, f"replay.json cannot be read ({error})") from None
+        replay = self._decoded("replay.json", found, Replay)
         if replay.format != FORMAT:
-            raise ReplayError(self.path, f"a replay of format {replay.format}; this is format {FORMAT}")
+            raise self._error(f"a replay of format {replay.format}; this is format {FORMAT}")
+        if not _ID.fullmatch(replay.id) or not replay.queues or not all(replay.queues.values()):
+            raise self._error("replay.json cannot be read (no id, or a target without queues)")
         return replay
 
     def begin(self, asked: Asked) -> Replay:
         """The replay to go on with, or a new one, which is not written yet. Raises ReplayError for a
         directory of another replay. Without times the ones that it began with are meant."""
         replay = self.replay()
+        asked = msgspec.structs.replace(asked, source=shown(asked.source))
         if replay is None:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
+        # Older states hold the source as it was given.
+        replay.asked = msgspec.structs.replace(replay.asked, source=shown(replay.asked.source))
         kept, given = msgspec.to_builtins(replay.asked), msgspec.to_builtins(asked)
         if kept != given:
             names = sorted(name for name in kept | given if kept.get(name) != given.get(name))
             was = ", ".join(f"{name} {kept.get(name)}" for name in names)
-            raise ReplayError(
-                self.path, f"the replay in it has {was}; go on with that, or take another directory"
-            )
+            raise self._error(f"the replay in it has {was}; go on with that, or take another directory")
         return replay
 
-    def write(self, replay: Replay) -> None:
-        self._write("replay.json", msgspec.json.encode(replay))
+    def start(self, replay: Replay, run: str, *, begun: bool) -> None:
+        """Let this run send: the first one of the directory, or with `begun` one that has taken it over.
+        Raises ReplayError if another run was quicker."""
+        content = msgspec.json.encode(replay)
+        if begun:
+            if not self.owned_by(run):
+                raise self._error("another run has taken over")
+            self._write("replay.json", content)
+        elif not (self._create("replay.json", content) and self._create("owner", run.encode())):
+            raise self._error(
+                "another run has begun here at the same time; run again to go on with its replay"
+            )
+
+    def positions_set(self) -> int | None:
+        """How many positions of groups an earlier run set, None if none has."""
+        found = self._read("positions.json")
+        return None if found is None else self._decoded("positions.json", found, PositionsSet).positions
+
+    def save_positions(self, positions: int) -> None:
+        self._write("positions.json", msgspec.json.encode(PositionsSet(positions)))
 
     def take_over(self, run: str) -> None:
         """Let this run send, and none of before; "" lets none."""
@@ -132,16 +172,26 @@ class ReplayState:
         return [self._progress(f"progress/{name}") for name in wanted]
 
     def _progress(self, name: str) -> Progress:
+        found = self._read(name)
+        return Progress() if found is None else self._decoded(name, found, Progress)
+
+    def _decoded(self, name: str, content: bytes, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(self._read(name) or b"{}", type=Progress)
-        except msgspec.MsgspecError as error:
-            raise ReplayError(self.path, f"{name} cannot be read ({error})") from None
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self._error(f"{name} cannot be read ({error})") from None
+
+    def _error(self, problem: str) -> ReplayError:
+        return ReplayError(self.shown, problem)
 
     def _list(self, *parts: str) -> list[fs.FileInfo]:
         place = posixpath.join(self._root, *parts)
-        found: list[fs.FileInfo] = self._filesystem.get_file_info(
-            fs.FileSelector(place, allow_not_found=True)
-        )
+        try:
+            found: list[fs.FileInfo] = self._filesystem.get_file_info(
+                fs.FileSelector(place, allow_not_found=True)
+            )
+        except OSError as error:
+            raise self._error(f"cannot be listed ({error})") from None
         return found
 
     def _read(self, name: str) -> bytes | None:
@@ -150,10 +200,42 @@ class ReplayState:
                 content: bytes = stream.read()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._error(f"{name} cannot be read ({error})") from None
         return content
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _create(self, name: str, content: bytes) -> bool:
+        """Create a whole file, or none: whether it is this one. On a local disk and on object stores one of
+        several runs creates it, elsewhere as far as the file system knows."""
         path = posixpath.join(self._root, name)
+        try:
+            put = conditional_put(self.path, self._filesystem)
+        except ConfigError as error:
+            raise ConfigError("state", error.value, error.expected) from None
+        problem = None
+        try:
+            if isinstance(self._filesystem, fs.LocalFileSystem):
+                self._filesystem.create_dir(self._root, recursive=True)
+                return create_local(path, content)
+            if put is not None and put(path, content):
+                return True
+        except OSError as error:  # an answer may be lost: what counts is whose object it is now
+            problem = str(error)
+        found = self._read(name)
+        if found is None and put is None and problem is None:
+            self._write(name, content)
+            found = self._read(name)
+        if found is None:
+            raise self._error(f"{name} cannot be written ({problem})")
+        return found == content
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            self._replace(posixpath.join(self._root, name), content)
+        except OSError as error:
+            raise self._error(f"{name} cannot be written ({error})") from None
+
+    def _replace(self, path: str, content: bytes) -> None:
         self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             with self._filesystem.open_output_stream(path) as stream:  # object stores replace on close
@@ -168,10 +250,11 @@ class ReplayState:
         sync_local(posixpath.dirname(path))
 
 
-def reached(saved: Iterable[Progress]) -> dict[MessageQueue, int]:
-    """Up to which offset each source queue was sent."""
-    found: dict[MessageQueue, int] = {}
+def reached(saved: Iterable[Progress]) -> dict[MessageQueue, Sent]:
+    """How far each source queue is."""
+    found: dict[MessageQueue, Sent] = {}
     for progress in saved:
         for sent in progress.queues:
-            found[sent.queue] = max(sent.offset, found.get(sent.queue, -1))
+            if sent.queue not in found or sent.offset > found[sent.queue].offset:
+                found[sent.queue] = sent
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,8 +136,10 @@ class Sending:
         self._sent = {sent.queue: sent for sent in self.progress.queues}
         self._done_before = {sent.queue: sent.offset for sent in self.progress.queues}
         self._ids: dict[MessageQueue, Callable[[int], str]] = {}
-        self._bad = BadRows(self._state.bad_path, f"{task.run}-{self.number}")
+        # Written again by an attempt that begins at the same place, and by no later one.
+        self._bad = BadRows(self._state.bad_path, f"{task.run}-{self.number}-{self.progress.bad}")
         self._pace = Pace(task.shares.get(self.number, Share()), self.clock())
+        self._rows: Counter[MessageQueue] = Counter()
 
     def refused(self, message: RowMessage, refusal: BrokerError) -> None:
         self._bad.refused(message, refusal)
@@ -144,19 +147,21 @@ class Sending:
     def send_all(self, sender: Sender, rows: Iterator[dict[str, Any]]) -> Progress:
         """Send until the rows end or another run has taken over. Raises ReplayError and what sending does."""
         held, size, since = 0, 0, self.clock()
+        self._state.save(self.task.run, self.number, self.progress)  # from now on it may have sent
         if not self._state.owned_by(self.task.run):
             return self.progress
         for row in rows:
-            message = self._message(row)
-            if message is None:
+            sent = self._place(row)
+            if sent is None:
                 continue
-            bytes_ = len(message.body) + len(message.properties)
-            wait = self._pace.wait_s(self.clock(), bytes_)
-            if wait:
-                sender.flush()
-                self.sleep(wait)
-            sender.send(message, self._target(message, row))
-            held, size = held + 1, size + bytes_
+            message = self._message(row, sent.queue)
+            if message is not None:
+                bytes_ = len(message.body) + len(message.properties)
+                if not self._may_send(sender, self._pace.wait_s(self.clock(), bytes_)):
+                    break
+                sender.send(message, self._target(message, row))
+                held, size = held + 1, size + bytes_
+            self._done(row, sent)
             if held >= BATCH_MESSAGES or size >= BATCH_BYTES or self.clock() - since >= BATCH_S:
                 self._write_down(sender)
                 held, size, since = 0, 0, self.clock()
@@ -165,38 +170,63 @@ class Sending:
         self._write_down(sender)
         return self.progress
 
+    def _may_send(self, sender: Sender, wait_s: float) -> bool:
+        """Wait for the next message's turn; False if another run has taken over meanwhile."""
+        if wait_s:
+            sender.flush()
+        while wait_s > BATCH_S:
+            self.sleep(BATCH_S)
+            wait_s -= BATCH_S
+            if not self._state.owned_by(self.task.run):
+                return False
+        if wait_s:
+            self.sleep(wait_s)
+        return True
+
     def _write_down(self, sender: Sender) -> None:
         """Wait until all is acknowledged, then save how far this task is."""
         sender.flush()
         self._bad.flush()
-        messages, bytes_, bad = self._before
-        self.progress.messages = messages + sender.messages
-        self.progress.bytes = bytes_ + sender.bytes
-        self.progress.bad = bad + self._bad.count
-        self.progress.queues = list(self._sent.values())
-        self._state.save(self.task.run, self.number, self.progress)
+        progress, (messages, bytes_, bad) = self.progress, self._before
+        progress.messages = messages + sender.messages
+        progress.bytes = bytes_ + sender.bytes
+        progress.bad = bad + self._bad.count
+        progress.queues = list(self._sent.values())
+        progress.doubled = progress.rows - progress.messages - progress.bad - progress.own
+        self._state.save(self.task.run, self.number, progress)
 
-    def _message(self, row: dict[str, Any]) -> RowMessage | None:
-        """The message of a row, None where there is nothing to send. Raises ReplayError where the rows of a
-        queue are those of two."""
+    def _place(self, row: dict[str, Any]) -> Sent | None:
+        """How far the queue of a row is, None for a row that is done with. Raises ReplayError where the rows
+        of a queue are those of two."""
         queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
         sent, offset, place = self._sent.get(queue), row["queue_offset"], row["physical_offset"]
         if sent is None:
             sent = self._sent[queue] = Sent(queue)
-        if offset <= self._done_before.get(queue, -1):
-            return None
-        if offset == sent.offset and place == sent.physical_offset:
-            self.progress.doubled += 1
+        self._rows[queue] += 1
+        same = (offset, place) == (sent.offset, sent.physical_offset)
+        if same or offset <= self._done_before.get(queue, -1):
+            sent.rows = max(sent.rows, self._rows[queue])  # an attempt before has counted some of them
             return None
         if offset == sent.offset or place <= sent.physical_offset:
             raise began_anew(queue)
-        sent.offset, sent.physical_offset = offset, place
+        return sent
+
+    def _done(self, row: dict[str, Any], sent: Sent) -> None:
+        sent.offset, sent.physical_offset = row["queue_offset"], row["physical_offset"]
+        sent.rows = max(sent.rows, self._rows[sent.queue])
+
+    def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
+        """The message of a row, None where there is nothing to send."""
+        if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
+            self.progress.own += 1  # the source has got what was sent
+            return None
+        offset = row["queue_offset"]
         make_id = self._ids.get(queue)
         if make_id is None:
             make_id = MessageIds(self.task.replay, f"{queue.topic}/{queue.broker_name}", queue.queue_id)
             self._ids[queue] = make_id
         try:
-            message = replayed(row, self.task.ways[queue].topic, make_id(offset), self.task.replay)
+            return replayed(row, self.task.ways[queue].topic, make_id(offset), self.task.replay)
         except SinkRowError as error:
             given = {
                 name: row[name] for name in ("topic", "body", "tags", "keys", "properties", "flag", "msg_id")
@@ -204,8 +234,6 @@ class Sending:
             reason = {"field": error.field, "problem": error.problem}
             self._bad.add(given | reason | {"delay_level": None, "sharding_key": None})
             return None
-        sent.messages += 1
-        return message
 
     def _target(self, message: RowMessage, row: dict[str, Any]) -> MessageQueue:
         if self.task.by_key and message.sharding_key is not None:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
 
@@ -75,10 +76,10 @@ def own_directory(output: str, job: str) -> str:
         with filesystem.open_input_stream(mark) as stream:
             content = stream.read(4096)
         if _job_in(content) != job:
-            raise ConfigError("output", output, f"a new directory, or one of the job {job}")
+            raise ConfigError("output", shown(output), f"a new directory, or one of the job {job}")
     else:
         if filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
-            raise ConfigError("output", output, f"a new directory, or one of the job {job}")
+            raise ConfigError("output", shown(output), f"a new directory, or one of the job {job}")
         filesystem.create_dir(root, recursive=True)
         with filesystem.open_output_stream(mark) as stream:
             stream.write(json.dumps({"job": job}).encode())

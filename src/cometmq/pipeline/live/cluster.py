@@ -20,6 +20,7 @@ from cometmq.client.cluster.requests import (
     NO_ROUTE_HINT,
     PULL_STATUS,
     UNREACHABLE_HINT,
+    broker_error,
     commit_request,
     committed_request,
     max_offset_request,
@@ -471,16 +472,19 @@ class Cluster:
         address = self._known_or_fresh(queue)
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
-    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out."""
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[BrokerError]:
+        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out. What
+        brokers refused: 5.x takes no offset of a group that it does not know."""
+        refused: list[BrokerError] = []
         for own in _by_broker(sorted(offsets)):
             address = self._routes.master(own[0].broker_name)
             if address is not None and own[0].broker_name not in self._away:
-                try:
+                with contextlib.suppress(RemotingError):
                     for each in commit_rounds(own):
-                        self._call(address, [commit_request(group, queue, offsets[queue]) for queue in each])
-                except RemotingError:
-                    continue
+                        frames = [commit_request(group, queue, offsets[queue]) for queue in each]
+                        answers = self._call(address, frames)
+                        refused += [broker_error(one, address) for one in answers if one.code]
+        return refused
 
     # -- connections
 

@@ -276,7 +276,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark calls this one batch late, and not at all for the last batch of an AvailableNow run.
         """
         if self._options.commit_group is not None:
-            self._planner.cluster.commit(self._options.commit_group, from_tree(end))
+            for refusal in self._planner.cluster.commit(self._options.commit_group, from_tree(end))[:1]:
+                log.warning("offsets of group %s are not stored: %s", self._options.commit_group, refusal)
 
     def stop(self) -> None:
         if self._planner_made is not None:

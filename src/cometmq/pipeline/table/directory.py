@@ -303,7 +303,7 @@ class ArchiveTable:
         if self._put is not None:
             return self._create_object(path, content)
         if isinstance(self.filesystem, fs.LocalFileSystem):
-            return _create_local(path, content)
+            return create_local(path, content)
         if self._exists(path):
             return False
         temporary = f"{path}.{self.run_id}.tmp"
@@ -371,7 +371,8 @@ def carried(commit: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 
-def _create_local(path: str, content: bytes) -> bool:
+def create_local(path: str, content: bytes) -> bool:
+    """Create a whole file, durably, or none; False if there is one of that name."""
     temporary = f"{path}.{uuid.uuid4().hex[:12]}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
