@@ -235,6 +235,7 @@ BROKER_REQUESTS = {
         {"consumerGroup": "CG", "clientId": "10.0.0.9@1", "msgId": "7F000001000051AF00000000000002CF"}
     ),
     310: Request(SEND_V2, b"body"),
+    308: Request({"topic": "TopicA", "compareGroup": "CG", "filterGroups": "CG2,CG3"}),
     314: Request({"srcGroup": "CG", "destGroup": "CG2", "topic": "TopicA", "offline": "false"}),
     316: Request({}),
     317: Request({"isOrder": "false"}),

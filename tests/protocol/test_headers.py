@@ -98,6 +98,7 @@ WIRE_NAMES = {
     "DeleteSubscriptionGroupRequestHeader": "groupName! removeOffset cleanOffset",
     "GetConsumeStatsRequestHeader": "consumerGroup! topic topicList",
     "CloneGroupOffsetRequestHeader": "srcGroup! destGroup! topic offline",
+    "QueryCorrectionOffsetRequestHeader": "topic! compareGroup! filterGroups",
     "QueryConsumeQueueRequestHeader": "topic! queueId! index! count! consumerGroup",
     "RegisterFilterServerRequestHeader": "filterServerAddr! token",
     "RegisterFilterServerResponseHeader": "brokerName! brokerId!",

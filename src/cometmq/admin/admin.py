@@ -9,7 +9,7 @@ Works against CometMQ and Apache RocketMQ alike. Every failure is a typed error 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -303,6 +303,13 @@ class Admin(Client):
                 raise
         # group_names asks the name servers again, and raises their error if none answers.
         raise UnknownNameError("consumer group", group, await self.group_names())
+
+    async def correction_offsets(
+        self, topic: str, compare_group: str, left_out: Iterable[str] = ()
+    ) -> dict[MessageQueue, int]:
+        """The lowest offset that any group but those `left_out` has in each queue of a topic; 2**63 - 1 where
+        `compare_group` is behind it. Apache's brokers forget the offsets of the groups left out."""
+        return await groups.correction_offsets(self.client, topic, compare_group, left_out)
 
     async def group_names(self) -> list[str]:
         """The groups that have a retry topic: those that were ever online; sorted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.messages import broker_addrs
@@ -29,6 +29,7 @@ from cometmq.protocol.bodies import (
     ConsumerRunningInfo,
     ConsumeStats,
     GroupList,
+    QueryCorrectionOffsetBody,
     TopicRouteData,
 )
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, version_name
@@ -37,6 +38,7 @@ from cometmq.protocol.headers import (
     GetConsumerConnectionListRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumeStatsRequestHeader,
+    QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
@@ -247,6 +249,21 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
         found["consumeOrderly"] = ordered
     if most := properties.get(MOST_RETRIES):
         found[MOST_RETRIES] = most if most != "-1" else str(INT_MAX if ordered == "true" else RETRY_MAX_TIMES)
+    return found
+
+
+async def correction_offsets(
+    client: ClientInstance, topic: str, compare_group: str, left_out: Iterable[str]
+) -> dict[MessageQueue, int]:
+    """The lowest offset of a topic's groups in each queue (Admin.correction_offsets)."""
+    header = QueryCorrectionOffsetRequestHeader(
+        topic=topic, compare_group=compare_group, filter_groups=",".join(left_out) or None
+    )
+    found: dict[MessageQueue, int] = {}
+    for name, addr in broker_addrs(await client.namesrv.route(topic)).items():
+        answer = await client.brokers.call(addr, RequestCode.QUERY_CORRECTION_OFFSET, header, topic=topic)
+        offsets = QueryCorrectionOffsetBody.decode(answer.body).correction_offsets
+        found.update({MessageQueue(topic, name, queue_id): each for queue_id, each in offsets.items()})
     return found
 
 

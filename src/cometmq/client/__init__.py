@@ -28,6 +28,7 @@ from cometmq.client.group.allocate import (
     AllocateByConfig,
     AllocateByConsistentHash,
     AllocateByMachineRoom,
+    AllocateByMachineRoomNearby,
     AllocateStrategy,
 )
 from cometmq.client.group.health import ConsumerHealth, QueueHealth
@@ -45,6 +46,7 @@ __all__ = [
     "AllocateByConfig",
     "AllocateByConsistentHash",
     "AllocateByMachineRoom",
+    "AllocateByMachineRoomNearby",
     "AllocateStrategy",
     "BrokerApi",
     "ClientInstance",

@@ -202,6 +202,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     unsubscribe = _blocking(PushConsumer.unsubscribe)
     suspend = _on_loop(PushConsumer.suspend)
     resume = _on_loop(PushConsumer.resume)
+    set_concurrency = _on_loop(PushConsumer.set_concurrency)
     rebalance = _blocking(PushConsumer.rebalance)
     persist_offsets = _blocking(PushConsumer.persist_offsets)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PushConsumer.assignment)

@@ -101,6 +101,12 @@ class ConsumerConnection(Body):
     retry_max_times: int | None = None
 
 
+class QueryCorrectionOffsetBody(IntegerKeyed):
+    """Queue id -> the lowest offset of a topic's groups (code 308)."""
+
+    correction_offsets: dict[int, int] = empty(dict)
+
+
 class ProducerConnection(Body):
     """The clients of a producer group (code 204)."""
 

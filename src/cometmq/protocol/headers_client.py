@@ -110,6 +110,14 @@ class CloneGroupOffsetRequestHeader(Header, gc=False):
     offline: bool | None = None
 
 
+class QueryCorrectionOffsetRequestHeader(Header, gc=False):
+    """Code 308. filter_groups: names divided by commas."""
+
+    topic: str
+    compare_group: str
+    filter_groups: str | None = None
+
+
 class GetBrokerConsumeStatsRequestHeader(Header, gc=False):
     """Code 317."""
 

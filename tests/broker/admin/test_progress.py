@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from tests.broker.conftest import commit, create, queue, records
 
 from cometmq.protocol.bodies import (
@@ -13,6 +14,7 @@ from cometmq.protocol.bodies import (
     GroupList,
     QueryConsumeQueueBody,
     QueryConsumeTimeSpanBody,
+    QueryCorrectionOffsetBody,
     TopicStatsTable,
 )
 from cometmq.protocol.codes import RequestCode
@@ -21,11 +23,13 @@ from cometmq.protocol.headers import (
     GetConsumeStatsRequestHeader,
     QueryConsumeQueueRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
+    QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
 )
 from cometmq.protocol.properties.values import java_hash
 
 NEW = 513
+INT64_MAX = 2**63 - 1
 
 
 class TestProgress:
@@ -123,6 +127,29 @@ class TestProgress:
         header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="I")
         await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)
         assert offsets.query("I", "Orders", 0) == -1  # the online source does not subscribe it
+
+    @pytest.mark.parametrize(
+        ("left_out", "compared", "expected"),
+        [
+            (None, "X", {0: 2, 1: 4}),
+            ("H", "X", {0: 3}),
+            ("G,H", "X", {}),
+            (None, "G", {0: 2, 1: 4}),
+            (None, "H", {0: 2, 1: 4}),
+            ("H", "H", {0: INT64_MAX}),
+        ],
+    )
+    async def test_correction_offsets_are_the_lowest_of_all_groups(
+        self, cluster, peer, left_out, compared, expected
+    ):
+        await create(peer)
+        for group, queue_id, offset in (("G", 0, 3), ("H", 0, 2), ("H", 1, 4), ("behind", 0, -1)):
+            cluster.broker.parts.tables.offsets.commit(group, "Orders", queue_id, offset)
+        header = QueryCorrectionOffsetRequestHeader(
+            topic="Orders", compare_group=compared, filter_groups=left_out
+        )
+        answer = await peer.call(RequestCode.QUERY_CORRECTION_OFFSET, header)
+        assert QueryCorrectionOffsetBody.decode(answer.body).correction_offsets == expected
 
     async def test_the_progress_of_all_groups(self, cluster, peer):
         await create(peer)

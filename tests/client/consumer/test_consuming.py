@@ -61,6 +61,55 @@ async def test_every_batch_is_consumed_once() -> None:
     assert sorted(await consumed(listener, 500, 7)) == [(offset, OK) for offset in range(500)]
 
 
+async def test_the_number_of_calls_at_once_changes_while_they_run() -> None:
+    running, changed = 0, asyncio.Condition()
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        nonlocal running
+        async with changed:
+            running += 1
+            await changed.wait()
+            running -= 1
+        return OK
+
+    async def next_calls(expected: int) -> None:
+        """End those that run; as many run after that as are allowed now."""
+        async with changed:
+            changed.notify_all()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert running == consuming.running == expected
+
+    consuming = Consuming(listener, 2, Desk(1000))
+    consuming.start()
+    consuming.submit(batches(1000))
+    await next_calls(2)
+    consuming.set_concurrency(5)
+    await next_calls(5)
+    consuming.set_concurrency(1)
+    await next_calls(1)
+    await next_calls(1)
+    consuming.set_concurrency(4)
+    await next_calls(4)
+    assert await consuming.stop(0) == 4
+
+
+async def test_idle_workers_that_are_too_many_end_and_leave_work_to_others() -> None:
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        return OK
+
+    desk = Desk(20)
+    consuming = Consuming(listener, 20, desk)
+    consuming.start()
+    await asyncio.sleep(0)
+    consuming.submit(batches(1))
+    consuming.set_concurrency(3)
+    consuming.submit(batches(19))
+    async with asyncio.timeout(10):
+        await desk.complete.wait()
+    assert await consuming.stop(5) == 0
+
+
 async def test_calls_run_side_by_side_up_to_the_limit() -> None:
     running, most, full = 0, 0, asyncio.Event()
 

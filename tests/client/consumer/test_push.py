@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -304,6 +306,72 @@ async def test_a_plain_function_runs_in_threads(namesrv: FakeNamesrv, broker: Fa
     async with push_consumer(namesrv, listener):
         assert await asyncio.to_thread(done.wait, 20)
     assert sorted(seen) == sorted((b"%d" % number, False) for number in range(20))
+
+
+async def test_concurrency_is_changed_while_threads_run(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    broker.store_numbers(20)
+    running, together = threading.Semaphore(0), threading.Barrier(6)
+
+    def listener(messages: list[MessageExt]) -> None:
+        running.release()
+        together.wait(20)
+
+    async with push_consumer(namesrv, listener, consume_concurrency=2, drain_timeout_s=0.1) as member:
+        for _ in range(2):
+            assert await asyncio.to_thread(running.acquire, timeout=20)
+        for nonsense in (0, 1001):
+            with pytest.raises(ConfigError, match="1 to 1000"):
+                member.set_concurrency(nonsense)
+        member.set_concurrency(6)
+        for _ in range(4):
+            assert await asyncio.to_thread(running.acquire, timeout=20)
+        header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
+        answer = await broker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        told = ConsumerRunningInfo.decode(answer.body).properties
+        assert told["PROP_THREADPOOL_CORE_SIZE"] == "6"
+        together.abort()
+
+
+async def test_a_message_says_where_its_queue_was_and_when_its_call_began(
+    broker: FakeBroker, box: Box
+) -> None:
+    broker.store_numbers(3)
+    before = int(time.time() * 1000)
+    async with box.consumer():
+        await box.has(3)
+    assert {(each.properties["MIN_OFFSET"], each.properties["MAX_OFFSET"]) for each in box.messages} == {
+        ("0", "3")
+    }
+    for each in box.messages:
+        assert before <= int(each.properties["CONSUME_START_TIME"]) <= time.time() * 1000
+        assert not each.user_properties
+
+
+async def test_a_strategy_that_fails_is_named_and_nothing_is_given_up(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    class Mine:
+        name = "MINE"
+        fails = False
+
+        def allocate(
+            self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+        ) -> list[MessageQueue]:
+            if self.fails:
+                raise RuntimeError("a bug")
+            return list(queues[-1:])
+
+    namesrv.serve("T", broker, queues=2)
+    strategy = Mine()
+    async with push_consumer(namesrv, ignore, allocate_strategy=strategy) as member:
+        assert member.assignment == (MessageQueue("T", "broker-a", 1),)
+        strategy.fails = True
+        await member.rebalance()
+        assert any("a bug" in problem for problem in member.health().problems)
+        assert member.assignment == (MessageQueue("T", "broker-a", 1),)
+        strategy.fails = False
+        await member.rebalance()
+        assert member.health().ok
 
 
 # -- pace

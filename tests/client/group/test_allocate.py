@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +14,11 @@ from cometmq.client.group.allocate import (
     AllocateByConfig,
     AllocateByConsistentHash,
     AllocateByMachineRoom,
+    AllocateByMachineRoomNearby,
     AllocateStrategy,
     share_of,
 )
+from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 
 
@@ -60,6 +64,70 @@ def test_machine_room_shares_only_its_rooms() -> None:
     assert strategy.allocate("c1", everything, ["c0", "c1"]) == [here[2], here[3]]
 
 
+def _room_of(queue: MessageQueue) -> str:
+    return queue.broker_name.partition("@")[0]
+
+
+def _home_of(client_id: str) -> str:
+    return client_id.partition("@")[0]
+
+
+def nearby(inner: AllocateStrategy | None = None) -> AllocateByMachineRoomNearby:
+    return AllocateByMachineRoomNearby(_room_of, _home_of, *([inner] if inner else []))
+
+
+# Computed by the rule of docs/reference/client.md, Allocation.
+NEARBY = [
+    # members, queues of each room, queue ids of each member by room
+    (["a@1", "a@2"], {"a": 4}, [{"a": [0, 1]}, {"a": [2, 3]}]),
+    (["a@1", "a@2", "b@1"], {"a": 3, "b": 2}, [{"a": [0, 1]}, {"a": [2]}, {"b": [0, 1]}]),
+    (["a@1", "b@1"], {"a": 2, "b": 2, "c": 5}, [{"a": [0, 1], "c": [0, 1, 2]}, {"b": [0, 1], "c": [3, 4]}]),
+    (["a@1", "b@1"], {"c": 1, "d": 1}, [{"c": [0], "d": [0]}, {}]),
+    (["a@1", "b@1"], {}, [{}, {}]),
+]
+
+
+@pytest.mark.parametrize(("members", "rooms", "expected"), NEARBY)
+def test_queues_stay_in_their_room_while_it_has_a_member(
+    members: list[str], rooms: dict[str, int], expected: list[dict[str, list[int]]]
+) -> None:
+    everything = [queue for room, count in rooms.items() for queue in queues(count, broker=f"{room}@broker")]
+    for member, share in zip(members, expected, strict=True):
+        mine: dict[str, list[int]] = {}
+        for queue in share_of(nearby(), member, everything, members):
+            mine.setdefault(_room_of(queue), []).append(queue.queue_id)
+        assert mine == share
+
+
+def test_nearby_shares_within_a_room_as_it_is_told() -> None:
+    strategy = nearby(AllocateAveragelyByCircle())
+    here = queues(4, broker="a@broker")
+    assert [q.queue_id for q in share_of(strategy, "a@2", here, ["a@1", "a@2"])] == [1, 3]
+    assert (nearby().name, strategy.name) == ("MACHINE_ROOM_NEARBY-AVG", "MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE")
+
+
+@pytest.mark.parametrize(("member", "broker"), [("@1", "a@broker"), ("a@1", "@broker")])
+def test_a_queue_or_member_without_a_room_is_named(member: str, broker: str) -> None:
+    with pytest.raises(ConfigError, match="no machine room for"):
+        share_of(nearby(), member, queues(1, broker=broker), [member])
+
+
+@pytest.mark.parametrize("result", [7, None, ["TopicTest"], ValueError("a bug")])
+def test_a_strategy_that_fails_is_named(result: object) -> None:
+    class Mine:
+        name = "MINE"
+
+        def allocate(
+            self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+        ) -> list[MessageQueue]:
+            if isinstance(result, Exception):
+                raise result
+            return result  # type: ignore[return-value]
+
+    with pytest.raises(ConfigError, match="allocate_strategy = 'Mine'"):
+        share_of(Mine(), "me", queues(2), ["me"])
+
+
 def test_consistent_hash_is_the_ring_of_java() -> None:
     members = ["10.0.0.1@100#1", "10.0.0.2@200#2", "10.0.0.3@300#3"]
     owners = [0] * 8
@@ -76,7 +144,12 @@ ids = st.lists(st.text("abc0123456789.@#", min_size=1, max_size=12), min_size=1,
 
 @pytest.mark.parametrize(
     "strategy",
-    [AllocateAveragely(), AllocateAveragelyByCircle(), AllocateByConsistentHash()],
+    [
+        AllocateAveragely(),
+        AllocateAveragelyByCircle(),
+        AllocateByConsistentHash(),
+        AllocateByMachineRoomNearby(_room_of, lambda member: member[0]),
+    ],
     ids=lambda s: s.name,
 )
 @given(count=st.integers(0, 40), members=ids)

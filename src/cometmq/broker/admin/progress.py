@@ -24,6 +24,7 @@ from cometmq.protocol.bodies import (
     OffsetWrapper,
     QueryConsumeQueueBody,
     QueryConsumeTimeSpanBody,
+    QueryCorrectionOffsetBody,
     TopicOffset,
     TopicStatsTable,
 )
@@ -36,12 +37,14 @@ from cometmq.protocol.headers import (
     Header,
     QueryConsumeQueueRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
+    QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
 )
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
 MAX_ENTRIES = 4096  # of a consume queue, in one answer
+INT64_MAX = 2**63 - 1
 
 
 class QueryTopicsByConsumerRequestHeader(Header, gc=False):
@@ -233,6 +236,23 @@ class ProgressAdmin:
                 continue
             self.tables.offsets.clone(header.src_group, header.dest_group, topic)
         return frame.response()
+
+    async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """The lowest offset that any group has in each queue of a topic; INT64_MAX where the group that is
+        compared is behind it (docs/reference/remoting.md, Statistics and connections)."""
+        header = frame.header(QueryCorrectionOffsetRequestHeader)
+        topic, offsets = header.topic, self.tables.offsets
+        left_out = set((header.filter_groups or "").split(","))
+        lowest: dict[int, int] = {}
+        async for group in Turns().each(offsets.groups_of(topic) - left_out):
+            for queue_id, offset in offsets.queues(group, topic).items():
+                if offset >= self.store.min_offset(topic, queue_id):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        for queue_id, offset in offsets.queues(header.compare_group, topic).items():
+            if lowest.get(queue_id, offset) > offset:
+                lowest[queue_id] = INT64_MAX
+        body = QueryCorrectionOffsetBody(correction_offsets=lowest)
+        return frame.response(body=await encoded(body, len(lowest)))
 
     def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
         """Groups that subscribe a topic or have offsets in it."""

@@ -8,6 +8,7 @@ Orderly.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from cometmq import logs
 from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.group.process_queue import Batch
+from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.text import printable
 
 __all__ = ["Consuming", "Manner"]
@@ -53,11 +55,12 @@ class Consuming(Generic[C, S]):
     """Worker tasks that call the listener with batches, as they come."""
 
     _listener: BoundListener[C, S]
-    _concurrency: int
+    concurrency: int
+    """Calls at once; see set_concurrency."""
     _manner: Manner[C, S]
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
-    _workers: list[asyncio.Task[None]] = field(default_factory=list)
+    _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _stopping: bool = False
     running: int = 0
     """Listener calls under way."""
@@ -80,11 +83,15 @@ class Consuming(Generic[C, S]):
         return f"failed {self._failures_in_a_row} times in a row, last: {self._last_failure}"
 
     def start(self) -> None:
+        self.set_concurrency(self.concurrency)
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """How many calls run at once from now on; calls under way that are too many end first."""
+        self.concurrency = concurrency
         loop = asyncio.get_running_loop()
-        self._workers = [
-            loop.create_task(self._work(), name=f"cometmq-consume-{index}")
-            for index in range(self._concurrency)
-        ]
+        while len(self._workers) < concurrency and not self._stopping:
+            self._workers.add(loop.create_task(self._work(), name="cometmq-consume"))
+        self._wake(len(self._workers) - concurrency)
 
     def submit(self, batches: Iterable[Batch]) -> None:
         before = len(self._ready)
@@ -107,13 +114,13 @@ class Consuming(Generic[C, S]):
         self._stopping = True
         self._wake(len(self._idle))
         overrun = 0
-        if self._workers:
-            _, pending = await asyncio.wait(self._workers, timeout=drain_timeout_s)
+        if workers := list(self._workers):
+            _, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
             overrun = len(pending)
             for task in pending:
                 task.cancel()
-            await asyncio.gather(*self._workers, return_exceptions=True)
-        self._workers = []
+            await asyncio.gather(*workers, return_exceptions=True)
+        self._workers.clear()
         self._ready.clear()
         return overrun
 
@@ -122,6 +129,9 @@ class Consuming(Generic[C, S]):
         ready = self._ready
         in_a_row = 0
         while not self._stopping:
+            if len(self._workers) > self.concurrency:
+                self._workers = {task for task in self._workers if task is not asyncio.current_task()}
+                return
             if not ready:
                 future = loop.create_future()
                 self._idle.append(future)
@@ -142,6 +152,9 @@ class Consuming(Generic[C, S]):
         handled = self._manner.handled
         batch.started_at = loop.time()
         if batch.refusal is None:
+            now = str(int(time.time() * 1000))
+            for message in batch.messages:
+                message.properties[CONSUME_START_TIME] = now
             status = await self._call(batch, context)
             self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
         else:

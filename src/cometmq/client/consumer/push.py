@@ -172,6 +172,12 @@ class PushConsumer(Client):
         """Pull again after suspend()."""
         self._running_session().members.resume()
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """How many listener calls run at once from now on, 1 to 1000; calls that are too many end first."""
+        self._options = dataclasses.replace(self._options, consume_concurrency=concurrency)
+        if self._session is not None:
+            self._running_session().consuming.set_concurrency(concurrency)
+
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues held now."""

@@ -33,7 +33,7 @@ from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offset_files import LocalOffsets
 from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
-from cometmq.client.group.options import MessageModel, PushOptions
+from cometmq.client.group.options import MOST_CONCURRENCY, MessageModel, PushOptions
 from cometmq.client.group.subscription import Subscription
 from cometmq.client.group.traces import traced
 from cometmq.clock import boottime
@@ -89,7 +89,7 @@ class PushSession:
         if group.clustering:
             group.subscriptions[group.retry_topic] = Subscription(group.retry_topic, "*")
         self._executor = (
-            None if is_async(listener) else ThreadPoolExecutor(options.consume_concurrency, f"cometmq-{name}")
+            None if is_async(listener) else ThreadPoolExecutor(MOST_CONCURRENCY, f"cometmq-{name}")
         )
         loop = asyncio.get_running_loop()
         self._jobs = [
@@ -232,7 +232,7 @@ class PushSession:
         options = group.options
         properties = {
             "PROP_NAMESERVER_ADDR": ";".join(group.instance.namesrv.addrs),
-            "PROP_THREADPOOL_CORE_SIZE": str(options.consume_concurrency),
+            "PROP_THREADPOOL_CORE_SIZE": str(self.consuming.concurrency),
             "PROP_CONSUMEORDERLY": str(options.orderly).lower(),
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
             "PROP_CLIENT_VERSION": version_name(VERSION_4_9_7),

@@ -42,7 +42,7 @@ class RetryTopic:
         without DELAY, which 4.9.7 would obey; 4.9 takes as many tries as the maximum for too many, 5.x more
         (docs/reference/storage.md, Send back)."""
         tries, most = message.reconsume_times + 1, self._group.options.most_reconsume_times
-        dropped = (names.TRAN_MSG, names.DELAY)
+        dropped = (names.TRAN_MSG, names.DELAY, names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME)
         properties = {key: value for key, value in message.properties.items() if key not in dropped}
         if tries <= most:
             properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)

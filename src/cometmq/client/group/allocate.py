@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "AllocateByConfig",
     "AllocateByConsistentHash",
     "AllocateByMachineRoom",
+    "AllocateByMachineRoomNearby",
     "AllocateStrategy",
     "share_of",
 ]
@@ -114,6 +116,47 @@ class AllocateByMachineRoom:
         return bool(at) and "@" not in name and room in self.rooms
 
 
+@dataclass(frozen=True, slots=True)
+class AllocateByMachineRoomNearby:
+    """The queues of a room go to the members in that room; those of rooms without a member to all members.
+
+    queue_room, member_room: the room of a queue (as a rule told by its broker's name) and of a client id,
+    which must not be empty. inner: how what goes to several members is shared.
+    """
+
+    queue_room: Callable[[MessageQueue], str]
+    member_room: Callable[[str], str]
+    inner: AllocateStrategy = field(default_factory=AllocateAveragely)
+
+    @property
+    def name(self) -> str:
+        return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+    ) -> list[MessageQueue]:
+        if _position(client_id, client_ids) is None:
+            return []
+        members: dict[str, list[str]] = {}
+        for member in client_ids:
+            members.setdefault(_room(self.member_room(member), member), []).append(member)
+        by_room: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_room.setdefault(_room(self.queue_room(queue), str(queue)), []).append(queue)
+        mine: list[MessageQueue] = []
+        for room in sorted(by_room):
+            sharing = members.get(room, client_ids)
+            if client_id in sharing:
+                mine += self.inner.allocate(client_id, by_room[room], sharing)
+        return mine
+
+
+def _room(name: str, of: str) -> str:
+    if not name:
+        raise ConfigError("allocate_strategy", f"no machine room for {of}", "the name of a room")
+    return name
+
+
 def _ring_hash(text: str) -> int:
     """First four bytes of MD5, big-endian: the point of `text` on the ring."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
@@ -157,5 +200,18 @@ class AllocateByConsistentHash:
 def share_of(
     strategy: AllocateStrategy, client_id: str, queues: Iterable[MessageQueue], client_ids: Iterable[str]
 ) -> list[MessageQueue]:
-    """This member's queues. All sort alike: queues by topic, broker name and id, client ids as text."""
-    return strategy.allocate(client_id, sorted(set(queues)), sorted(set(client_ids)))
+    """This member's queues. All sort alike: queues by topic, broker name and id, client ids as text.
+
+    Raises ConfigError for a strategy that fails.
+    """
+    try:
+        mine = list(strategy.allocate(client_id, sorted(set(queues)), sorted(set(client_ids))))
+        if not all(isinstance(queue, MessageQueue) for queue in mine):
+            raise TypeError(f"allocate() gave {mine!r}")
+    except ConfigError:
+        raise
+    except Exception as error:
+        # It is the user's code. The member keeps what it holds, and health() says why.
+        kind = type(strategy).__name__
+        raise ConfigError("allocate_strategy", kind, f"a list of queues from it, not {error!r}") from error
+    return mine

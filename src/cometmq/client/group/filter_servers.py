@@ -11,6 +11,7 @@ from cometmq.errors import BrokerError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
+from cometmq.protocol.properties.values import MAX_OFFSET, MIN_OFFSET
 
 __all__ = ["Pulls"]
 
@@ -35,7 +36,23 @@ class Pulls:
         timeout_s: float,
         max_body: int,
     ) -> PullResult:
-        """What the pull brings (BrokerApi.pull). Raises NoRouteError when the broker has no filter server."""
+        """What the pull brings (BrokerApi.pull), with the queue's bounds on each message as Java's client has
+        them. Raises NoRouteError when the broker has no filter server."""
+        result = await self._pull(broker_addr, queue, subscription, request, timeout_s, max_body)
+        bounds = {MIN_OFFSET: str(result.min_offset), MAX_OFFSET: str(result.max_offset)}
+        for message in result.messages:
+            message.properties.update(bounds)
+        return result
+
+    async def _pull(
+        self,
+        broker_addr: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        request: Frame,
+        timeout_s: float,
+        max_body: int,
+    ) -> PullResult:
         brokers = self.instance.brokers
         source = subscription.source
         if source is None:

@@ -13,6 +13,7 @@ from cometmq.errors import ConfigError
 __all__ = ["ConsumeFromWhere", "MessageModel", "PullOptions", "PushOptions"]
 
 
+MOST_CONCURRENCY = 1000
 _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
 """Tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
@@ -60,7 +61,8 @@ class PushOptions:
     """With TIMESTAMP: start at this store time; None: half an hour before the start."""
     allocate_strategy: AllocateStrategy = field(default_factory=AllocateAveragely)
     consume_concurrency: int = 20
-    """Listener calls at once; also the number of threads when the listener is a plain function."""
+    """Listener calls at once; also the number of threads when the listener is a plain function. A running
+    consumer changes it with set_concurrency."""
     consume_batch_max_size: int = 1
     """Messages per listener call."""
     pull_batch_size: int = 32
@@ -97,7 +99,7 @@ class PushOptions:
         if self.orderly and self.message_model is MessageModel.BROADCASTING:
             expected = "CLUSTERING with orderly=True, because brokers lock a queue for one member"
             raise ConfigError("message_model", self.message_model.name, expected)
-        _check_range("consume_concurrency", self.consume_concurrency, 1, 1000)
+        _check_range("consume_concurrency", self.consume_concurrency, 1, MOST_CONCURRENCY)
         _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
         _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
         if self.max_reconsume_times is not None:
