@@ -11,7 +11,7 @@ import pytest
 from tests.store.kit import open_store, send, small
 
 from cometmq.cli.running import RunFile
-from cometmq.client.group.offset_files import LocalOffsets
+from cometmq.client.group.offset_files import FileOffsets
 from cometmq.message import MessageQueue
 from cometmq.namesrv.kv import write_file
 from cometmq.private import make_private_directory
@@ -61,7 +61,7 @@ def test_run_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_offsets_of_clients(tmp_path: Path) -> None:
-    offsets = LocalOffsets(str(tmp_path / "offsets"), "client", "group")
+    offsets = FileOffsets(str(tmp_path / "offsets" / "client" / "group" / "offsets.json"))
     await offsets.write({MessageQueue("T", "b", 0): 1})
     await offsets.write({MessageQueue("T", "b", 0): 2})
     assert modes(tmp_path / "offsets") == PRIVATE

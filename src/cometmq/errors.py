@@ -138,6 +138,16 @@ class ClientStateError(CometError, Terminal):
     problem: str
 
 
+class MessageNotFound(CometError, Terminal):
+    """No message has this id; problem: where it was looked for."""
+
+    msg_id: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"no message with id {self.msg_id} {self.problem}"
+
+
 class MessageIllegal(CometError, Terminal):
     """A message (or a topic or group name) that no broker would take."""
 

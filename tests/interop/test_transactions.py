@@ -23,7 +23,7 @@ from tests.interop.space import Space
 from tests.long_form import LONG, long_form
 
 from cometmq import Admin, Message, TransactionProducer
-from cometmq.admin.errors import MessageNotFound
+from cometmq.errors import MessageNotFound
 from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC
 
 COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"

@@ -5,7 +5,6 @@ from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import (
     DeadLettersHidden,
     IndexSilent,
-    MessageNotFound,
     ResendStopped,
     UnknownNameError,
 )
@@ -28,6 +27,7 @@ from cometmq.admin.values import (
     TopicUse,
     TrackType,
 )
+from cometmq.errors import MessageNotFound
 
 __all__ = [
     "Admin",

@@ -30,6 +30,7 @@ from cometmq.admin.values import (
     TopicUse,
     TraceView,
 )
+from cometmq.client.cluster import lookups
 from cometmq.client.cluster.instance import Client
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
@@ -217,7 +218,7 @@ class Admin(Client):
     async def topic_status(self, topic: str) -> list[QueueStatus]:
         """Offsets and last write of each queue, ordered by broker and queue."""
         rows: list[QueueStatus] = []
-        for addr in messages.broker_addrs(await self.route(topic)).values():
+        for addr in lookups.broker_addrs(await self.route(topic)).values():
             answer = await self.client.brokers.call(
                 addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
             )
@@ -336,7 +337,7 @@ class Admin(Client):
         """The message of an id of either kind: the offset id, which names its broker, or the unique key that
         producers give, which is looked for in `topic`, or else in all topics. Raises MessageNotFound,
         BrokerError, IdError."""
-        return await messages.by_id(self.client, msg_id, topic)
+        return await lookups.by_id(self.client, msg_id, topic)
 
     async def resume_check(self, msg_id: str) -> MessageExt:
         """Have the producer asked again about a half message that was given up; returns the message of
@@ -348,11 +349,11 @@ class Admin(Client):
         self, topic: str, key: str, limit: int = 64, *, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[MessageExt]:
         """Messages of a topic with a key, the oldest first."""
-        return await messages.by_key(self.client, topic, key, limit, unique=False, span=(begin_ms, end_ms))
+        return await lookups.by_key(self.client, topic, key, limit, unique=False, span=(begin_ms, end_ms))
 
     async def messages_by_unique_key(self, topic: str, msg_id: str, limit: int = 32) -> list[MessageExt]:
         """Messages of a topic with a message id as producers return it; more than one after retries."""
-        return await messages.by_key(self.client, topic, msg_id, limit, unique=True)
+        return await lookups.by_key(self.client, topic, msg_id, limit, unique=True)
 
     async def traces(
         self,
@@ -411,7 +412,7 @@ class Admin(Client):
     async def dead_letter_counts(self) -> list[DeadLetterCount]:
         """The groups that have a dead-letter topic, with what is stored there."""
         topics = [topic for topic in await self.topics() if topic.startswith(DLQ_PREFIX)]
-        return await for_each(topics, self._dead_letter_count, messages.TOPICS_AT_ONCE)
+        return await for_each(topics, self._dead_letter_count, lookups.TOPICS_AT_ONCE)
 
     async def _dead_letter_count(self, topic: str) -> DeadLetterCount:
         queues: list[QueueStatus] = []

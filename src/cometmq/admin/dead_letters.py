@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cometmq.admin.errors import DeadLettersHidden, IndexSilent, ResendStopped
-from cometmq.admin.messages import ALWAYS, UNIQUE_HITS_MAX, ReadRange, by_key, place_in, read
+from cometmq.admin.messages import ReadRange, read
 from cometmq.admin.values import DeadLetterView, Resend, ResendResult
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX, by_key, place_in
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import prepare_system

@@ -24,16 +24,6 @@ class UnknownNameError(CometError, Terminal):
         return f"no {self.kind} named {self.name}; known: {', '.join(self.known[:SHOWN_MAX]) or 'none'}{more}"
 
 
-class MessageNotFound(CometError, Terminal):
-    """No message has this id; problem: where it was looked for."""
-
-    msg_id: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"no message with id {self.msg_id} {self.problem}"
-
-
 class DeadLettersHidden(CometError, Terminal):
     """A dead-letter topic that may not be read at some brokers: RocketMQ 3.2.4 made it so."""
 

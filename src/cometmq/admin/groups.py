@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from cometmq.admin.messages import broker_addrs
 from cometmq.admin.values import (
     GroupProgress,
     GroupSubscriptions,
@@ -18,6 +17,7 @@ from cometmq.admin.values import (
     TrackType,
 )
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.message import MessageExt, MessageQueue

@@ -9,9 +9,10 @@ import click
 from cometmq.admin import formats
 from cometmq.admin.admin import Admin
 from cometmq.admin.body_files import write_body
-from cometmq.admin.messages import ALWAYS, UNIQUE_HITS_MAX, ReadRange
+from cometmq.admin.messages import ReadRange
 from cometmq.admin.shell import TOPIC, F, admin_command, json_option, show, show_json, switch
 from cometmq.admin.values import MessageView, SendView
+from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import local_time

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
 
 from cometmq import logs
-from cometmq.admin.errors import MessageNotFound, UnknownNameError
+from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import TraceView
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import UNIQUE_HITS_MAX, broker_addrs, by_id, by_key
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.requests import pull_request
-from cometmq.errors import CometError, NoRouteError
+from cometmq.errors import MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
     TOOLS_CONSUMER_GROUP,
     TRANS_CHECK_MAX_TIME_TOPIC,
     Perm,
     RequestCode,
-    is_system_topic,
 )
 from cometmq.protocol.headers import ResumeCheckHalfMessageRequestHeader
-from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
-from cometmq.protocol.properties.values import UNIQ_KEY
+from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.traces import traces_about
 from cometmq.text import counted
 
 log = logs.logger(__name__)
 
 PULL_BATCH = 32
-ALWAYS = (0, 2**63 - 1)  # ms
-TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
-UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
 TRACES_MAX = 10_000  # records about one message
 
 
@@ -50,63 +43,6 @@ class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
     begin_ms: int | None = None
     end_ms: int | None = None
     count: int = 128
-
-
-def broker_addrs(route: TopicRouteData) -> dict[str, str]:
-    """Broker name -> the address to ask: its master's, else that of its slave with the lowest id."""
-    return {
-        data.broker_name: data.broker_addrs[min(data.broker_addrs)]
-        for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
-        if data.broker_addrs
-    }
-
-
-async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
-    """The message of an id of either kind. Raises IdError for text that is neither.
-
-    Both kinds are hex of the same length. The address decides: a unique key that is read as an offset id
-    hardly ever names a port, or a broker of this cluster.
-    """
-    decode_unique_key(msg_id)  # raises IdError unless this may be an id of either kind
-    problem: CometError | None = None
-    if (place := place_in(msg_id)) is not None:
-        try:
-            return await client.brokers.view_message(place.host, place.physical_offset)
-        except CometError as error:
-            problem = error
-        info = await client.namesrv.cluster_info()
-        if any(place.host in data.broker_addrs.values() for data in info.broker_addr_table.values()):
-            raise problem
-    found = await by_unique_key(client, msg_id.upper(), topic)
-    if found is None:
-        but = "in all topics but those of retries, dead letters and the system"
-        where = but if topic is None else f"in topic {topic}"
-        raise problem or MessageNotFound(msg_id, where)
-    return found
-
-
-def place_in(msg_id: str) -> OffsetId | None:
-    """Broker and position, None for an id that can be no offset id."""
-    try:
-        place = decode_offset_id(msg_id)
-    except IdError:
-        return None
-    return place if int(place.host.rpartition(":")[2]) in range(1, 65_536) else None
-
-
-async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
-    """The oldest message with a unique key, of one topic or of the first that has any; what lies in retry,
-    dead-letter and system topics is found only if its topic is given."""
-    topics = [topic] if topic is not None else await client.namesrv.topics()
-    hidden = (RETRY_PREFIX, DLQ_PREFIX)
-    wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
-    for at in range(0, len(wanted), TOPICS_AT_ONCE):
-        some = wanted[at : at + TOPICS_AT_ONCE]
-        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True) for name in some)
-        for found in await asyncio.gather(*asked):
-            if found:
-                return found[0]
-    return None
 
 
 async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
@@ -124,30 +60,6 @@ async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
     header = ResumeCheckHalfMessageRequestHeader(msg_id=message.offset_msg_id, topic=topic)
     await client.brokers.call(place.host, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
     return message
-
-
-async def by_key(
-    client: ClientInstance, topic: str, key: str, limit: int, *, unique: bool, span: tuple[int, int] = ALWAYS
-) -> list[MessageExt]:
-    """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out."""
-    found: list[MessageExt] = []
-    for name, addr in broker_addrs(await client.namesrv.route(topic)).items():
-        hits = await client.brokers.query_message(
-            addr,
-            topic,
-            key,
-            max_count=limit,
-            begin_ms=span[0],
-            end_ms=span[1],
-            unique_key=unique,
-            broker_name=name,
-        )
-        for message in hits:
-            keys = (message.properties.get(UNIQ_KEY),) if unique else message.keys
-            if key in keys and message.topic == topic:
-                found.append(message)
-    found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_id, message.queue_offset))
-    return found[:limit]
 
 
 async def traces(

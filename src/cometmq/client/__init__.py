@@ -32,7 +32,15 @@ from cometmq.client.group.allocate import (
     AllocateStrategy,
 )
 from cometmq.client.group.health import ConsumerHealth, QueueHealth
-from cometmq.client.group.options import ConsumeFromWhere, MessageModel, PullOptions, PushOptions
+from cometmq.client.group.offset_files import FileOffsets
+from cometmq.client.group.options import (
+    ConsumeFromWhere,
+    MessageModel,
+    OffsetStorage,
+    PullOptions,
+    PushOptions,
+    QueueListener,
+)
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.client.group.subscription import filter_class, sql92, tags
 from cometmq.client.producer.options import ProducerOptions
@@ -55,10 +63,12 @@ __all__ = [
     "ConsumeFromWhere",
     "ConsumeStatus",
     "ConsumerHealth",
+    "FileOffsets",
     "FlowLimits",
     "Listener",
     "MessageModel",
     "NamesrvApi",
+    "OffsetStorage",
     "OrderlyContext",
     "OrderlyListener",
     "OrderlyStatus",
@@ -69,6 +79,7 @@ __all__ = [
     "PushConsumer",
     "PushOptions",
     "QueueHealth",
+    "QueueListener",
     "QueueSelector",
     "SyncProducer",
     "SyncPullConsumer",

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.group.offset_files import LocalOffsets, OffsetFileError, parse_offsets, render_offsets
+from cometmq.client.group.offset_files import (
+    FileOffsets,
+    OffsetFileError,
+    local_path,
+    parse_offsets,
+    render_offsets,
+)
 from cometmq.message import MessageQueue
 
 A1 = MessageQueue("TopicTest", "broker-a", 1)
@@ -57,10 +63,11 @@ def test_what_is_written_is_read(table: dict[MessageQueue, int]) -> None:
 
 
 async def test_offsets_survive_a_restart_and_other_queues_stay(tmp_path: Path) -> None:
-    assert await LocalOffsets(str(tmp_path), "c@1", "g").read(A0) is None
-    assert await LocalOffsets(str(tmp_path), "c@1", "g").write({A0: 5}) == {}
-    assert await LocalOffsets(str(tmp_path), "c@1", "g").write({A1: 6}) == {}
-    again = LocalOffsets(str(tmp_path), "c@1", "g")
+    path = local_path(str(tmp_path), "c@1", "g")
+    assert await FileOffsets(path).read(A0) is None
+    await FileOffsets(path).write({A0: 5})
+    await FileOffsets(path).write({A1: 6})
+    again = FileOffsets(path)
     assert [await again.read(A0), await again.read(A1)] == [5, 6]
     assert (tmp_path / "c@1" / "g" / "offsets.json.bak").exists()
 
@@ -71,7 +78,7 @@ async def test_a_broken_file_is_replaced_by_its_backup(tmp_path: Path, broken: s
     path.parent.mkdir(parents=True)
     path.with_name("offsets.json.bak").write_text(APACHES)
     path.write_text(broken)
-    assert await LocalOffsets(str(tmp_path), "c", "g").read(A0) == 12
+    assert await FileOffsets(str(path)).read(A0) == 12
 
 
 async def test_two_broken_files_are_an_error_that_names_them(tmp_path: Path) -> None:
@@ -80,12 +87,12 @@ async def test_two_broken_files_are_an_error_that_names_them(tmp_path: Path) -> 
     path.write_text("{")
     path.with_name("offsets.json.bak").write_text("nonsense")
     with pytest.raises(OffsetFileError, match=r"offsets\.json\.bak"):
-        await LocalOffsets(str(tmp_path), "c", "g").read(A0)
+        await FileOffsets(str(path)).read(A0)
 
 
-async def test_offsets_that_cannot_be_written_fail_for_each_queue(tmp_path: Path) -> None:
-    offsets = LocalOffsets(str(tmp_path), "c", "g")
+async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    offsets = FileOffsets(str(tmp_path / "c" / "offsets.json"))
     assert await offsets.read(A0) is None
     (tmp_path / "c").write_text("a file where a directory should be")
-    failures = await offsets.write({A0: 1, A1: 2})
-    assert set(failures) == {A0, A1}
+    with pytest.raises(OffsetFileError, match=r"c/offsets\.json"):
+        await offsets.write({A0: 1, A1: 2})

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, start_offset
+from cometmq.client.group.offsets import (
+    OffsetStorageError,
+    OffsetStore,
+    OwnOffsets,
+    RemoteOffsets,
+    start_offset,
+)
 from cometmq.client.group.options import ConsumeFromWhere
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
@@ -135,6 +142,51 @@ async def test_the_last_persist_stores_again_what_a_late_pull_replaced(backend: 
     await offsets.persist_last()
     assert backend.written[1:] == [{older: 13, lost: 80}]
     assert backend.stored == {queue: 10 + number for number, queue in enumerate(QUEUES)}
+
+
+class Shelf:
+    """A storage as a user may write one."""
+
+    def __init__(self, found: object = None) -> None:
+        self.found = found
+        self.kept: dict[MessageQueue, int] = {}
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.kept.get(queue, self.found)  # type: ignore[arg-type]
+
+    async def write(self, table: Mapping[MessageQueue, int]) -> None:
+        if isinstance(self.found, Exception):
+            raise self.found
+        self.kept.update(table)
+
+
+async def test_a_storage_of_the_users_own_keeps_the_offsets() -> None:
+    shelf = Shelf()
+    own = OwnOffsets(shelf)
+    offsets = OffsetStore(own.read, own.write)
+    assert await offsets.stored(Q0) is None
+    offsets.update(Q0, 7)
+    await offsets.persist()
+    assert shelf.kept == {Q0: 7}
+    assert await offsets.stored(Q0) == 7
+
+
+@pytest.mark.parametrize("found", [RuntimeError("locked"), "seven", -1, 1.5])
+async def test_a_storage_that_fails_is_named_and_asked_again(found: object) -> None:
+    shelf = Shelf(found)
+    own = OwnOffsets(shelf)
+    with pytest.raises(OffsetStorageError, match="Shelf"):
+        await own.read(Q0)
+    if isinstance(found, Exception):
+        offsets = OffsetStore(own.read, own.write)
+        offsets.update(Q0, 7)
+        with pytest.raises(OffsetStorageError, match="locked"):
+            await offsets.persist()
+        shelf.found = None
+        await offsets.persist()
+        assert shelf.kept == {Q0: 7}
 
 
 class TornBroker:

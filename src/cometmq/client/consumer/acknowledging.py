@@ -43,14 +43,14 @@ class Acknowledger:
         self._group = group
         self._made_room = made_room
         self._consume_again = consume_again
-        self._retry_topic = RetryTopic(group)
+        self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
         self._timers: set[asyncio.TimerHandle] = set()
 
     async def close(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        await self._retry_topic.close()
+        await self.retry_topic.close()
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
         """The context of a batch's call, None for one that is sent back already or of a queue that went."""
@@ -91,29 +91,12 @@ class Acknowledger:
                 log.warning("broadcasting: failed message %s of %s is dropped", message.msg_id, message.topic)
                 continue
             try:
-                await self._send_back(message, delay_level)
+                await self.retry_topic.send_back(message, delay_level)
             except CometError as error:
                 log.warning("message %s could not be sent back, next try here: %s", message.msg_id, error)
                 message.reconsume_times += 1
                 kept.append(message)
         return kept
-
-    async def _send_back(self, message: MessageExt, delay_level: int) -> None:
-        """Raises CometError when neither the broker nor the retry topic takes it."""
-        group = self._group
-        try:
-            await group.instance.brokers.send_message_back(
-                group.instance.master_addr(message.broker_name),
-                message,
-                group.name,
-                delay_level=delay_level,
-                max_reconsume_times=group.options.most_reconsume_times,
-            )
-        except CometError as error:
-            log.info(
-                "send-back of %s failed (%s); sending it to %s", message.msg_id, error, group.retry_topic
-            )
-            await self._retry_topic.send(message)
 
     def _again_later(self, batch: Batch) -> None:
         def again() -> None:

@@ -1,35 +1,24 @@
-"""Which queues a push consumer holds: rebalance, taking queues up and giving them up."""
+"""The queues that a push consumer holds: taking them up and giving them up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
-from cometmq.client.cluster.workers import for_each
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.consumer.queue_puller import QueuePuller
-from cometmq.client.group.allocate import share_of
+from cometmq.client.consumer.rebalance import Rebalance
 from cometmq.client.group.group import ConsumerGroup
-from cometmq.client.group.offsets import start_offset
 from cometmq.client.group.process_queue import Batch, FlowLimits, ProcessQueue
-from cometmq.errors import CometError, NoRouteError
+from cometmq.errors import CometError
 from cometmq.message import MessageQueue
-from cometmq.periodic import Periodic
 
 __all__ = ["Held", "Membership"]
 
-_TAKEN_UP_AT_ONCE = 32
-"""A member may hold thousands of queues, and each needs a question or two to its broker."""
-_RETRY_TOPIC_PATIENCE = 10
-"""Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
-
 log = logs.logger("cometmq.client.consumer.membership")
-
-_UNBALANCED_INTERVAL_S = 1.0
-"""Between rounds while something is missing (a route, the member list, a start offset); 5.x does the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +34,7 @@ class Held:
 
 
 class Membership:
-    """The queues that a push consumer holds, and the rebalance that changes them.
+    """The queues that a push consumer holds, and the rounds that change them.
 
     submit: takes the batches of what was pulled; order: given where queues are consumed in order, which needs
     a lock to take one up, and waits for the listener to give one up.
@@ -58,34 +47,10 @@ class Membership:
         self._submit = submit
         self._order = order
         self.held: dict[MessageQueue, Held] = {}
-        self.problems: dict[str, str] = {}
-        """topic -> why its queues could not be shared out."""
-        self._round = asyncio.Lock()
-        self._balanced = False
-        self._rounds = Periodic(
-            asyncio.get_running_loop(),
-            self._interval_s,
-            self.rebalance,
-            name=f"rebalance of group {group.name}",
-        )
+        self.rounds = Rebalance(group, self)
         self._suspended = False
         self._ended = False
-        self._unlisted: set[str] = set()
-        """Topics whose broker did not know us in the last round."""
-        self._retry_topic_misses = 0
         self._limits = group.options.flow_limits
-
-    def start(self) -> None:
-        self._rounds.start()
-        self._rounds.soon()  # by now brokers may know us, and the retry topic
-
-    def wake(self) -> None:
-        """Rebalance now: members or subscriptions changed."""
-        self._rounds.soon()
-
-    def _interval_s(self) -> float:
-        interval_s = self._group.options.rebalance_interval_s
-        return interval_s if self._balanced else min(interval_s, _UNBALANCED_INTERVAL_S)
 
     def made_room(self, queue: ProcessQueue) -> None:
         held = self.held.get(queue.message_queue)
@@ -105,111 +70,43 @@ class Membership:
     async def stop_pulling(self) -> None:
         """No more rebalance and no more pulls; held messages may still be acknowledged."""
         self._ended = True
-        self._rounds.cancel()
+        self.rounds.cancel()
         tasks = [held.task for held in self.held.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, self._rounds.stop(), return_exceptions=True)
+        await asyncio.gather(*tasks, self.rounds.stop(), return_exceptions=True)
 
     def drop_all(self) -> None:
         for held in self.held.values():
             held.queue.dropped = True
         self.held.clear()
 
-    async def rebalance(self) -> None:
-        """One round. The next comes soon unless every topic is shared out and every queue of ours is held."""
-        async with self._round:
-            self._balanced = False
-            group = self._group
-            topics = list(group.subscriptions)
-            before = set(self.held)
-            results = [await self._rebalance_topic(topic) for topic in topics]
-            gone = [queue for queue in self.held if queue.topic not in group.subscriptions]
-            await self._release_all(gone)
-            if self._order is not None:
-                await self._order.unlock_strays(self.held)
-            for topic in set(self.problems).difference(topics):
-                del self.problems[topic]
-            if before != set(self.held):
-                self._share_limits()
-                log.info("group %s holds %d queues", group.name, len(self.held))
-            self._balanced = all(results)
+    # -- what rounds ask for (Holder)
 
-    async def _rebalance_topic(self, topic: str) -> bool:
-        group = self._group
-        try:
-            queues = await group.instance.read_queues(topic)
-            if group.clustering:
-                members = await group.instance.consumer_ids(topic, group.name)
-                mine = share_of(group.options.allocate_strategy, group.instance.client_id, queues, members)
-            else:
-                members = []
-                mine = sorted(queues)
-        except CometError as error:
-            # Nothing is known that would justify giving up what we hold.
-            return self._note_problem(topic, error)
-        if group.clustering and group.instance.client_id not in members:
-            self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
-            group.instance.heartbeat_soon()
-            if topic not in self._unlisted:
-                # A broker that was restarted, or whose connection was lost, knows us again after the next
-                # heartbeat. Until then we keep what we hold: giving it up and taking it up anew would repeat
-                # messages.
-                self._unlisted.add(topic)
-                return False
-        else:
-            self._unlisted.discard(topic)
-        held = {queue for queue in self.held if queue.topic == topic}
-        kept = held.intersection(mine).difference(self._expired(held))
-        # First those that go: a queue is never pulled twice by one client.
-        await self._release_all(sorted(held - kept))
-        new = sorted(set(mine) - kept)
-        free = new if self._order is None else await self._order.take(new)
-        taken_up = all(await for_each(free, self._take_up, _TAKEN_UP_AT_ONCE))
-        if topic in self._unlisted:
-            return False
-        if len(free) < len(new):
-            missing = len(new) - len(free)
-            self.problems[topic] = (
-                f"no lock yet for {missing} queues: another member has them, or died just now"
-            )
-            return False
-        if taken_up:
-            self.problems.pop(topic, None)
-        return taken_up
+    @property
+    def queues(self) -> Collection[MessageQueue]:
+        return self.held
 
-    def _expired(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Those whose pull is under way for so long that it is lost."""
-        now = asyncio.get_running_loop().time()
-        expired = [queue for queue in queues if self.held[queue].puller.lost(now)]
-        for queue in expired:
+    def expired(self, queue: MessageQueue) -> bool:
+        """Whether its pull is under way for so long that it is lost."""
+        lost = self.held[queue].puller.lost(asyncio.get_running_loop().time())
+        if lost:
             log.warning("a pull of %s has not come back; the queue is given up and taken up anew", queue)
-        return expired
+        return lost
 
-    def _note_problem(self, topic: str, error: CometError) -> bool:
-        """Keep it for health(); True if it is none that has to be looked after soon."""
-        text = str(error)
-        if isinstance(error, NoRouteError) and topic == self._group.retry_topic:
-            # The first heartbeat creates it; until then there is nothing to retry either.
-            self.problems.pop(topic, None)
-            self._retry_topic_misses += 1
-            return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
-        if self.problems.get(topic) != text:
-            log.warning("group %s cannot share out %s: %s", self._group.name, topic, text)
-        self.problems[topic] = text
-        return False
+    async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
+        return queues if self._order is None else await self._order.take(queues)
 
-    async def _take_up(self, queue: MessageQueue) -> bool:
-        """Begin to pull a queue; whether that was possible."""
+    async def settle(self) -> None:
+        if self._order is not None:
+            await self._order.unlock_strays(self.held)
+        self._share_limits()
+
+    async def take_up(self, queue: MessageQueue) -> bool:
+        """Begin to pull a queue; whether that was possible. Raises CometError if its offset is not known."""
         group, order = self._group, self._order
         group.offsets.forget(queue)
-        try:
-            stored = await group.offsets.stored(queue)
-            where = group.options.consume_from_where
-            offset = await start_offset(group.instance, queue, stored, where, group.start_timestamp_ms)
-        except CometError as error:
-            self._note_problem(queue.topic, error)
-            return False
+        offset = await group.start_offset(queue, await group.offsets.stored(queue))
         if self._ended:  # while a rebalance that somebody had asked for was under way
             return False
         if order is not None and not order.locks.holds(queue):
@@ -249,9 +146,9 @@ class Membership:
             if held is not None:
                 held.task.cancel()
                 self._drop(held.queue)
-        self.wake()
+        self.rounds.wake()
 
-    async def _release_all(self, queues: Iterable[MessageQueue]) -> None:
+    async def release(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
             held = self.held.pop(queue, None)
             if held is None:
@@ -273,12 +170,12 @@ class Membership:
         await self._store_now({message_queue: corrected})
         self._group.offsets.forget(message_queue)
         self._drop(queue)
-        self.wake()
+        self.rounds.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """An administrator moved the group: drop what is held of these queues and start at the given
         offsets. Queues that others hold are theirs to store: what they have done since would be undone."""
-        async with self._round:
+        async with self.rounds.between_rounds:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}
             dropped = [self.held.pop(queue) for queue in ours]
             for held in dropped:
@@ -288,7 +185,7 @@ class Membership:
             for held in dropped:
                 self._group.offsets.forget(held.queue.message_queue)
                 self._drop(held.queue)
-        self.wake()
+        self.rounds.wake()
 
     async def _store_now(self, table: Mapping[MessageQueue, int]) -> None:
         for queue, offset in table.items():

@@ -44,7 +44,7 @@ class Orderly:
         self._consume = consume
         self._lost = lost
         self.locks = QueueLocks(group.instance, group.name, self._locks_lost)
-        self._retry_topic = RetryTopic(group)
+        self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
         self._loop = asyncio.get_running_loop()
         self._timers: set[asyncio.TimerHandle] = set()
         self._leaving: dict[MessageQueue, OrderlyQueue] = {}
@@ -104,7 +104,7 @@ class Orderly:
         if self._called:
             log.warning("%d queues stay locked for up to 60 s: their listeners still run", len(self._called))
         await self.locks.give_back(set(self.locks.table.queues) - self._called)
-        await self._retry_topic.close()
+        await self.retry_topic.close()
 
     # -- one batch after another
 
@@ -184,7 +184,7 @@ class Orderly:
     async def _bury(self, message: MessageExt) -> bool:
         """Whether the message became a dead letter; otherwise it is tried once more."""
         try:
-            await self._retry_topic.send(message)
+            await self.retry_topic.send(message)
         except CometError as error:
             log.warning("message %s could not be sent to the dead letters: %s", message.msg_id, error)
             message.reconsume_times += 1

@@ -9,26 +9,34 @@ or, reading ahead and keeping offsets:
         await consumer.assign_topic("TopicTest")
         async for message in consumer:
             ...
+
+or, sharing the queues with the other members of the group:
+
+        await consumer.subscribe("TopicTest", "TagA || TagB")
+        messages = await consumer.poll()
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from cometmq.client.cluster.instance import Client, ClientInstance
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import LookingClient
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
-from cometmq.client.consumer.reading_ahead import Fetched, Fetcher
-from cometmq.client.group.filter_servers import Pulls
-from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, default_start_time_ms, start_offset
+from cometmq.client.consumer.polling import Polling
+from cometmq.client.consumer.pull_session import PullHolder, PullSession
+from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.group.group import Group, instance_options
+from cometmq.client.group.health import ConsumerHealth, problems_of
+from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription, sql92
-from cometmq.client.group.traces import trace_polled
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
@@ -39,11 +47,11 @@ __all__ = ["PullConsumer"]
 _MOST_CHECKED = 1_000
 
 
-class PullConsumer(Client):
-    """Reads as `group`, without joining it: queues are not shared out, whoever calls chooses them.
+class PullConsumer(LookingClient):
+    """Reads as `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
 
-    So it never takes queues from the group's push consumers, and brokers do not list it. `client`: an
-    instance to share; else the consumer has its own towards `namesrv`.
+    Until it subscribes it does not join the group: whoever calls chooses the queues, none are taken from
+    other consumers, and brokers do not list it.
 
     A start asks nothing of any server. A stop ends the reading ahead and stores the offsets of what was
     consumed.
@@ -59,33 +67,33 @@ class PullConsumer(Client):
         client_options: ClientOptions | None = None,
     ) -> None:
         check_group_name(group)
-        super().__init__(f"pull consumer of group {group}", namesrv, client, client_options)
-        self.group = group
         self.options = options if options is not None else PullOptions()
+        super().__init__(
+            f"pull consumer of group {group}", namesrv, client, instance_options(self.options, client_options)
+        )
+        self.group = group
         self._expressions: dict[MessageQueue, Subscription] = {}
+        """Of the queues that the caller has assigned."""
         self._checked: set[tuple[str, str, str]] = set()
         """Broker, topic and expression of the SQL92 filters that brokers have compiled."""
-        self._offsets: OffsetStore | None = None
-        self._pulls: Pulls | None = None
-        self._fetcher = Fetcher(self._pull_assigned)
-        self._given: Fetched | None = None
-        """The batch given out by the last poll; the next poll counts it as consumed."""
-        self._iterated: Fetched | None = None
-        self._rest: deque[MessageExt] = deque()
-        """Of the batch that is being iterated: what was not given out yet."""
+        self._member: Group | None = None
+        self._polled: Polling | None = None
+        self._session: PullSession | None = None
+        self._retry_topic: RetryTopic | None = None
         self._persisting: Periodic | None = None
 
     # -- life
 
     async def _begin(self) -> None:
         client = await self._start_client()
-        self._pulls = Pulls(client, self.group)
-        remote = RemoteOffsets(client, self.group)
-        self._offsets = OffsetStore(remote.read, remote.write)
+        self._member = group = Group(self.group, client, self.options)
+        commits = self.options.auto_commit
+        self._polled = Polling(group, self._pull_assigned, self._not_running, auto_commit=commits)
+        self._retry_topic = RetryTopic(client, self.group, self.options.max_reconsume_times)
         self._persisting = Periodic(
             asyncio.get_running_loop(),
             self.options.persist_interval_s,
-            self._offsets.try_persist,
+            group.offsets.try_persist,
             name=f"offsets of group {self.group}",
         )
         self._persisting.start()
@@ -95,40 +103,39 @@ class PullConsumer(Client):
             if self._persisting is not None:
                 self._persisting.cancel()
                 await self._persisting.stop()
-            await self._fetcher.close()
+            if self._session is not None:
+                await self._session.leave()
+            if self._polled is not None:
+                await self._polled.close()
             if drain:
                 await self._store.try_persist()
+                await self.client.unregister_consumer(self.group)
         finally:
+            if self._retry_topic is not None:
+                await self._retry_topic.close()
             await self._close_client()
 
-    def _running(self) -> ClientInstance:
-        if self._state != "stopping":  # what was begun before may end
-            self._check_running()
-        return self.client
+    @property
+    def _group(self) -> Group:
+        self._running()
+        assert self._member is not None
+        return self._member
+
+    @property
+    def _polling(self) -> Polling:
+        self._running()
+        assert self._polled is not None
+        return self._polled
 
     @property
     def _store(self) -> OffsetStore:
-        self._running()
-        assert self._offsets is not None
-        return self._offsets
+        return self._group.offsets
 
-    # -- queues and their bounds
+    # -- queues
 
     async def fetch_queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic. Raises NoRouteError."""
         return list(await self._running().read_queues(topic))
-
-    async def min_offset(self, queue: MessageQueue) -> int:
-        """First offset that is still stored."""
-        return await self._running().brokers.min_offset(await self._master(queue), queue)
-
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
-        return await self._running().brokers.max_offset(await self._master(queue), queue)
-
-    async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Offset by store time in ms: in 4.9 the nearest message, in 5.x the first one not older."""
-        return await self._running().brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
 
     # -- single pulls
 
@@ -187,8 +194,9 @@ class PullConsumer(Client):
             suspend_s=suspend_s,
             class_filter=subscription.source is not None,
         )
-        assert self._pulls is not None
-        result = await self._pulls.pull(addr, queue, subscription, request, timeout_s, self.options.max_body)
+        result = await self._group.pulls.pull(
+            addr, queue, subscription, request, timeout_s, self.options.max_body
+        )
         if not subscription.tags:
             return result
         return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
@@ -211,43 +219,91 @@ class PullConsumer(Client):
         """Read exactly these queues from now on; a new one starts at its committed offset or as
         `consume_from_where` says. Raises BrokerError when a broker refuses an SQL92 expression; then nothing
         has changed."""
-        self._running()
+        polling = self._polling
+        if self._session is not None:
+            raise ClientStateError(f"{self._name} has subscribed: the rebalance assigns its queues")
         wanted = set(queues)
         for queue in sorted(wanted) if isinstance(expression, sql92) else ():
             await self._check(await self._master(queue), as_subscription(queue.topic, expression))
-        for queue in set(self._fetcher.queues) - wanted:
-            self._fetcher.drop(queue)
-            self._forget_given(queue)
-            await self._store.release(queue)
+        await polling.release([queue for queue in polling.queues if queue not in wanted])
         for queue in wanted:
             self._expressions[queue] = as_subscription(queue.topic, expression)
-        for queue in sorted(wanted.difference(self._fetcher.queues)):
-            self._fetcher.read(queue, await self._start_offset(queue))
+        for queue in sorted(wanted.difference(polling.queues)):
+            await polling.take_up(queue)
 
     async def assign_topic(self, topic: str, *, expression: Expression = "*") -> None:
         """Read all queues that the topic has now."""
         await self.assign(await self.fetch_queues(topic), expression=expression)
 
+    async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
+        """Join the group, whose members share the queues of its topics, and read those that fall to this one.
+
+        May be called again, for another topic or another expression. A topic without a route is taken up when
+        it appears. Raises ClientStateError after assign(), NameServersUnreachable (a NoRouteError) when no
+        name server answers, BrokerError when a broker refuses an SQL92 expression; then nothing has changed.
+        """
+        group = self._group
+        if self._expressions:
+            raise ClientStateError(f"{self._name} has queues assigned by hand: it cannot subscribe too")
+        subscription = as_subscription(topic, expression)
+        failure = (await group.instance.refresh_routes([topic])).get(topic)
+        if isinstance(failure, NameServersUnreachable):
+            raise failure
+        for addr in group.instance.routes.masters_of(topic):
+            await self._check(addr, subscription)
+        if self._session is None:
+            self._session = PullSession(group, self._holder())
+        group.subscriptions[topic] = subscription
+        await self._session.join()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up."""
+        self._group.subscriptions.pop(topic, None)
+        if self._session is not None:
+            await self._session.join()
+
+    def _holder(self) -> PullHolder:
+        return self._polling
+
+    async def rebalance(self) -> None:
+        """Share out the queues now instead of at the next round or notice."""
+        self._running()
+        if self._session is not None:
+            await self._session.rounds.run()
+
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues that are read ahead."""
-        return self._fetcher.queues
+        """The queues that are read: assigned by the caller, or by the rebalance of what is subscribed."""
+        return tuple(sorted(self._holder().queues)) if self._polled is not None else ()
+
+    def health(self) -> ConsumerHealth:
+        """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
+        if self._polled is None or self._state != "running":
+            return ConsumerHealth(state=self._state, group=self.group)
+        queues, shares = self._polled.health(), {}
+        if self._session is not None:
+            shares = self._session.rounds.problems
+        return ConsumerHealth(
+            state=self._state,
+            group=self.group,
+            client_id=self.client.client_id,
+            queues=queues,
+            problems=problems_of(shares, queues, self.client.heartbeat_problems),
+        )
 
     @property
     def problems(self) -> dict[MessageQueue, str]:
         """Assigned queues whose last pull failed, and why; they are tried again by themselves."""
-        return dict(self._fetcher.problems)
+        return self._polled.problems if self._polled is not None else {}
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on reading an assigned queue at `offset`. Raises ValueError outside [min, max]."""
-        if queue not in self._fetcher.queues:
+        if queue not in self._polling.queues:
             raise ClientStateError(f"{queue} is not assigned")
         low, high = await self.min_offset(queue), await self.max_offset(queue)
         if not low <= offset <= high:
             raise ValueError(f"offset {offset} of {queue} is outside {low} to {high}")
-        self._forget_given(queue)
-        self._store.update(queue, offset, increase_only=False)
-        self._fetcher.read(queue, offset)
+        await self._polling.move(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on reading an assigned queue at its first stored message."""
@@ -257,15 +313,19 @@ class PullConsumer(Client):
         """Go on reading an assigned queue behind its last message."""
         await self.seek(queue, await self.max_offset(queue))
 
+    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
+        """Go on reading an assigned queue at a store time in ms (offset_by_time)."""
+        await self.seek(queue, await self.offset_by_time(queue, timestamp_ms))
+
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Read these assigned queues no further; what was read ahead is still given out."""
         for queue in queues:
-            self._fetcher.pause(queue)
+            self._polling.pause(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Read paused queues again."""
         for queue in queues:
-            self._fetcher.resume(queue)
+            self._polling.resume(queue)
 
     async def poll(self, timeout_s: float | None = 5.0) -> list[MessageExt]:
         """The next messages of one assigned queue, an empty list when none come in time (None: wait for
@@ -274,101 +334,36 @@ class PullConsumer(Client):
         The call says that the messages of the poll before were consumed: their offset is stored with the next
         persist.
         """
-        self._running()
-        self._count_given()
-        if not self._rest:
-            fetched = await self._next_batch(timeout_s)
-            if fetched is None:
-                return []
-            self._given = fetched
-            return fetched.messages
-        # An iteration was left in the middle of a batch: here is what it has not given out.
-        assert self._iterated is not None
-        self._given = Fetched(self._iterated.queue, list(self._rest), self._iterated.next_offset)
-        self._rest.clear()
-        return self._given.messages
+        return await self._polling.poll(timeout_s)
 
-    async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
-        fetched = await self._fetcher.next_batch(timeout_s)
-        if self._fetcher.closed:  # nobody waits for ever for a consumer that was stopped meanwhile
-            raise self._not_running()
-        if fetched is not None and self.client.traces is not None:
-            trace_polled(self.client.traces, self.group, fetched.messages)
-        return fetched
-
-    async def __aiter__(self) -> AsyncIterator[MessageExt]:
+    def __aiter__(self) -> AsyncIterator[MessageExt]:
         """Messages of the assigned queues for ever; each counts as consumed when the next is asked for."""
-        self._running()
-        self._count_given()
-        while True:
-            while not self._rest:
-                self._iterated = await self._next_batch(None)
-                self._rest.extend(self._iterated.messages if self._iterated is not None else ())
-            batch = self._iterated
-            assert batch is not None
-            message = self._rest.popleft()
-            yield message
-            if self._iterated is batch:  # no seek and no new assignment in between
-                offset = message.queue_offset + 1 if self._rest else batch.next_offset
-                self._store.update(batch.queue, offset)
+        return self._polling.each()
 
     def _iterate_in_thread(
         self, run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]]
     ) -> Iterator[MessageExt]:
-        """The iteration of the blocking face. The loop is asked once for a batch, not for each message.
+        """The iteration of the blocking face (Polling.each_in_thread)."""
 
-        `run` runs a coroutine on the loop and waits for it.
-        """
-        while True:
-            messages = run(self.poll())
-            for number, message in enumerate(messages):
-                if self._given is None or self._given.messages is not messages:
-                    break  # a seek or a new assignment came in between
-                try:
-                    yield message
-                except GeneratorExit:
-                    # Not waited for: Python may close this iterator in any thread, or at its exit, when the
-                    # loop's thread does not run any more. What is asked of the loop next comes after it.
-                    if self._state == "running" and self._loop is not None:
-                        self._loop.call_soon_threadsafe(self._left_at, messages, number)
-                    raise
+        def later(function: Callable[[], None]) -> None:
+            if self._state == "running" and self._loop is not None:
+                self._loop.call_soon_threadsafe(function)
 
-    def _left_at(self, messages: list[MessageExt], number: int) -> None:
-        """The one given out last is not known to be consumed; those after it are the next to be given out."""
-        given = self._given
-        if given is not None and given.messages is messages:
-            self._given, self._iterated = None, given
-            self._store.update(given.queue, messages[number].queue_offset)
-            self._rest.extend(messages[number + 1 :])
+        def poll() -> Coroutine[Any, Any, list[MessageExt]]:
+            return self.poll()
 
-    def _count_given(self) -> None:
-        given, self._given = self._given, None
-        if given is not None:
-            self._store.update(given.queue, given.next_offset)
-
-    def _forget_given(self, queue: MessageQueue) -> None:
-        """What was given out of a queue must not move its offset any more."""
-        if self._given is not None and self._given.queue == queue:
-            self._given = None
-        if self._iterated is not None and self._iterated.queue == queue:
-            self._iterated = None
-            self._rest.clear()
+        if self._polled is None:
+            run(poll())  # raises
+        assert self._polled is not None
+        return self._polled.each_in_thread(poll, run, later)
 
     async def _pull_assigned(self, queue: MessageQueue, offset: int) -> PullResult:
         options = self.options
+        subscription = self._expressions.get(queue) or self._group.subscriptions.get(queue.topic)
+        if subscription is None:
+            raise ClientStateError(f"{queue} is not subscribed any more")
         return await self._pull(
-            queue, offset, None, self._expressions[queue], options.broker_suspend_s, options.suspend_timeout_s
-        )
-
-    async def _start_offset(self, queue: MessageQueue) -> int:
-        options = self.options
-        time_ms = options.consume_timestamp_ms
-        return await start_offset(
-            self._running(),
-            queue,
-            await self._store.committed(queue),
-            options.consume_from_where,
-            time_ms if time_ms is not None else default_start_time_ms(),
+            queue, offset, None, subscription, options.broker_suspend_s, options.suspend_timeout_s
         )
 
     # -- offsets of the group
@@ -381,10 +376,15 @@ class PullConsumer(Client):
         """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop()."""
         self._store.update(queue, offset, increase_only=False)
 
-    async def commit(self) -> None:
-        """Store the offsets now, the last poll's included. Raises if one could not be stored."""
-        self._count_given()
-        await self._store.persist()
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Store offsets now: these, or those of all that was consumed, the last poll's included. Raises if
+        one could not be stored."""
+        await self._polling.commit(offsets)
 
-    async def _master(self, queue: MessageQueue) -> str:
-        return await self._running().find_master(queue)
+    async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
+        """Have the group's push consumers get a message again later: level 0 lets the broker choose by the
+        number of tries, 1 to 18 is a delay level, -1 means dead letter at once. Raises CometError when it is
+        not taken."""
+        self._running()
+        assert self._retry_topic is not None
+        await self._retry_topic.send_back(message, delay_level)

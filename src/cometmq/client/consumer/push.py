@@ -17,12 +17,14 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from cometmq.client.cluster.instance import Client, ClientInstance
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
-from cometmq.client.group.health import ConsumerHealth
+from cometmq.client.group.group import instance_options
+from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.options import MessageModel, PushOptions
 from cometmq.client.group.subscription import (
     Expression,
@@ -32,14 +34,14 @@ from cometmq.client.group.subscription import (
     as_subscriptions,
 )
 from cometmq.errors import ClientStateError
-from cometmq.message import MessageQueue
+from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.codes import check_group_name
 from cometmq.text import printable
 
 __all__ = ["PushConsumer"]
 
 
-class PushConsumer(Client):
+class PushConsumer(LookingClient):
     """A member of `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
 
     `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
@@ -61,7 +63,10 @@ class PushConsumer(Client):
         check_listener(listener)
         self._options = options if options is not None else PushOptions()
         super().__init__(
-            f"push consumer of group {group}", namesrv, client, self._instance_options(client_options)
+            f"push consumer of group {group}",
+            namesrv,
+            client,
+            instance_options(self._options, client_options),
         )
         self.group = group
         self._listener = listener
@@ -92,13 +97,6 @@ class PushConsumer(Client):
         await self._check_expressions(session, self._subscriptions.values())
         await client.send_heartbeats()
         await session.start()
-
-    def _instance_options(self, options: ClientOptions | None) -> ClientOptions:
-        options = options if options is not None else ClientOptions()
-        if self._options.message_model is MessageModel.BROADCASTING and options.instance_name is None:
-            # The local offsets lie under the client id: it has to be the same after a restart.
-            return dataclasses.replace(options, instance_name="DEFAULT")
-        return options
 
     async def stop(self) -> None:
         """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
@@ -162,7 +160,13 @@ class PushConsumer(Client):
         else:
             session.group.subscriptions[topic] = subscription
         await session.group.instance.send_heartbeats()
-        session.members.wake()
+        session.members.rounds.wake()
+
+    async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
+        """Have the group consume a message again later: level 0 lets the broker choose by the number of
+        tries, 1 to 18 is a delay level, -1 means dead letter at once. Raises CometError when it is not
+        taken."""
+        await self._running_session().send_back(message, delay_level)
 
     def suspend(self) -> None:
         """Pull no more until resume(); what is held already is still handed to the listener."""
@@ -185,7 +189,7 @@ class PushConsumer(Client):
 
     async def rebalance(self) -> None:
         """Share out the queues now instead of at the next round or notice."""
-        await self._running_session().members.rebalance()
+        await self._running_session().members.rounds.run()
 
     async def persist_offsets(self) -> None:
         """Store the offsets now. Raises what was said about the first that was not stored."""
@@ -198,18 +202,7 @@ class PushConsumer(Client):
             return ConsumerHealth(state=self._state, group=self.group)
         client = session.group.instance
         queues = session.queue_health(asyncio.get_running_loop().time())
-        problems = [
-            *(f"{topic}: {problem}" for topic, problem in sorted(session.members.problems.items())),
-            *(
-                f"{q.queue.topic}/{q.queue.broker_name}/{q.queue.queue_id}: {q.problem}"
-                for q in queues
-                if q.problem
-            ),
-            *(
-                f"heartbeat to {addr}: {problem}"
-                for addr, problem in sorted(client.heartbeat_problems.items())
-            ),
-        ]
+        problems = [*problems_of(session.members.rounds.problems, queues, client.heartbeat_problems)]
         failing = session.consuming.problem()
         if failing is not None:
             problems.append(f"listener {printable(name_of(self._listener))} {failing}")

@@ -31,9 +31,7 @@ from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
-from cometmq.client.group.offset_files import LocalOffsets
-from cometmq.client.group.offsets import OffsetStore, RemoteOffsets, default_start_time_ms
-from cometmq.client.group.options import MOST_CONCURRENCY, MessageModel, PushOptions
+from cometmq.client.group.options import MOST_CONCURRENCY, PushOptions
 from cometmq.client.group.subscription import Subscription
 from cometmq.client.group.traces import traced
 from cometmq.clock import boottime
@@ -77,15 +75,7 @@ class PushSession:
         client: ClientInstance,
     ) -> None:
         self.started_at_ms = int(time.time() * 1000)
-        timestamp = options.consume_timestamp_ms
-        self.group = group = ConsumerGroup(
-            name,
-            client,
-            options,
-            _offset_store(name, options, client),
-            dict(subscriptions),
-            timestamp if timestamp is not None else default_start_time_ms(),
-        )
+        self.group = group = ConsumerGroup(name, client, options, dict(subscriptions))
         if group.clustering:
             group.subscriptions[group.retry_topic] = Subscription(group.retry_topic, "*")
         self._executor = (
@@ -129,8 +119,8 @@ class PushSession:
         self.consuming.start()
         if self._order is not None:
             self._order.locks.start()
-        await self.members.rebalance()
-        self.members.start()
+        await self.members.rounds.run()
+        self.members.rounds.start()
         for job in self._jobs:
             job.start()
 
@@ -157,6 +147,9 @@ class PushSession:
         await self._manner.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def send_back(self, message: MessageExt, delay_level: int) -> None:
+        await self._manner.retry_topic.send_back(message, delay_level)
 
     def queue_health(self, now: float) -> tuple[QueueHealth, ...]:
         return tuple(
@@ -215,7 +208,7 @@ class PushSession:
         )
 
     def wake_rebalance(self) -> None:
-        self.members.wake()
+        self.members.rounds.wake()
         if self._order is not None:
             self._order.locks.renew_soon()  # a broker that restarts tells us, and has forgotten its locks
 
@@ -295,10 +288,3 @@ class PushSession:
             remark=remark,
             spent_time_mills=int((time.monotonic() - begun) * 1000),
         )
-
-
-def _offset_store(group: str, options: PushOptions, client: ClientInstance) -> OffsetStore:
-    backend: LocalOffsets | RemoteOffsets = RemoteOffsets(client, group)
-    if options.message_model is MessageModel.BROADCASTING:
-        backend = LocalOffsets(options.offset_dir, client.client_id, group)
-    return OffsetStore(backend.read, backend.write)

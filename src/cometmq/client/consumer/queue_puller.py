@@ -38,6 +38,18 @@ _UNANNOUNCED = (
 )
 """The first pull may overtake the heartbeat that announces us."""
 
+_LATE_S = 60.0
+"""No broker holds a pull for so long, and requests end before."""
+
+
+def unanswered(now: float, asked_at: float | None) -> str | None:
+    """What is wrong with a pull that was begun at `asked_at`, None while nothing is."""
+    if asked_at is None or now - asked_at < _LATE_S:
+        return None
+    waited_s = now - asked_at
+    return f"no answer to a pull for {waited_s:.0f} s; after {PULL_MAX_IDLE_S:g} s it is begun anew"
+
+
 OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
 
@@ -69,8 +81,9 @@ class QueuePuller:
 
     def problem(self, now: float) -> str | None:
         """What went wrong at the last pull, None if nothing did, or if the broker holds our pull again."""
-        held = self._asked_at is not None and now - self._asked_at > _HELD_S
-        return None if held else self._problem
+        if self._asked_at is not None and now - self._asked_at > _HELD_S:
+            return unanswered(now, self._asked_at)
+        return self._problem
 
     def lost(self, now: float) -> bool:
         """Whether the pull under way should have come back, or been given up, long ago."""
@@ -151,7 +164,7 @@ class QueuePuller:
         addr, is_slave = await group.instance.pull_addr(self.message_queue, self._broker_id)
         # A broker may serve a pull late, and store its older offset over the one with which a queue was left:
         # an orderly group would get messages again, behind later ones.
-        carries = group.clustering and not options.orderly and not is_slave
+        carries = group.stored_by_brokers and not options.orderly and not is_slave
         commit = group.offsets.memory(self.message_queue) if carries else None
         request = pull_request(
             group.name,

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from cometmq import logs
+from cometmq.client.consumer import queue_puller
+from cometmq.client.consumer.queue_puller import unanswered
+from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
@@ -47,6 +50,11 @@ class _Reader:
     ahead: int = 0
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    pulled_at: float = 0.0
+    given_at: float = 0.0
+    """Monotonic seconds of the last answer, and of the last batch that the caller took."""
+    asked_at: float | None = None
+    """When the pull that is under way began."""
 
 
 class Fetcher:
@@ -68,8 +76,10 @@ class Fetcher:
         """Read `queue` from `offset`, forgetting what was read ahead of it before. Nothing once closed."""
         if self.closed:
             return
-        reader = self._readers[queue] = _Reader(queue, offset, paused=self.drop(queue))
-        reader.task = asyncio.get_running_loop().create_task(
+        loop = asyncio.get_running_loop()
+        paused, now = self.drop(queue), loop.time()
+        reader = self._readers[queue] = _Reader(queue, offset, paused, pulled_at=now, given_at=now)
+        reader.task = loop.create_task(
             self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         )
 
@@ -105,9 +115,33 @@ class Fetcher:
         except TimeoutError:
             return None
         reader, fetched = self._line.popleft()
+        reader.given_at = asyncio.get_running_loop().time()
         reader.ahead -= 1
         reader.room.set()
         return fetched
+
+    def health(self, committed: Callable[[MessageQueue], int | None]) -> Iterator[QueueHealth]:
+        """How far each queue is; committed: the offset that this client will store."""
+        now = asyncio.get_running_loop().time()
+        ahead: dict[MessageQueue, list[MessageExt]] = {}
+        for reader, fetched in self._line:
+            ahead.setdefault(reader.queue, []).extend(fetched.messages)
+        for queue, reader in sorted(self._readers.items()):
+            held = ahead.get(queue, [])
+            waiting = "paused" if reader.paused else None
+            if waiting is None and reader.ahead >= _BATCHES_AHEAD:
+                waiting = f"{reader.ahead} batches are read ahead"
+            yield QueueHealth(
+                queue=queue,
+                next_offset=reader.offset,
+                committed_offset=committed(queue),
+                held_count=len(held),
+                held_bytes=sum(len(message.body) for message in held),
+                since_pull_s=now - reader.pulled_at,
+                since_consume_s=now - reader.given_at,
+                waiting=waiting,
+                problem=self.problems.get(queue) or unanswered(now, reader.asked_at),
+            )
 
     async def close(self) -> None:
         """Read nothing more; whoever waits for a batch gets none."""
@@ -127,8 +161,12 @@ class Fetcher:
                 reader.room.clear()
                 await reader.room.wait()
                 continue
+            loop = asyncio.get_running_loop()
+            reader.asked_at = loop.time()
             try:
-                result = await self._pull(queue, reader.offset)
+                # Every request has a limit of its own; this one is for an answer that got lost inside.
+                async with asyncio.timeout(queue_puller.PULL_MAX_IDLE_S):
+                    result = await self._pull(queue, reader.offset)
             except Exception as error:
                 # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
                 expected = isinstance(error, CometError)
@@ -136,8 +174,10 @@ class Fetcher:
                 if self.problems.get(queue) != text:
                     log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
                 self.problems[queue] = text
+                reader.asked_at = None
                 await asyncio.sleep(_ERROR_DELAY_S)
                 continue
+            reader.asked_at, reader.pulled_at = None, loop.time()
             self.problems.pop(queue, None)
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 warn_of_moved_offset(queue, reader.offset, result)

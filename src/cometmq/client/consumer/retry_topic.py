@@ -1,18 +1,22 @@
-"""Sending a failed message to its group's retry topic ourselves. From there the broker takes what was tried
-often enough to the dead letters."""
+"""Handing a failed message back: to its broker, or by a send to its group's retry topic. Either way the
+broker takes what was tried often enough to the dead letters."""
 
 from __future__ import annotations
 
-from cometmq.client.group.group import ConsumerGroup
+from cometmq import logs
+from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
+from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt
-from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP
+from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX
 from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.record.layout import COMPRESSED
 
 __all__ = ["RetryTopic"]
+
+log = logs.logger("cometmq.client.consumer")
 
 _COMPRESSION = COMPRESSED | TYPE_MASK
 _FIRST_RETRY_LEVEL = 3
@@ -20,14 +24,36 @@ _FIRST_RETRY_LEVEL = 3
 
 
 class RetryTopic:
-    """The retry topic of a group, with a producer that is started for the first message."""
+    """The retry topic of a group, with a producer that is started for the first message.
 
-    def __init__(self, group: ConsumerGroup) -> None:
+    most: retries after which a message is a dead letter.
+    """
+
+    def __init__(self, client: ClientInstance, group: str, most: int) -> None:
+        self._client = client
         self._group = group
-        self._producer = Producer(CLIENT_INNER_PRODUCER_GROUP, client=group.instance)
+        self._most = most
+        self._producer = Producer(CLIENT_INNER_PRODUCER_GROUP, client=client)
 
     async def close(self) -> None:
         await self._producer.stop()
+
+    async def send_back(self, message: MessageExt, delay_level: int) -> None:
+        """Have the group consume a message again after a delay level: 0 lets the broker choose by the number
+        of tries, a negative one means dead letter. Raises CometError when neither the message's broker nor
+        the retry topic takes it."""
+        client = self._client
+        try:
+            await client.brokers.send_message_back(
+                client.master_addr(message.broker_name) if message.broker_name else message.store_host,
+                message,
+                self._group,
+                delay_level=delay_level,
+                max_reconsume_times=self._most,
+            )
+        except CometError as error:
+            log.info("send-back of %s failed (%s); sending it to the retry topic", message.msg_id, error)
+            await self.send(message)
 
     async def send(self, message: MessageExt) -> None:
         """Raises CometError when no broker takes it."""
@@ -35,13 +61,13 @@ class RetryTopic:
             await self._producer.start()
         # A body that was not decompressed goes round as it is.
         packed = message.sys_flag & _COMPRESSION
-        await self._producer.send_raw(prepare_system(self._again(message), self._group.instance.keys, packed))
+        await self._producer.send_raw(prepare_system(self._again(message), self._client.keys, packed))
 
     def _again(self, message: MessageExt) -> Message:
         """The same body, flag and unique id. It is a dead letter when a send-back would make it one, and then
         without DELAY, which 4.9.7 would obey; 4.9 takes as many tries as the maximum for too many, 5.x more
         (docs/reference/storage.md, Send back)."""
-        tries, most = message.reconsume_times + 1, self._group.options.most_reconsume_times
+        tries, most = message.reconsume_times + 1, self._most
         dropped = (names.TRAN_MSG, names.DELAY, names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME)
         properties = {key: value for key, value in message.properties.items() if key not in dropped}
         if tries <= most:
@@ -51,4 +77,4 @@ class RetryTopic:
         properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         properties[names.RECONSUME_TIME] = str(tries)
         properties[names.MAX_RECONSUME_TIMES] = str(most)
-        return Message(self._group.retry_topic, message.body, flag=message.flag, properties=properties)
+        return Message(RETRY_PREFIX + self._group, message.body, flag=message.flag, properties=properties)

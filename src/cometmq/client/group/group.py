@@ -1,35 +1,82 @@
-"""What the parts of a push consumer share: name, client instance, subscriptions and offsets."""
+"""What the parts of a consumer share: name, client instance, subscriptions and offsets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.group.filter_servers import Pulls
-from cometmq.client.group.offsets import OffsetStore
-from cometmq.client.group.options import MessageModel, PushOptions
+from cometmq.client.group.offset_files import FileOffsets, local_path
+from cometmq.client.group.offsets import (
+    OffsetStore,
+    OwnOffsets,
+    RemoteOffsets,
+    default_start_time_ms,
+    start_offset,
+)
+from cometmq.client.group.options import MemberOptions, MessageModel, PushOptions
 from cometmq.client.group.subscription import Subscription
-from cometmq.message import MessageExt
+from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import RETRY_TOPIC
 
-__all__ = ["ConsumerGroup"]
+__all__ = ["ConsumerGroup", "Group", "instance_options"]
+
+
+def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
+    """The local offsets of BROADCASTING lie under the client id, which has to be the same after a restart."""
+    given = given if given is not None else ClientOptions()
+    if options.message_model is MessageModel.BROADCASTING and given.instance_name is None:
+        return replace(given, instance_name="DEFAULT")
+    return given
 
 
 @dataclass(slots=True)
-class ConsumerGroup:
+class Group:
     """One consumer, as its parts see it."""
 
     name: str
     instance: ClientInstance
-    options: PushOptions
-    offsets: OffsetStore
+    options: MemberOptions
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    start_timestamp_ms: int = 0
+    offsets: OffsetStore = field(init=False)
     pulls: Pulls = field(init=False)
+    _start_time_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
+        options = self.options
+        backend: OwnOffsets | RemoteOffsets = RemoteOffsets(self.instance, self.name)
+        if options.offset_storage is not None:
+            backend = OwnOffsets(options.offset_storage)
+        elif not self.clustering:
+            path = local_path(options.offset_dir, self.instance.client_id, self.name)
+            backend = OwnOffsets(FileOffsets(path))
+        self.offsets = OffsetStore(backend.read, backend.write)
         self.pulls = Pulls(self.instance, self.name)
+        time_ms = options.consume_timestamp_ms
+        self._start_time_ms = default_start_time_ms() if time_ms is None else time_ms
+
+    @property
+    def clustering(self) -> bool:
+        return self.options.message_model is MessageModel.CLUSTERING
+
+    @property
+    def stored_by_brokers(self) -> bool:
+        """Whether brokers keep the group's offsets."""
+        return self.clustering and self.options.offset_storage is None
+
+    async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
+        """Where to begin with a queue whose offset the group has stored (None: it has none)."""
+        where = self.options.consume_from_where
+        return await start_offset(self.instance, queue, stored, where, self._start_time_ms)
+
+
+@dataclass(slots=True)
+class ConsumerGroup(Group):
+    """A push consumer, which has a retry topic."""
+
+    options: PushOptions
 
     @property
     def retry_topic(self) -> str:
@@ -39,7 +86,3 @@ class ConsumerGroup:
         """Listeners see a message of the retry topic under the topic it was sent to."""
         if message.topic == self.retry_topic:
             message.topic = message.properties.get(RETRY_TOPIC, message.topic)
-
-    @property
-    def clustering(self) -> bool:
-        return self.options.message_model is MessageModel.CLUSTERING

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq.message import MessageQueue
 
-__all__ = ["ConsumerHealth", "QueueHealth"]
+__all__ = ["ConsumerHealth", "QueueHealth", "problems_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,18 @@ class ConsumerHealth:
     @property
     def ok(self) -> bool:
         return self.state == "running" and not self.problems
+
+
+def problems_of(
+    shares: Mapping[str, str], queues: Iterable[QueueHealth], heartbeats: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Sentences about topics that could not be shared out, queues, and brokers that took no heartbeat."""
+    return (
+        *(f"{topic}: {problem}" for topic, problem in sorted(shares.items())),
+        *(
+            f"{each.queue.topic}/{each.queue.broker_name}/{each.queue.queue_id}: {each.problem}"
+            for each in queues
+            if each.problem
+        ),
+        *(f"heartbeat to {addr}: {problem}" for addr, problem in sorted(heartbeats.items())),
+    )

@@ -1,4 +1,6 @@
-"""Offsets of a BROADCASTING consumer: a local file, in the place and the form of Apache's client.
+"""Offsets in a local file of the form of Apache's client.
+
+Those of a BROADCASTING consumer lie where Java's does:
 
     <dir>/<client id>/<group>/offsets.json
 
@@ -11,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
-__all__ = ["LocalOffsets", "parse_offsets", "render_offsets"]
+__all__ = ["FileOffsets", "local_path", "parse_offsets", "render_offsets"]
 
 
 class OffsetFileError(CometError):
@@ -32,29 +35,31 @@ class OffsetFileError(CometError):
         return f"{self.path}: {self.problem}"
 
 
-class LocalOffsets:
-    """The offsets of a broadcasting consumer, in its file."""
+def local_path(directory: str | None, client_id: str, group: str) -> str:
+    """The file of a broadcasting consumer."""
+    base = directory if directory is not None else os.path.join(os.path.expanduser("~"), ".rocketmq_offsets")
+    return os.path.join(base, client_id, group, "offsets.json")
 
-    def __init__(self, directory: str | None, client_id: str, group: str) -> None:
-        base = (
-            directory if directory is not None else os.path.join(os.path.expanduser("~"), ".rocketmq_offsets")
-        )
-        self.path = os.path.join(base, client_id, group, "offsets.json")
+
+class FileOffsets:
+    """The offsets of one consumer, in a file of its own at `path`; its directory is made if need be."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._table: dict[MessageQueue, int] | None = None
 
     async def read(self, queue: MessageQueue) -> int | None:
+        """The offset, None if there is none. Raises OffsetFileError."""
         return (await self._loaded()).get(queue)
 
-    async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
-        """Queues that are in the file and not in `table` stay there."""
+    async def write(self, table: Mapping[MessageQueue, int]) -> None:
+        """Queues that are in the file and not in `table` stay there. Raises OffsetFileError."""
         known = await self._loaded()
         known.update(table)
         try:
             await asyncio.to_thread(self._save, render_offsets(known))
         except OSError as error:
-            failure = OffsetFileError(self.path, error.strerror or str(error))
-            return dict.fromkeys(table, failure)
-        return {}
+            raise OffsetFileError(self.path, error.strerror or str(error)) from error
 
     async def _loaded(self) -> dict[MessageQueue, int]:
         if self._table is None:

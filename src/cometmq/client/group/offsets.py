@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.workers import for_each
-from cometmq.client.group.options import ConsumeFromWhere
-from cometmq.errors import CometError
+from cometmq.client.group.options import ConsumeFromWhere, OffsetStorage
+from cometmq.errors import CometError, Transient
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX
 
 __all__ = [
     "OffsetStore",
+    "OwnOffsets",
     "RemoteOffsets",
     "commit_rounds",
     "default_start_time_ms",
@@ -128,6 +129,43 @@ class OffsetStore:
     def forget(self, queue: MessageQueue) -> None:
         self._offsets.pop(queue, None)
         self._dirty.discard(queue)
+
+
+class OffsetStorageError(CometError, Transient):
+    """A storage of the user's own did not read or write offsets."""
+
+    problem: str
+
+
+@dataclass(slots=True)
+class OwnOffsets:
+    """The offsets of a group, in a storage of its own."""
+
+    _storage: OffsetStorage
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        try:
+            offset = await self._storage.read(queue)
+            if offset is not None and not (isinstance(offset, int) and offset >= 0):
+                raise TypeError(f"read() gives an offset or None, not {offset!r}")
+        except CometError:
+            raise
+        except Exception as error:
+            raise OffsetStorageError(f"no offset of {queue} from {self._name}: {error!r}") from error
+        return offset
+
+    async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
+        try:
+            await self._storage.write(dict(table))
+        except CometError as error:
+            return dict.fromkeys(table, error)
+        except Exception as error:
+            return dict.fromkeys(table, OffsetStorageError(f"{self._name} took no offsets: {error!r}"))
+        return {}
+
+    @property
+    def _name(self) -> str:
+        return type(self._storage).__name__
 
 
 @dataclass(slots=True)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError
+from cometmq.message import MessageQueue
 
-__all__ = ["ConsumeFromWhere", "MessageModel", "PullOptions", "PushOptions"]
+__all__ = [
+    "MOST_CONCURRENCY",
+    "ConsumeFromWhere",
+    "MemberOptions",
+    "MessageModel",
+    "OffsetStorage",
+    "PullOptions",
+    "PushOptions",
+    "QueueListener",
+]
 
 
 MOST_CONCURRENCY = 1000
@@ -34,39 +46,71 @@ class MessageModel(Enum):
     BROADCASTING = "BROADCASTING"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOptions:
-    """Settings of a pull consumer."""
+class OffsetStorage(Protocol):
+    """A place of your own for a group's offsets. Whatever its methods raise is taken for "not now"."""
 
-    broker_suspend_s: float = 20.0
-    """How long the broker may hold a blocking pull."""
-    suspend_timeout_s: float = 30.0
-    pull_timeout_s: float = 10.0
-    pull_batch_size: int = 32
-    max_body: int = MAX_BODY
-    """Bodies that inflate to more are given out as stored, see PullResult.oversized."""
-    persist_interval_s: float = 5.0
-    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
-    consume_timestamp_ms: int | None = None
-    """With TIMESTAMP: start at this store time; None: half an hour before the start."""
+    async def read(self, queue: MessageQueue) -> int | None:
+        """The offset of a queue, None if none was ever written."""
+
+    async def write(self, table: Mapping[MessageQueue, int]) -> None:
+        """Keep these; returns when they are safe."""
+
+
+QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]
+"""Called with a topic, all its queues, and those of this member, when either has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushOptions:
-    """Settings of a push consumer."""
+class MemberOptions:
+    """What push and pull consumers have in common."""
 
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None
     """With TIMESTAMP: start at this store time; None: half an hour before the start."""
     allocate_strategy: AllocateStrategy = field(default_factory=AllocateAveragely)
+    """How the members share the queues: one of Allocate..., or your own; the same for all members."""
+    queue_listener: QueueListener | None = None
+    """Told of the queues of the subscribed topics, and which of them are this member's."""
+    pull_batch_size: int = 32
+    suspend_timeout_s: float = 30.0
+    rebalance_interval_s: float = 20.0
+    persist_interval_s: float = 5.0
+    offset_storage: OffsetStorage | None = None
+    """Where offsets are kept; None: at the brokers, or with BROADCASTING in a local file."""
+    offset_dir: str | None = None
+    """BROADCASTING: where local offsets lie; None: ~/.rocketmq_offsets."""
+
+    def __post_init__(self) -> None:
+        _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullOptions(MemberOptions):
+    """Settings of a pull consumer."""
+
+    broker_suspend_s: float = 20.0
+    """How long the broker may hold a blocking pull."""
+    pull_timeout_s: float = 10.0
+    max_body: int = MAX_BODY
+    """Bodies that inflate to more are given out as stored, see PullResult.oversized."""
+    auto_commit: bool = True
+    """Whether a poll commits what the polls before gave out. False: only commit() does."""
+    max_reconsume_times: int = 16
+    """Retries after which a message that is sent back becomes a dead letter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions(MemberOptions):
+    """Settings of a push consumer."""
+
     consume_concurrency: int = 20
     """Listener calls at once; also the number of threads when the listener is a plain function. A running
     consumer changes it with set_concurrency."""
     consume_batch_max_size: int = 1
     """Messages per listener call."""
-    pull_batch_size: int = 32
     pull_interval_s: float = 0.0
+    broker_suspend_s: float = 15.0
     max_body: int = MAX_BODY
     """A message whose compressed body is larger than this when decompressed never reaches the listener: it
     is sent back as if the listener had failed."""
@@ -85,23 +129,17 @@ class PushOptions:
     consume_timeout_s: float = 900.0
     """A message whose listener runs longer is sent back, so that the queue's offset can move on. Not when
     orderly: nothing may overtake it."""
-    broker_suspend_s: float = 15.0
-    suspend_timeout_s: float = 30.0
-    rebalance_interval_s: float = 20.0
-    persist_interval_s: float = 5.0
     drain_timeout_s: float = 30.0
     """How long a stop waits for listeners that are running."""
     pull_error_delay_s: float = 1.0
-    offset_dir: str | None = None
-    """BROADCASTING: where local offsets lie; None: ~/.rocketmq_offsets."""
 
     def __post_init__(self) -> None:
+        MemberOptions.__post_init__(self)
         if self.orderly and self.message_model is MessageModel.BROADCASTING:
             expected = "CLUSTERING with orderly=True, because brokers lock a queue for one member"
             raise ConfigError("message_model", self.message_model.name, expected)
         _check_range("consume_concurrency", self.consume_concurrency, 1, MOST_CONCURRENCY)
         _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
-        _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
         if self.max_reconsume_times is not None:
             _check_range("max_reconsume_times", self.max_reconsume_times, 0, _WITHOUT_END)
         _check_range("flow_limits.max_count", self.flow_limits.max_count, 1, 65535)

@@ -14,7 +14,8 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 
-from cometmq.client.cluster.instance import Client, ClientInstance
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import UNREACHABLE_HINT
@@ -52,7 +53,7 @@ def check_kind(message: object) -> None:
         raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
 
 
-class Producer(Client):
+class Producer(LookingClient):
     """`client`: an instance to share; else the producer has its own towards `namesrv` (its addresses, `;`
     between).
 

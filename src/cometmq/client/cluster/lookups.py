@@ -1,0 +1,148 @@
+"""Finding stored messages: by either id, by key, by the bounds and times of queues."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.client.cluster.instance import Client, ClientInstance
+from cometmq.errors import CometError, MessageNotFound
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import TopicRouteData
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
+from cometmq.protocol.properties.values import UNIQ_KEY
+
+__all__ = [
+    "ALWAYS",
+    "TOPICS_AT_ONCE",
+    "UNIQUE_HITS_MAX",
+    "LookingClient",
+    "broker_addrs",
+    "by_id",
+    "by_key",
+    "place_in",
+]
+
+ALWAYS = (0, 2**63 - 1)  # ms
+TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
+UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
+
+
+def broker_addrs(route: TopicRouteData) -> dict[str, str]:
+    """Broker name -> the address to ask: its master's, else that of its slave with the lowest id."""
+    return {
+        data.broker_name: data.broker_addrs[min(data.broker_addrs)]
+        for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
+        if data.broker_addrs
+    }
+
+
+async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
+    """The message of an id of either kind. Raises IdError for text that is neither.
+
+    Both kinds are hex of the same length. The address decides: a unique key that is read as an offset id
+    hardly ever names a port, or a broker of this cluster.
+    """
+    decode_unique_key(msg_id)  # raises IdError unless this may be an id of either kind
+    problem: CometError | None = None
+    if (place := place_in(msg_id)) is not None:
+        try:
+            return await client.brokers.view_message(place.host, place.physical_offset)
+        except CometError as error:
+            problem = error
+        info = await client.namesrv.cluster_info()
+        if any(place.host in data.broker_addrs.values() for data in info.broker_addr_table.values()):
+            raise problem
+    found = await by_unique_key(client, msg_id.upper(), topic)
+    if found is None:
+        but = "in all topics but those of retries, dead letters and the system"
+        where = but if topic is None else f"in topic {topic}"
+        raise problem or MessageNotFound(msg_id, where)
+    return found
+
+
+def place_in(msg_id: str) -> OffsetId | None:
+    """Broker and position, None for an id that can be no offset id."""
+    try:
+        place = decode_offset_id(msg_id)
+    except IdError:
+        return None
+    return place if int(place.host.rpartition(":")[2]) in range(1, 65_536) else None
+
+
+async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
+    """The oldest message with a unique key, of one topic or of the first that has any; what lies in retry,
+    dead-letter and system topics is found only if its topic is given."""
+    topics = [topic] if topic is not None else await client.namesrv.topics()
+    hidden = (RETRY_PREFIX, DLQ_PREFIX)
+    wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
+    for at in range(0, len(wanted), TOPICS_AT_ONCE):
+        some = wanted[at : at + TOPICS_AT_ONCE]
+        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True) for name in some)
+        for found in await asyncio.gather(*asked):
+            if found:
+                return found[0]
+    return None
+
+
+async def by_key(
+    client: ClientInstance, topic: str, key: str, limit: int, *, unique: bool, span: tuple[int, int] = ALWAYS
+) -> list[MessageExt]:
+    """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out."""
+    found: list[MessageExt] = []
+    for name, addr in broker_addrs(await client.namesrv.route(topic)).items():
+        hits = await client.brokers.query_message(
+            addr,
+            topic,
+            key,
+            max_count=limit,
+            begin_ms=span[0],
+            end_ms=span[1],
+            unique_key=unique,
+            broker_name=name,
+        )
+        for message in hits:
+            keys = (message.properties.get(UNIQ_KEY),) if unique else message.keys
+            if key in keys and message.topic == topic:
+                found.append(message)
+    found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_id, message.queue_offset))
+    return found[:limit]
+
+
+class LookingClient(Client):
+    """A client that finds messages by id and key, and the bounds of queues."""
+
+    def _running(self) -> ClientInstance:
+        if self._state != "stopping":  # what was begun before may end
+            self._check_running()
+        return self.client
+
+    async def _master(self, queue: MessageQueue) -> str:
+        return await self._running().find_master(queue)
+
+    async def view_message(self, msg_id: str, topic: str | None = None) -> MessageExt:
+        """The message of an id: an offset id, as brokers give, or the unique key of its producer, which is
+        looked for in `topic`, or else in all topics. Raises MessageNotFound, BrokerError, IdError."""
+        return await by_id(self._running(), msg_id, topic)
+
+    async def query_messages(
+        self, topic: str, key: str, *, max_count: int = 64, begin_ms: int = 0, end_ms: int = ALWAYS[1]
+    ) -> list[MessageExt]:
+        """Messages that have a key, stored between two times (ms), the oldest first. Raises NoRouteError."""
+        return await by_key(self._running(), topic, key, max_count, unique=False, span=(begin_ms, end_ms))
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """First offset that is still stored."""
+        return await self._running().brokers.min_offset(await self._master(queue), queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
+        return await self._running().brokers.max_offset(await self._master(queue), queue)
+
+    async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Offset by store time in ms: in 4.9 the nearest message, in 5.x the first one not older."""
+        return await self._running().brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
+
+    async def earliest_store_time(self, queue: MessageQueue) -> int:
+        """Store time in ms of a queue's first message, -1 without one."""
+        return await self._running().brokers.earliest_store_time(await self._master(queue), queue)

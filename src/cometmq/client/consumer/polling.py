@@ -1,0 +1,192 @@
+"""What a pull consumer reads ahead, what it has given out, and which of that counts as consumed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
+
+from cometmq.client.consumer.reading_ahead import Fetched, Fetcher, PullAt
+from cometmq.client.group.group import Group
+from cometmq.client.group.health import QueueHealth
+from cometmq.client.group.traces import trace_polled
+from cometmq.message import MessageExt, MessageQueue
+
+__all__ = ["Polling"]
+
+
+class Polling:
+    """The queues that are read, by order of the user or of a rebalance (PullHolder).
+
+    pull: brings messages of a queue; ended: what is raised when no message will ever come. auto_commit: what
+    counts as consumed is committed; else commit() does.
+    """
+
+    def __init__(
+        self, group: Group, pull: PullAt, ended: Callable[[], Exception], *, auto_commit: bool
+    ) -> None:
+        self._group = group
+        self._ended = ended
+        self._fetcher = Fetcher(pull)
+        self._auto_commit = auto_commit
+        self._given: Fetched | None = None
+        """The batch given out by the last poll; the next poll counts it as consumed."""
+        self._iterated: Fetched | None = None
+        self._rest: deque[MessageExt] = deque()
+        """Of the batch that is being iterated: what was not given out yet."""
+        self._consumed: dict[MessageQueue, int] = {}
+        """Without auto_commit: how far each queue was consumed since the last commit."""
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+
+    # -- which queues are read
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return self._fetcher.queues
+
+    @property
+    def problems(self) -> dict[MessageQueue, str]:
+        return dict(self._fetcher.problems)
+
+    def health(self) -> tuple[QueueHealth, ...]:
+        return tuple(self._fetcher.health(self._group.offsets.memory))
+
+    def pause(self, queue: MessageQueue) -> None:
+        self._fetcher.pause(queue)
+
+    def resume(self, queue: MessageQueue) -> None:
+        self._fetcher.resume(queue)
+
+    def expired(self, queue: MessageQueue) -> bool:
+        del queue
+        return False
+
+    async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
+        return queues
+
+    async def settle(self) -> None:
+        """Nothing is left to do."""
+
+    async def take_up(self, queue: MessageQueue) -> bool:
+        """Read a queue from its committed offset, or as `consume_from_where` says."""
+        offsets = self._group.offsets
+        self._fetcher.read(queue, await self._group.start_offset(queue, await offsets.committed(queue)))
+        return not self._fetcher.closed
+
+    async def release(self, queues: Sequence[MessageQueue]) -> None:
+        for queue in queues:
+            self._fetcher.drop(queue)
+            self._forget_given(queue)
+            await self._group.offsets.release(queue)
+
+    async def move(self, queue: MessageQueue, offset: int) -> None:
+        self._forget_given(queue)
+        self._group.offsets.update(queue, offset, increase_only=False)
+        self._fetcher.read(queue, offset)
+
+    # -- giving out
+
+    async def poll(self, timeout_s: float | None) -> list[MessageExt]:
+        """The next messages of one queue; empty when none came in time."""
+        self._count_given()
+        if self._rest:
+            # An iteration was left in the middle of a batch: here is what it has not given out.
+            assert self._iterated is not None
+            self._given = Fetched(self._iterated.queue, list(self._rest), self._iterated.next_offset)
+            self._rest.clear()
+        else:
+            self._given = await self._next_batch(timeout_s)
+        return [] if self._given is None else self._given.messages
+
+    async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
+        fetched = await self._fetcher.next_batch(timeout_s)
+        if self._fetcher.closed:  # nobody waits for ever for a consumer that was stopped meanwhile
+            raise self._ended()
+        traces = self._group.instance.traces
+        if fetched is not None and traces is not None:
+            trace_polled(traces, self._group.name, fetched.messages)
+        return fetched
+
+    async def each(self) -> AsyncIterator[MessageExt]:
+        """Message after message; each counts as consumed when the next is asked for."""
+        self._count_given()
+        while True:
+            while not self._rest:
+                self._iterated = await self._next_batch(None)
+                self._rest.extend(self._iterated.messages if self._iterated is not None else ())
+            batch = self._iterated
+            assert batch is not None
+            message = self._rest.popleft()
+            yield message
+            if self._iterated is batch:  # no seek and no new assignment in between
+                self._count(batch.queue, message.queue_offset + 1 if self._rest else batch.next_offset)
+
+    def each_in_thread(
+        self,
+        poll: Callable[[], Coroutine[Any, Any, list[MessageExt]]],
+        run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]],
+        later: Callable[[Callable[[], None]], None],
+    ) -> Iterator[MessageExt]:
+        """The iteration of the blocking face. The loop is asked once for a batch, not for each message.
+
+        run: runs a coroutine on the loop and waits for it; later: has the loop call a function, and does not
+        wait.
+        """
+        while True:
+            messages = run(poll())
+            for number, message in enumerate(messages):
+                if self._given is None or self._given.messages is not messages:
+                    break  # a seek or a new assignment came in between
+                try:
+                    yield message
+                except GeneratorExit:
+                    # Not waited for: Python may close this iterator in any thread, or at its exit, when the
+                    # loop's thread does not run any more. What is asked of the loop next comes after it.
+                    later(lambda messages=messages, number=number: self._left_at(messages, number))  # type: ignore[misc]
+                    raise
+
+    def _left_at(self, messages: list[MessageExt], number: int) -> None:
+        """The one given out last is not known to be consumed; those after it are the next to be given out."""
+        given = self._given
+        if given is not None and given.messages is messages:
+            self._given, self._iterated = None, given
+            self._count(given.queue, messages[number].queue_offset)
+            self._rest.extend(messages[number + 1 :])
+
+    # -- what is consumed
+
+    def _count(self, queue: MessageQueue, offset: int) -> None:
+        if self._auto_commit:
+            self._group.offsets.update(queue, offset)
+        else:
+            self._consumed[queue] = max(offset, self._consumed.get(queue, 0))
+
+    def _count_given(self) -> None:
+        given, self._given = self._given, None
+        if given is not None:
+            self._count(given.queue, given.next_offset)
+
+    def _forget_given(self, queue: MessageQueue) -> None:
+        """What was given out of a queue must not move its offset any more."""
+        self._consumed.pop(queue, None)
+        if self._given is not None and self._given.queue == queue:
+            self._given = None
+        if self._iterated is not None and self._iterated.queue == queue:
+            self._iterated = None
+            self._rest.clear()
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None) -> None:
+        """Store offsets now: these, or those of all that was consumed, the last poll's included."""
+        store = self._group.offsets
+        if offsets is not None:
+            for queue, offset in offsets.items():
+                store.update(queue, offset, increase_only=False)
+            await store.persist(offsets)
+            return
+        self._count_given()
+        consumed, self._consumed = self._consumed, {}
+        for queue, offset in consumed.items():
+            store.update(queue, offset)
+        await store.persist()

@@ -1,0 +1,109 @@
+"""A pull consumer that has subscribed: a member of its group, without a listener."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from cometmq.client.consumer.rebalance import Holder, Rebalance
+from cometmq.client.group.group import Group
+from cometmq.errors import CommandError
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+)
+from cometmq.protocol.codes import VERSION_4_9_7, ResponseCode, version_name
+
+__all__ = ["PullHolder", "PullSession"]
+
+_TYPE = "CONSUME_ACTIVELY"
+
+
+class PullHolder(Holder, Protocol):
+    """A holder whose queues can be moved."""
+
+    async def move(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at an offset with a queue that is held."""
+
+
+class PullSession:
+    """The membership of a pull consumer, and its answers to brokers (ConsumerPeer)."""
+
+    def __init__(self, group: Group, holder: PullHolder) -> None:
+        self._group = group
+        self._holder = holder
+        self.rounds = Rebalance(group, holder)
+        self._started_at_ms = int(time.time() * 1000)
+        group.instance.register_consumer(group.name, self)
+
+    async def join(self) -> None:
+        """Announce the subscriptions, and share out the queues."""
+        group = self._group
+        await group.instance.refresh_routes(group.subscriptions)
+        await group.instance.send_heartbeats()
+        await self.rounds.run()
+        self.rounds.start()
+
+    async def leave(self) -> None:
+        """No more rounds. The holder gives its queues up by itself, before the brokers are told."""
+        self.rounds.cancel()
+        await asyncio.gather(self.rounds.stop(), return_exceptions=True)
+
+    # -- what brokers and the client instance ask
+
+    def topics(self) -> Collection[str]:
+        return self._group.subscriptions.keys()
+
+    def heartbeat(self) -> ConsumerData:
+        group = self._group
+        return ConsumerData(
+            group_name=group.name,
+            consume_type=_TYPE,
+            message_model=group.options.message_model.value,
+            consume_from_where=group.options.consume_from_where.value,
+            subscription_data_set=[each.data() for each in group.subscriptions.values()],
+            unit_mode=False,
+        )
+
+    def wake_rebalance(self) -> None:
+        self.rounds.wake()
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+        """An administrator moved the group. Queues that others hold are theirs to move."""
+        async with self.rounds.between_rounds:
+            for queue in set(table).intersection(self._holder.queues):
+                await self._holder.move(queue, table[queue])
+            await self._group.offsets.try_persist(table)
+
+    def offsets(self, topic: str) -> dict[MessageQueue, int]:
+        known = self._group.offsets.snapshot()
+        return {queue: offset for queue, offset in known.items() if queue.topic == topic}
+
+    def running_info(self) -> ConsumerRunningInfo:
+        group = self._group
+        memory = group.offsets.memory
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_NAMESERVER_ADDR": ";".join(group.instance.namesrv.addrs),
+                "PROP_CONSUME_TYPE": _TYPE,
+                "PROP_CLIENT_VERSION": version_name(VERSION_4_9_7),
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_at_ms),
+                "consumerGroup": group.name,
+                "messageModel": group.options.message_model.value,
+                "consumeFromWhere": group.options.consume_from_where.value,
+                "pullBatchSize": str(group.options.pull_batch_size),
+            },
+            subscription_set=[each.data() for each in group.subscriptions.values()],
+            mq_table={
+                queue: ProcessQueueInfo(commit_offset=memory(queue) or 0) for queue in self._holder.queues
+            },
+        )
+
+    async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
+        """There is no listener."""
+        raise CommandError(ResponseCode.SYSTEM_ERROR, f"{message.msg_id}: a pull consumer has no listener")
