@@ -103,7 +103,7 @@ async def test_an_offset_that_moves_while_it_is_stored_stays_due(
 async def test_a_released_queue_is_stored_and_forgotten(offsets: OffsetStore, backend: Backend) -> None:
     offsets.update(Q0, 1)
     offsets.update(Q1, 2)
-    await offsets.release(Q0)
+    await offsets.release([Q0])
     assert backend.stored == {Q0: 1}
     assert offsets.memory(Q0) is None
     assert offsets.memory(Q1) == 2
@@ -114,7 +114,7 @@ async def test_a_queue_is_forgotten_even_if_it_cannot_be_stored(
 ) -> None:
     backend.failing = {Q0}
     offsets.update(Q0, 1)
-    await offsets.release(Q0)
+    await offsets.release([Q0])
     assert offsets.memory(Q0) is None
     await offsets.persist()
     assert len(backend.written) == 1

@@ -28,7 +28,8 @@ _OVERDUE_LEVEL = 3
 class Acknowledger:
     """The manner of a listener that gets messages in no particular order (see consuming.Manner).
 
-    made_room: told of queues that hold fewer messages now; consume_again: of batches that failed here.
+    made_room: told of queues that hold fewer messages now; consume_again: of batches that failed here; left:
+    of queues that are given up when their last call has ended.
     """
 
     later = ConsumeStatus.RECONSUME_LATER
@@ -39,10 +40,12 @@ class Acknowledger:
         group: ConsumerGroup,
         made_room: Callable[[ProcessQueue], None],
         consume_again: Callable[[list[Batch]], None],
+        left: Callable[[ProcessQueue], None],
     ) -> None:
         self._group = group
         self._made_room = made_room
         self._consume_again = consume_again
+        self._left = left
         self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
         self._timers: set[asyncio.TimerHandle] = set()
 
@@ -54,10 +57,23 @@ class Acknowledger:
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
         """The context of a batch's call, None for one that is sent back already or of a queue that went."""
-        return None if batch.done or batch.queue.dropped else ConsumeContext(batch.queue.message_queue)
+        queue = batch.queue
+        if batch.done or queue.dropped or queue.leaving:
+            return None
+        queue.calls += 1
+        return ConsumeContext(queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
         """Do what the listener's answer to a batch asks for."""
+        queue = batch.queue
+        try:
+            await self._acknowledge(batch, status, context)
+        finally:
+            queue.calls -= 1
+            if queue.leaving and not queue.calls:
+                self._left(queue)
+
+    async def _acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
         if batch.done or batch.queue.dropped:
             return  # overdue and sent back already, or somebody else's queue by now
         failed = _failed_messages(batch.messages, status, context)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
+from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.consumer.queue_puller import QueuePuller
@@ -36,16 +37,20 @@ class Held:
 class Membership:
     """The queues that a push consumer holds, and the rounds that change them.
 
-    submit: takes the batches of what was pulled; order: given where queues are consumed in order, which needs
-    a lock to take one up, and waits for the listener to give one up.
+    submit: takes the batches of what was pulled; locking: what a queue is taken up and given up with, None
+    where each member has all queues, or hands them over without a word.
     """
 
     def __init__(
-        self, group: ConsumerGroup, submit: Callable[[list[Batch]], None], order: Orderly | None = None
+        self,
+        group: ConsumerGroup,
+        submit: Callable[[list[Batch]], None],
+        locking: Orderly | HandOver | None = None,
     ) -> None:
         self._group = group
         self._submit = submit
-        self._order = order
+        self._locking = locking
+        self._order = locking if isinstance(locking, Orderly) else None
         self.held: dict[MessageQueue, Held] = {}
         self.rounds = Rebalance(group, self)
         self._suspended = False
@@ -95,11 +100,11 @@ class Membership:
         return lost
 
     async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
-        return queues if self._order is None else await self._order.take(queues)
+        return queues if self._locking is None else await self._locking.take(queues)
 
     async def settle(self) -> None:
-        if self._order is not None:
-            await self._order.unlock_strays(self.held)
+        if self._locking is not None:
+            await self._locking.settle(self.held)
         self._share_limits()
 
     async def take_up(self, queue: MessageQueue) -> bool:
@@ -149,16 +154,19 @@ class Membership:
         self.rounds.wake()
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        for queue in queues:
-            held = self.held.pop(queue, None)
-            if held is None:
-                continue
+        gone = [self.held.pop(queue) for queue in queues if queue in self.held]
+        for held in gone:
             held.task.cancel()
-            if isinstance(held.queue, OrderlyQueue) and self._order is not None:
+        if isinstance(self._locking, HandOver):
+            self._locking.leave(held.queue for held in gone)
+        elif self._order is not None:
+            for held in gone:
+                assert isinstance(held.queue, OrderlyQueue)
                 self._order.leave(held.queue)
-                continue
-            held.queue.dropped = True
-            await self._group.offsets.release(queue)
+        else:
+            for held in gone:
+                held.queue.dropped = True
+            await self._group.offsets.release(held.queue.message_queue for held in gone)
 
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
         """Start anew at the offset the broker names. Late results must not bring the old one back."""

@@ -61,7 +61,7 @@ class Orderly:
         ours = await self.locks.take(free)
         return [queue for queue in free if queue in ours]
 
-    async def unlock_strays(self, held: Collection[MessageQueue]) -> None:
+    async def settle(self, held: Collection[MessageQueue]) -> None:
         """Give back what was locked and could not be taken up."""
         await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
 
@@ -76,12 +76,14 @@ class Orderly:
         try:
             if not queue.dropped:
                 queue.dropped = True
-                await self._group.offsets.release(queue.message_queue)
+                await self._group.offsets.release([queue.message_queue])
             await self.locks.give_back([queue.message_queue])
         finally:
             del self._leaving[queue.message_queue]
 
     def _locks_lost(self, queues: Collection[MessageQueue]) -> None:
+        first = next(iter(queues))
+        log.warning("group %s lost the locks of %d queues, first %s", self._group.name, len(queues), first)
         for queue in queues:
             self._group.offsets.forget(queue)  # it may be somebody else's by now
             if queue in self._leaving:

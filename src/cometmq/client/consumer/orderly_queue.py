@@ -30,8 +30,6 @@ class OrderlyQueue(ProcessQueue):
     commit is that of the first batch, as in every process queue.
     """
 
-    leaving: bool = False
-    """Given up: nothing more is taken, but what a running call says still counts, unless it is `dropped`."""
     under_way: Batch | None = None
     """In line for the listener, or with it."""
     called: bool = False

@@ -79,7 +79,7 @@ class Polling:
         for queue in queues:
             self._fetcher.drop(queue)
             self._forget_given(queue)
-            await self._group.offsets.release(queue)
+        await self._group.offsets.release(queues)
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
         self._forget_given(queue)

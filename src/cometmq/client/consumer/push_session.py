@@ -15,6 +15,7 @@ from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
+from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.consumer.listener import (
     BoundListener,
     ConsumeContext,
@@ -32,6 +33,7 @@ from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.options import MOST_CONCURRENCY, PushOptions
+from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.client.group.subscription import Subscription
 from cometmq.client.group.traces import traced
 from cometmq.clock import boottime
@@ -88,11 +90,14 @@ class PushSession:
         self.members: Membership
         self._manner: Acknowledger | Orderly
         self._order: Orderly | None = None
+        self._hand_over: HandOver | None = None
         hooks = (lambda queue: self.members.made_room(queue), lambda batches: self.consuming.submit(batches))
         if options.orderly:
             self._manner = self._order = Orderly(group, *hooks, lambda queues: self.members.lost(queues))
         else:
-            self._manner = acknowledger = Acknowledger(group, *hooks)
+            if group.clustering and options.handover_timeout_s > 0:
+                self._hand_over = HandOver(group)
+            self._manner = acknowledger = Acknowledger(group, *hooks, self._left)
             overdue = partial(self._send_back_overdue, acknowledger)
             self._jobs.append(
                 Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
@@ -102,7 +107,11 @@ class PushSession:
         listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
         self.consuming: Consuming[Any, Any] = Consuming(listen, options.consume_concurrency, self._manner)
         submit = self.consuming.submit if self._order is None else self._order.submit
-        self.members = Membership(group, submit, self._order)
+        self.members = Membership(group, submit, self._order or self._hand_over)
+
+    def _left(self, queue: ProcessQueue) -> None:
+        if self._hand_over is not None:
+            self._hand_over.ended(queue)
 
     async def _listen(self, messages: list[MessageExt], context: ConsumeContext | OrderlyContext) -> Enum:
         token = _LISTENING.set(self)
@@ -117,8 +126,9 @@ class PushSession:
 
     async def start(self) -> None:
         self.consuming.start()
-        if self._order is not None:
-            self._order.locks.start()
+        locking = self._order or self._hand_over
+        if locking is not None:
+            locking.locks.start()
         await self.members.rounds.run()
         self.members.rounds.start()
         for job in self._jobs:
@@ -144,6 +154,8 @@ class PushSession:
         await self.members.stop_pulling()
         self.members.drop_all()
         await self.consuming.stop(0)
+        if self._hand_over is not None:
+            await self._hand_over.close()
         await self._manner.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)

@@ -122,7 +122,6 @@ class QueueLocks:
         if lost:
             for queue in lost:
                 self._connections.pop(queue, None)
-            log.warning("group %s lost the locks of %d queues, first %s", self._group, len(lost), lost[0])
             self._lost(lost)
 
     async def _at_brokers(

@@ -94,8 +94,9 @@ class OffsetStore:
         except CometError:
             pass
 
-    async def persist_last(self) -> None:
-        """`persist` at the end, then ask whether the store still has it all, and store again what it lost.
+    async def persist_last(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """`persist` of queues (None: all) that others read from now on, then ask whether the store still has
+        it all, and store again what it lost.
 
         A pull carries its queue's offset, and a broker may serve one that was sent before only now: then an
         older offset replaces what was confirmed. A failure is only logged: what is not stored is consumed
@@ -107,24 +108,26 @@ class OffsetStore:
                 stored = await self._read(queue)
             except CometError:
                 return False
-            return stored is None or stored < self._offsets[queue]
+            return stored is None or stored < self._offsets.get(queue, 0)
 
+        known = [queue for queue in (self._offsets if queues is None else queues) if queue in self._offsets]
         try:
-            await self.persist()
-            queues = list(self._offsets)
-            answers = await for_each(queues, lost, _AT_ONCE)
-            self._dirty.update(queue for queue, is_lost in zip(queues, answers, strict=True) if is_lost)
-            await self.persist()
+            await self.persist(known)
+            answers = await for_each(known, lost, _AT_ONCE)
+            self._dirty.update(queue for queue, is_lost in zip(known, answers, strict=True) if is_lost)
+            await self.persist(known)
         except CometError:
             pass  # logged
 
-    async def release(self, queue: MessageQueue) -> None:
-        """Persist and forget a queue that somebody else reads from now on."""
+    async def release(self, queues: Iterable[MessageQueue]) -> None:
+        """Persist and forget queues that somebody else reads from now on."""
+        queues = list(queues)
         try:
             # If this fails, the next owner starts where the last persist left it and repeats the rest.
-            await self.try_persist([queue])
+            await self.persist_last(queues)
         finally:
-            self.forget(queue)
+            for queue in queues:
+                self.forget(queue)
 
     def forget(self, queue: MessageQueue) -> None:
         self._offsets.pop(queue, None)

@@ -110,6 +110,9 @@ class PushOptions(MemberOptions):
     consume_batch_max_size: int = 1
     """Messages per listener call."""
     pull_interval_s: float = 0.0
+    handover_timeout_s: float = 5.0
+    """How long a queue that goes to another member waits for listener calls of it to end, so that nothing is
+    handled twice; the next member waits a second longer, also for one that was killed. 0: nobody waits."""
     broker_suspend_s: float = 15.0
     max_body: int = MAX_BODY
     """A message whose compressed body is larger than this when decompressed never reaches the listener: it

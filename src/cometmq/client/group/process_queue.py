@@ -58,6 +58,10 @@ class ProcessQueue:
     """Monotonic seconds; at first those of its making."""
     last_consume_at: float = field(init=False)
     dropped: bool = False
+    leaving: bool = False
+    """Given up: nothing more is begun, but what a running call says still counts, unless it is `dropped`."""
+    calls: int = 0
+    """Listener calls under way."""
     count: int = 0
     body_bytes: int = 0
     _batches: deque[Batch] = field(default_factory=deque)
