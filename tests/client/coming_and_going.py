@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from tests.client.scenarios import FROM_FIRST, PATIENT_CLIENT, names, sending, until
-
 from tests.long_form import LONG
 
 from cometmq import Message, MessageExt, PushConsumer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.client.coming_and_going import members_that_come_and_go_handle_each_message_once
+from tests.client.membership_scenarios import MEMBERSHIP_SCENARIOS
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
@@ -13,6 +14,7 @@ EVERY_SCENARIO: list[Scenario] = [
     *SCENARIOS,
     *RETRY_SCENARIOS,
     *ORDERLY_SCENARIOS,
+    *MEMBERSHIP_SCENARIOS,
     members_that_come_and_go_handle_each_message_once,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,

@@ -35,7 +35,6 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, version_name
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
-    GetConsumerConnectionListRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumeStatsRequestHeader,
     QueryCorrectionOffsetRequestHeader,
@@ -113,19 +112,12 @@ async def members(client: ClientInstance, route: TopicRouteData, group: str) -> 
     offline: BrokerError | None = None
     for addr in broker_addrs(route).values():
         try:
-            return await members_at(client, addr, group)
+            return await client.brokers.consumer_connection(addr, group)
         except BrokerError as error:
             if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
                 raise
             offline = error
     raise offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
-
-
-async def members_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection:
-    """The members of a group that are connected to one broker. Raises BrokerError."""
-    header = GetConsumerConnectionListRequestHeader(consumer_group=group)
-    answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-    return ConsumerConnection.decode(answer.body)
 
 
 async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
@@ -140,7 +132,7 @@ async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
         return RetryLimits()
     for addr in broker_addrs(route).values():
         with suppress(CometError):
-            connected = await members_at(client, addr, group)
+            connected = await client.brokers.consumer_connection(addr, group)
             if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
                 own = connected.retry_max_times
             for member in connected.connection_set:

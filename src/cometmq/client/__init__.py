@@ -22,6 +22,7 @@ from cometmq.client.consumer.listener import (
 )
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
+from cometmq.client.consumer.schedule import PullTurn
 from cometmq.client.group.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -76,6 +77,7 @@ __all__ = [
     "ProducerOptions",
     "PullConsumer",
     "PullOptions",
+    "PullTurn",
     "PushConsumer",
     "PushOptions",
     "QueueHealth",

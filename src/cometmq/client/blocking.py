@@ -244,6 +244,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     assign = _blocking(PullConsumer.assign)
     assign_topic = _blocking(PullConsumer.assign_topic)
     subscribe = _blocking(PullConsumer.subscribe)
+    schedule = _blocking(PullConsumer.schedule)
     unsubscribe = _blocking(PullConsumer.unsubscribe)
     rebalance = _blocking(PullConsumer.rebalance)
     seek = _blocking(PullConsumer.seek)

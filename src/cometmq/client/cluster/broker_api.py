@@ -22,6 +22,7 @@ from cometmq.errors import BodyError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus, WaitingMessage
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
+    ConsumerConnection,
     ConsumerList,
     HeartbeatData,
     KVTable,
@@ -36,6 +37,7 @@ from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
+    GetConsumerConnectionListRequestHeader,
     GetConsumerListByGroupRequestHeader,
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
@@ -246,6 +248,13 @@ class BrokerApi(Calls):
             )
             raise BodyError("ConsumerList", problem, "consumerIdList")
         return list(members)
+
+    async def consumer_connection(self, addr: str, group: str) -> ConsumerConnection:
+        """The members of a group that are connected to one broker. Raises BrokerError, CONSUMER_NOT_ONLINE
+        without any."""
+        header = GetConsumerConnectionListRequestHeader(consumer_group=group)
+        answer = await self.call(addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        return ConsumerConnection.decode(answer.body)
 
     async def check_client_config(
         self, addr: str, client_id: str, group: str, subscription: SubscriptionData

@@ -72,7 +72,7 @@ class ClientInstance(LifeCycle):
         self._heartbeats = Periodic(
             self.loop,
             self.options.heartbeat_interval_s,
-            self.send_heartbeats,
+            self._beat,
             name=f"heartbeat of client {self.client_id}",
         )
         self._route_rounds = Periodic(
@@ -358,6 +358,15 @@ class ClientInstance(LifeCycle):
     def heartbeat_soon(self) -> None:
         """Announce all groups in the background."""
         self._heartbeats.soon()
+
+    async def _beat(self) -> None:
+        # Their questions leave before our heartbeats, which wait for no answer.
+        looks = asyncio.gather(
+            *(peer.look_at_group() for peer in self.consumers.values()), return_exceptions=True
+        )
+        await asyncio.sleep(0)
+        await self.send_heartbeats()
+        await looks
 
     async def send_heartbeats(self) -> None:
         """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""

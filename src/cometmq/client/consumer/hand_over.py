@@ -46,20 +46,21 @@ class HandOver:
         log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
 
     async def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Those that may be pulled now: their lock is ours, or we have waited long enough."""
+        """Those that may be pulled now: no other member has their lock, or we have waited long enough."""
         wanted = [queue for queue in queues if queue not in self._leaving]
-        ours = await self.locks.take(wanted)
+        _, refused = await self.locks.take(wanted)
+        self._refused |= refused
         now = self._loop.time()
         long_ago = now - self._group.options.handover_timeout_s - _GRACE_S
-        self._refused.update(queue for queue in wanted if queue not in ours)
-        overdue = [q for q in wanted if q not in ours and self._waiting.setdefault(q, now) <= long_ago]
+        overdue = [queue for queue in sorted(refused) if self._waiting.setdefault(queue, now) <= long_ago]
         if overdue:
             log.warning(
                 "group %s: %d queues are taken up, first %s, although another member has not let go of them: "
                 "it died, or is slow, and some of their messages may come again",
                 self._group.name, len(overdue), overdue[0],
             )  # fmt: skip
-        return [queue for queue in wanted if queue in ours or queue in overdue]
+        refused.difference_update(overdue)
+        return [queue for queue in wanted if queue not in refused]
 
     async def settle(self, held: Collection[MessageQueue]) -> None:
         """After a round: give back what was locked and could not be taken up, and lock what is held without

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from typing import Any
 
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher, PullAt
+from cometmq.client.consumer.schedule import Schedule
 from cometmq.client.group.group import Group
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.traces import trace_polled
@@ -18,13 +19,21 @@ __all__ = ["Polling"]
 class Polling:
     """The queues that are read, by order of the user or of a rebalance (PullHolder).
 
-    pull: brings messages of a queue; ended: what is raised when no message will ever come. auto_commit: what
-    counts as consumed is committed; else commit() does.
+    schedule: has the queues of its topics, which are not read ahead. pull: brings messages of a queue; ended:
+    what is raised when no message will ever come. auto_commit: what counts as consumed is committed; else
+    commit() does.
     """
 
     def __init__(
-        self, group: Group, pull: PullAt, ended: Callable[[], Exception], *, auto_commit: bool
+        self,
+        group: Group,
+        schedule: Schedule,
+        pull: PullAt,
+        ended: Callable[[], Exception],
+        *,
+        auto_commit: bool,
     ) -> None:
+        self.schedule = schedule
         self._group = group
         self._ended = ended
         self._fetcher = Fetcher(pull)
@@ -39,16 +48,17 @@ class Polling:
 
     async def close(self) -> None:
         await self._fetcher.close()
+        await self.schedule.close()
 
     # -- which queues are read
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        return self._fetcher.queues
+        return (*self._fetcher.queues, *self.schedule.queues)
 
     @property
     def problems(self) -> dict[MessageQueue, str]:
-        return dict(self._fetcher.problems)
+        return self._fetcher.problems | self.schedule.problems
 
     def health(self) -> tuple[QueueHealth, ...]:
         return tuple(self._fetcher.health(self._group.offsets.memory))
@@ -64,27 +74,35 @@ class Polling:
         return False
 
     async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
-        return queues
+        return [queue for queue in queues if not self.schedule.is_ending(queue)]
 
     async def settle(self) -> None:
         """Nothing is left to do."""
 
     async def take_up(self, queue: MessageQueue) -> bool:
         """Read a queue from its committed offset, or as `consume_from_where` says."""
+        if self._fetcher.closed:
+            return False
+        if queue.topic in self.schedule.functions:
+            self.schedule.start(queue)
+            return True
         offsets = self._group.offsets
         self._fetcher.read(queue, await self._group.start_offset(queue, await offsets.committed(queue)))
         return not self._fetcher.closed
 
     async def release(self, queues: Sequence[MessageQueue]) -> None:
+        scheduled = set(self.schedule.queues)
         for queue in queues:
             self._fetcher.drop(queue)
             self._forget_given(queue)
-        await self._group.offsets.release(queues)
+            self.schedule.stop(queue)
+        await self._group.offsets.release(queue for queue in queues if queue not in scheduled)
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
         self._forget_given(queue)
         self._group.offsets.update(queue, offset, increase_only=False)
-        self._fetcher.read(queue, offset)
+        if queue.topic not in self.schedule.functions:
+            self._fetcher.read(queue, offset)
 
     # -- giving out
 

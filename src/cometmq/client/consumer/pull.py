@@ -30,8 +30,9 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
 from cometmq.client.consumer.polling import Polling
-from cometmq.client.consumer.pull_session import PullHolder, PullSession
+from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
 from cometmq.client.group.group import Group, instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
@@ -87,8 +88,8 @@ class PullConsumer(LookingClient):
     async def _begin(self) -> None:
         client = await self._start_client()
         self._member = group = Group(self.group, client, self.options)
-        commits = self.options.auto_commit
-        self._polled = Polling(group, self._pull_assigned, self._not_running, auto_commit=commits)
+        schedule, commits = Schedule(group.offsets, lambda: PullTurn(self)), self.options.auto_commit
+        self._polled = Polling(group, schedule, self._pull_assigned, self._not_running, auto_commit=commits)
         self._retry_topic = RetryTopic(client, self.group, self.options.max_reconsume_times)
         self._persisting = Periodic(
             asyncio.get_running_loop(),
@@ -252,18 +253,36 @@ class PullConsumer(LookingClient):
         for addr in group.instance.routes.masters_of(topic):
             await self._check(addr, subscription)
         if self._session is None:
-            self._session = PullSession(group, self._holder())
+            self._session = PullSession(group, self._polling)
         group.subscriptions[topic] = subscription
         await self._session.join()
+
+    async def schedule(self, topic: str, function: PullTask, expression: Expression | None = "*") -> None:
+        """Join the group for a topic, and call an async function for each queue that falls to this consumer,
+        again and again, instead of reading ahead: it pulls and updates the offset by itself.
+
+        At most 20 calls run at once, and one for each queue; `turn.next_delay_s` (0.2) is the wait to the
+        next, after an exception a second. Raises as subscribe, and ClientStateError for a topic that is
+        subscribed.
+        """
+        functions = self._polling.schedule.functions
+        if topic in self._group.subscriptions and topic not in functions:
+            raise ClientStateError(f"{self._name} has subscribed {topic}, which it reads ahead")
+        before = functions.get(topic)
+        functions[topic] = function
+        try:
+            await self.subscribe(topic, expression)
+        except BaseException:
+            if before is None and topic not in self._group.subscriptions:
+                del functions[topic]
+            raise
 
     async def unsubscribe(self, topic: str) -> None:
         """Give the queues of a topic up."""
         self._group.subscriptions.pop(topic, None)
         if self._session is not None:
             await self._session.join()
-
-    def _holder(self) -> PullHolder:
-        return self._polling
+        self._polling.schedule.functions.pop(topic, None)
 
     async def rebalance(self) -> None:
         """Share out the queues now instead of at the next round or notice."""
@@ -274,26 +293,31 @@ class PullConsumer(LookingClient):
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues that are read: assigned by the caller, or by the rebalance of what is subscribed."""
-        return tuple(sorted(self._holder().queues)) if self._polled is not None else ()
+        return tuple(sorted(self._polled.queues)) if self._polled is not None else ()
 
     def health(self) -> ConsumerHealth:
         """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
         if self._polled is None or self._state != "running":
             return ConsumerHealth(state=self._state, group=self.group)
-        queues, shares = self._polled.health(), {}
-        if self._session is not None:
-            shares = self._session.rounds.problems
+        queues, session = self._polled.health(), self._session
+        shares = session.rounds.problems if session is not None else {}
+        problems = (
+            *problems_of(shares, queues, self.client.heartbeat_problems),
+            *(f"{queue}: {text}" for queue, text in sorted(self._polled.schedule.problems.items())),
+            *(session.agreement.problems if session is not None else ()),
+        )
         return ConsumerHealth(
             state=self._state,
             group=self.group,
             client_id=self.client.client_id,
             queues=queues,
-            problems=problems_of(shares, queues, self.client.heartbeat_problems),
+            problems=problems,
         )
 
     @property
     def problems(self) -> dict[MessageQueue, str]:
-        """Assigned queues whose last pull failed, and why; they are tried again by themselves."""
+        """Assigned queues whose last pull or scheduled call failed, and why; they are tried again by
+        themselves."""
         return self._polled.problems if self._polled is not None else {}
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from cometmq.client.consumer.rebalance import Holder, Rebalance
+from cometmq.client.group.agreement import Agreement
 from cometmq.client.group.group import Group
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt, MessageQueue
@@ -39,12 +40,14 @@ class PullSession:
         self._holder = holder
         self.rounds = Rebalance(group, holder)
         self._started_at_ms = int(time.time() * 1000)
+        self.agreement = Agreement(group)
         group.instance.register_consumer(group.name, self)
 
     async def join(self) -> None:
         """Announce the subscriptions, and share out the queues."""
         group = self._group
         await group.instance.refresh_routes(group.subscriptions)
+        await self.agreement.look()
         await group.instance.send_heartbeats()
         await self.rounds.run()
         self.rounds.start()
@@ -69,6 +72,9 @@ class PullSession:
             subscription_data_set=[each.data() for each in group.subscriptions.values()],
             unit_mode=False,
         )
+
+    async def look_at_group(self) -> None:
+        await self.agreement.look()
 
     def wake_rebalance(self) -> None:
         self.rounds.wake()

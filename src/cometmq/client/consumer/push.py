@@ -95,6 +95,7 @@ class PushConsumer(LookingClient):
         if len(unreachable) == len(session.group.subscriptions):
             raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
         await self._check_expressions(session, self._subscriptions.values())
+        await session.agreement.look()
         await client.send_heartbeats()
         await session.start()
 
@@ -202,7 +203,10 @@ class PushConsumer(LookingClient):
             return ConsumerHealth(state=self._state, group=self.group)
         client = session.group.instance
         queues = session.queue_health(asyncio.get_running_loop().time())
-        problems = [*problems_of(session.members.rounds.problems, queues, client.heartbeat_problems)]
+        problems = [
+            *problems_of(session.members.rounds.problems, queues, client.heartbeat_problems),
+            *session.agreement.problems,
+        ]
         failing = session.consuming.problem()
         if failing is not None:
             problems.append(f"listener {printable(name_of(self._listener))} {failing}")

@@ -30,6 +30,7 @@ from cometmq.client.consumer.listener import (
 from cometmq.client.consumer.membership import Held, Membership
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
+from cometmq.client.group.agreement import Agreement
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.options import MOST_CONCURRENCY, PushOptions
@@ -80,6 +81,7 @@ class PushSession:
         self.group = group = ConsumerGroup(name, client, options, dict(subscriptions))
         if group.clustering:
             group.subscriptions[group.retry_topic] = Subscription(group.retry_topic, "*")
+        self.agreement = Agreement(group)
         self._executor = (
             None if is_async(listener) else ThreadPoolExecutor(MOST_CONCURRENCY, f"cometmq-{name}")
         )
@@ -218,6 +220,9 @@ class PushSession:
             subscription_data_set=[each.data() for each in group.subscriptions.values()],
             unit_mode=False,
         )
+
+    async def look_at_group(self) -> None:
+        await self.agreement.look()
 
     def wake_rebalance(self) -> None:
         self.members.rounds.wake()

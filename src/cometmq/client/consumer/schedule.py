@@ -1,0 +1,122 @@
+"""Calling a function of the user's for each queue that a pull consumer holds, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cometmq import logs
+from cometmq.client.group.offsets import OffsetStore
+from cometmq.message import MessageQueue
+from cometmq.text import printable
+
+if TYPE_CHECKING:
+    from cometmq.client.consumer.pull import PullConsumer
+
+__all__ = ["PullTask", "PullTurn", "Schedule"]
+
+log = logs.logger("cometmq.client.consumer")
+
+_AT_ONCE = 20
+_NEXT_S, _AFTER_FAILURE_S = 0.2, 1.0  # docs/reference/client.md, Scheduled pulls
+_DRAIN_S = 30.0
+
+
+@dataclass(slots=True)
+class PullTurn:
+    """One call for a queue. next_delay_s: how long after it the next one begins."""
+
+    consumer: PullConsumer
+    next_delay_s: float = _NEXT_S
+
+
+PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
+"""An async function. After an exception it is called again a second later."""
+
+
+@dataclass(slots=True, eq=False)
+class _Loop:
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Schedule:
+    """A loop of calls for each queue; at most 20 calls run at once, and one for each queue."""
+
+    def __init__(self, offsets: OffsetStore, turn: Callable[[], PullTurn]) -> None:
+        self._offsets = offsets
+        self._turn = turn
+        self.functions: dict[str, PullTask] = {}
+        """topic -> what is called."""
+        self._loops: dict[MessageQueue, _Loop] = {}
+        self._ending: dict[MessageQueue, _Loop] = {}
+        """Given up, with a call under way, or an offset on its way to the store."""
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self.problems: dict[MessageQueue, str] = {}
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return tuple(self._loops)
+
+    def is_ending(self, queue: MessageQueue) -> bool:
+        """Whether its last call, from before it was given up, is still to be waited for."""
+        return queue in self._ending
+
+    def start(self, queue: MessageQueue) -> None:
+        loop = self._loops[queue] = _Loop()
+        loop.task = asyncio.get_running_loop().create_task(
+            self._run(queue, loop), name=f"cometmq-schedule-{queue}"
+        )
+
+    def stop(self, queue: MessageQueue) -> None:
+        """No further call; when a running one has ended, the queue's offset is stored and forgotten."""
+        loop = self._loops.pop(queue, None)
+        if loop is not None:
+            self._ending[queue] = loop
+            loop.stopped.set()
+
+    async def close(self) -> None:
+        """No further calls; those that run may end, for 30 s at most."""
+        for queue in self.queues:
+            self.stop(queue)
+        tasks = [loop.task for loop in self._ending.values() if loop.task is not None]
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=_DRAIN_S)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, queue: MessageQueue, loop: _Loop) -> None:
+        stopped = loop.stopped
+        try:
+            while not stopped.is_set():
+                turn = self._turn()
+                async with self._room:
+                    if not stopped.is_set():
+                        await self._call(queue, turn)
+                try:
+                    async with asyncio.timeout(turn.next_delay_s):
+                        await stopped.wait()
+                except TimeoutError:
+                    pass
+            await self._offsets.release([queue])
+        finally:
+            self.problems.pop(queue, None)
+            self._ending.pop(queue, None)
+
+    async def _call(self, queue: MessageQueue, turn: PullTurn) -> None:
+        try:
+            await self.functions[queue.topic](queue, turn)
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # we are cancelled; otherwise something that the function awaited was
+            text = printable(repr(error))
+            if self.problems.get(queue) != text:
+                log.warning("%s: the scheduled function failed: %s", queue, text, exc_info=error)
+            self.problems[queue] = text
+            turn.next_delay_s = _AFTER_FAILURE_S
+        else:
+            self.problems.pop(queue, None)

@@ -1,0 +1,106 @@
+"""Members of a group that subscribe different things are told so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv, ignore, push_consumer
+
+from cometmq import ClientOptions, Message, Producer, PullConsumer, PushConsumer
+from cometmq.client.group.agreement import disagreements
+from cometmq.protocol.bodies import ClientConnection, ConsumerConnection, SubscriptionData
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.testing import LocalBroker
+
+OWN = frozenset({("T", "a")})
+
+
+def of_apache(*clients: str, **table: str) -> ConsumerConnection:
+    """What Apache's broker says of a group: its members, and one subscription for all."""
+    return ConsumerConnection(
+        connection_set=[ClientConnection(client_id=name) for name in clients],
+        subscription_table={
+            topic: SubscriptionData(topic=topic, sub_string=expression) for topic, expression in table.items()
+        },
+    )
+
+
+def of_ours(**members: dict[str, str]) -> ConsumerConnection:
+    return ConsumerConnection(
+        connection_set=[
+            ClientConnection(client_id=name, subscriptions=each) for name, each in members.items()
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "problems"),
+    [
+        (of_apache("me", "you", T="a"), []),
+        (of_apache("me", T="b"), []),  # what we said ourselves, a moment ago
+        (of_apache("me", "you", T="b"), ["T differently.*: b (another member), a (me)"]),
+        (of_apache("you", T="a", U="*"), ["U differently.*: * (another member), not subscribed (me)"]),
+        (of_ours(me={"T": "b"}, you={"T": "a"}), []),
+        (of_ours(you={"T": "b"}, she={"T": "a"}), ["T differently.*: b (you), a (she and 1 more)"]),
+        (of_ours(you={"U": "*"}), ["T differently.*: a (me), not subscribed (you)", "U differently"]),
+    ],
+)
+def test_the_others_are_compared_with_us(found: ConsumerConnection, problems: list[str]) -> None:
+    said = disagreements("me", OWN, found)
+    assert len(said) == len(problems)
+    for sentence, wanted in zip(said, problems, strict=True):
+        assert all(part in sentence for part in wanted.split(".*")), sentence
+
+
+async def test_who_joins_and_who_was_there_are_both_told(
+    local: LocalBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick = ClientOptions(heartbeat_interval_s=0.1)
+
+    def member(expression: str) -> PushConsumer:
+        return PushConsumer(
+            "g-differ", ignore, {"Differ": expression}, namesrv=local.namesrv, client_options=quick
+        )
+
+    async def told(consumer: PushConsumer | PullConsumer, *, expected: bool = True) -> None:
+        async with asyncio.timeout(20):
+            while any("differently" in each for each in consumer.health().problems) is not expected:
+                await asyncio.sleep(0.02)
+
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        await producer.send(Message("Differ", b"makes the topic"))
+    async with member("a") as one:
+        await told(one, expected=False)
+        async with member("b") as two:
+            await told(two)
+            await told(one)
+            assert "members subscribe Differ differently" in caplog.text
+            await two.subscribe("Differ", "a")
+            await told(one, expected=False)
+            await told(two, expected=False)
+            await two.subscribe("Differ", "c")
+            await told(one)
+        await told(one, expected=False)
+    async with PullConsumer("g-differ-2", namesrv=local.namesrv, client_options=quick) as pulling:
+        await pulling.subscribe("Differ", "a")
+        async with PullConsumer("g-differ-2", namesrv=local.namesrv, client_options=quick) as another:
+            await another.subscribe("Differ", "b")
+            await told(pulling)
+            await told(another)
+
+
+async def test_a_broker_that_does_not_tell_is_no_problem(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    def hang(frame: Frame) -> Frame | None:
+        del frame
+        return None
+
+    async with push_consumer(namesrv, ignore) as member:
+        assert member.health().ok
+    broker.refuse(RequestCode.GET_CONSUMER_CONNECTION_LIST, ResponseCode.CONSUMER_NOT_ONLINE)
+    async with push_consumer(namesrv, ignore) as member:
+        assert member.health().ok
+    broker.on(RequestCode.GET_CONSUMER_CONNECTION_LIST, hang)
+    async with push_consumer(namesrv, ignore) as member:
+        assert member.health().ok

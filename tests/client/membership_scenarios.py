@@ -1,0 +1,247 @@
+"""What members of a group and their tools see at any broker: shares, differences, look-ups, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+from tests.client.scenarios import (
+    Ledger,
+    Scenario,
+    bodies,
+    consuming,
+    fill,
+    names,
+    read_at_least,
+    reading,
+    sending,
+    until,
+)
+
+from cometmq import (
+    Admin,
+    ClientOptions,
+    ConsumeFromWhere,
+    Message,
+    MessageNotFound,
+    MessageQueue,
+    NoRouteError,
+    PullConsumer,
+    PullOptions,
+    PullTurn,
+    PushConsumer,
+    PushOptions,
+)
+from cometmq.client import AllocateByMachineRoomNearby
+
+FROM_FIRST_PULL = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+
+
+async def pull_members_share_queues_and_hand_them_over(namesrv: str) -> None:
+    """Lite pull with subscribe(), and one member whose queues are read by scheduled calls."""
+    name = names("lite")
+    first, second = bodies(200, "a"), bodies(200, "b")
+    await fill(namesrv, name.topic, first)
+    ledger = Ledger()
+
+    async def poll(consumer: PullConsumer) -> None:
+        while True:
+            ledger.add(await consumer.poll(1.0))
+
+    async with reading(namesrv, name.group, FROM_FIRST_PULL) as one:
+        await one.subscribe(name.topic)
+        polling = asyncio.create_task(poll(one))
+        await ledger.has_all(first)
+        # What the last poll gave out is committed by the next one, which comes within a second.
+        await asyncio.sleep(1.5)
+        await one.commit()
+        called = Ledger()
+
+        async def read(queue: MessageQueue, turn: PullTurn) -> None:
+            offset = await turn.consumer.committed(queue)
+            result = await turn.consumer.pull(queue, offset or 0)
+            called.add(result.messages)
+            turn.consumer.update_offset(queue, result.next_begin_offset)
+
+        async with reading(namesrv, name.group, FROM_FIRST_PULL) as two:
+            await two.schedule(name.topic, read)
+
+            async def shared() -> bool:
+                halves = [len(one.assignment), len(two.assignment)]
+                return halves[0] == halves[1] and sum(halves) == len(await one.fetch_queues(name.topic))
+
+            await until(shared, "the queues shared evenly")
+            await fill(namesrv, name.topic, second)
+            await until(
+                lambda: _true(set(second) <= ledger.bodies.keys() | called.bodies.keys()), "the second lot"
+            )
+            assert not set(ledger.bodies) & set(called.bodies)
+            assert called.messages
+        await until(lambda: _true(len(one.assignment) == len(one.health().queues) == 2 * 2), "all taken over")
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+    every = ledger.bodies + called.bodies
+    assert every == Counter([*first, *second])
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def members_that_subscribe_different_things_are_told(namesrv: str) -> None:
+    name = names("differ")
+    await fill(namesrv, name.topic, [b"makes the topic"])
+    quick = ClientOptions(api_timeout_s=30.0, heartbeat_interval_s=0.3)
+
+    def member(expression: str) -> PushConsumer:
+        ledger = Ledger()
+        return PushConsumer(
+            name.group, ledger.listener, {name.topic: expression}, namesrv=namesrv, client_options=quick
+        )
+
+    def is_told(consumer: PushConsumer) -> bool:
+        return any(f"{name.topic} differently" in problem for problem in consumer.health().problems)
+
+    async with member("a") as one:
+        assert not is_told(one)
+        async with member("b") as two:
+            await until(lambda: _true(is_told(two)), "the new member told")
+            await until(lambda: _true(is_told(one)), "the old member told")
+        await until(lambda: _true(not is_told(one)), "the old member told that it is over")
+
+
+async def messages_are_found_and_sent_back(namesrv: str) -> None:
+    name = names("find")
+    ledger = Ledger()
+    before = int(time.time() * 1000)
+    async with sending(namesrv, "p-find") as producer:
+        sent = await producer.send(Message(name.topic, b"found", keys=(f"k{name.topic}",)))
+
+        async def by_key() -> bool:
+            try:
+                found = await producer.query_messages(name.topic, f"k{name.topic}")
+            except NoRouteError:
+                return False
+            return [each.body for each in found] == [b"found"]
+
+        await until(by_key, "the message found by its key")  # Apache's index is written a little later
+        assert before - 5_000 <= await producer.earliest_store_time(sent.queue) <= before + 60_000
+        assert (await producer.min_offset(sent.queue), await producer.max_offset(sent.queue)) == (0, 1)
+        for msg_id in (sent.msg_id, sent.offset_msg_id):
+            found = await producer.view_message(msg_id, name.topic)
+            assert (found.body, found.msg_id) == (b"found", sent.msg_id)
+        with pytest.raises(MessageNotFound):
+            await producer.view_message("0" * 32, name.topic)
+    async with consuming(namesrv, name, ledger.listener) as consumer:
+        await ledger.has_all([b"found"])
+        (first,) = ledger.messages
+        assert (first.properties["MIN_OFFSET"], first.properties["MAX_OFFSET"]) == ("0", "1")
+        assert before <= int(first.properties["CONSUME_START_TIME"]) <= int(time.time() * 1000)
+        await consumer.send_message_back(first, 1)
+        await ledger.wait_until(lambda seen: len(seen.messages) == 2, "the message that was sent back")
+        async with reading(namesrv, name.group) as puller:
+            # One that was looked up does not know its broker's name.
+            await puller.send_message_back(await puller.view_message(sent.offset_msg_id), 1)
+        await ledger.wait_until(lambda seen: len(seen.messages) == 3, "the one sent back by a pull consumer")
+    assert [message.reconsume_times for message in ledger.messages] == [0, 1, 1]
+    assert {message.msg_id for message in ledger.messages} == {sent.msg_id}
+
+
+async def a_group_may_start_at_a_time(namesrv: str) -> None:
+    name = names("since")
+    await fill(namesrv, name.topic, [b"makes the topic"])
+    async with sending(namesrv, "p-since") as producer:
+        queue = (await producer.queues(name.topic))[0]
+        for number in range(3):
+            await producer.send(Message(name.topic, b"old%d" % number), queue=queue)
+        await asyncio.sleep(2.1)
+        for number in range(3):
+            await producer.send(Message(name.topic, b"new%d" % number), queue=queue)
+        stored = {message.body: message for message in await read_at_least(namesrv, name.topic, 7)}
+    when = stored[b"new0"].store_timestamp_ms
+    async with reading(namesrv, name.group) as puller:
+        # The broker says 0 for a group it does not know on a young topic; so the offset is set by hand first.
+        await puller.assign([queue])
+        await puller.seek_to_time(queue, when)
+        assert (await puller.poll(30.0))[0].body == b"new0"
+        await puller.seek_to_end(queue)
+        await puller.seek_to_begin(queue)
+        assert (await puller.poll(30.0))[0].queue_offset == 0
+
+
+async def a_storage_of_ones_own_keeps_the_offsets(namesrv: str) -> None:
+    name = names("own")
+    shelf: dict[MessageQueue, int] = {}
+
+    class Shelf:
+        async def read(self, queue: MessageQueue) -> int | None:
+            return shelf.get(queue)
+
+        async def write(self, table: dict[MessageQueue, int]) -> None:
+            shelf.update(table)
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, offset_storage=Shelf())
+    for lot in (bodies(50, "a"), bodies(50, "b")):
+        await fill(namesrv, name.topic, lot)
+        ledger = Ledger()
+        async with consuming(namesrv, name, ledger.listener, options=options):
+            await ledger.has_all(lot)
+        assert ledger.bodies == Counter(lot)
+    assert sum(offset for queue, offset in shelf.items() if queue.topic == name.topic) == 100
+    async with reading(namesrv, name.group) as reader:
+        # The broker has none: 0 is its word for a group that it does not know.
+        assert {await reader.committed(queue) for queue in await reader.fetch_queues(name.topic)} == {0}
+
+
+async def correction_offsets_are_the_lowest_of_all_groups(namesrv: str) -> None:
+    name = names("correct")
+    await fill(namesrv, name.topic, bodies(8))
+    await read_at_least(namesrv, name.topic, 8)
+    groups = {f"{name.group}-a": 2, f"{name.group}-b": 1}
+    for group, offset in groups.items():
+        async with reading(namesrv, group) as consumer:
+            queues = await consumer.fetch_queues(name.topic)
+            await consumer.commit(dict.fromkeys(queues, offset))
+    async with Admin(namesrv) as admin:
+        found = await admin.correction_offsets(name.topic, f"{name.group}-none")
+        assert found == dict.fromkeys(queues, 1)
+        found = await admin.correction_offsets(name.topic, f"{name.group}-b", [f"{name.group}-none"])
+        assert found == dict.fromkeys(queues, 1)
+
+
+async def rooms_are_shared_by_their_members(namesrv: str) -> None:
+    """Two members in one room, where the queues are, and one in another."""
+    name = names("rooms")
+    await fill(namesrv, name.topic, [b"makes the topic"])
+    near = AllocateByMachineRoomNearby(lambda queue: "here", lambda member: member.rpartition("@")[2][:4])
+
+    def member(instance: str) -> PushConsumer:
+        ledger = Ledger()
+        return PushConsumer(
+            name.group, ledger.listener, name.topic, namesrv=namesrv,
+            options=PushOptions(allocate_strategy=near),
+            client_options=ClientOptions(api_timeout_s=30.0, instance_name=instance),
+        )  # fmt: skip
+
+    def held(consumer: PushConsumer) -> int:
+        return sum(queue.topic == name.topic for queue in consumer.assignment)
+
+    async with member("here-1") as one, member("away-2") as two, member("here-3") as three:
+        await until(lambda: _true((held(one), held(two), held(three)) == (2, 0, 2)), "shared within the room")
+        await one.stop()
+        await until(lambda: _true((held(two), held(three)) == (0, 4)), "taken over within the room")
+        await three.stop()
+        await until(lambda: _true(held(two) == 4), "taken over by another room")
+
+
+MEMBERSHIP_SCENARIOS: list[Scenario] = [
+    pull_members_share_queues_and_hand_them_over,
+    members_that_subscribe_different_things_are_told,
+    messages_are_found_and_sent_back,
+    a_group_may_start_at_a_time,
+    a_storage_of_ones_own_keeps_the_offsets,
+    correction_offsets_are_the_lowest_of_all_groups,
+    rooms_are_shared_by_their_members,
+]
