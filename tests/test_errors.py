@@ -22,6 +22,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "ConfigError": ("listenPort", "x", "a port"),
     "ClientStateError": ("closed",),
     "MessageIllegal": ("too long", "T", "topic"),
+    "MessageNotFound": ("7F000001", "in topic T"),
     "BrokerError": (17, "", "no topic", "a:1", "T", "k", "create it"),
     "ConnectError": ("a:1", "refused"),
     "SendFailed": ("a:1", 310),

@@ -76,7 +76,7 @@ def nearby(inner: AllocateStrategy | None = None) -> AllocateByMachineRoomNearby
     return AllocateByMachineRoomNearby(_room_of, _home_of, *([inner] if inner else []))
 
 
-# Computed by the rule of docs/reference/client.md, Allocation.
+# Computed by the rule (docs/reference/client.md, Allocation).
 NEARBY = [
     # members, queues of each room, queue ids of each member by room
     (["a@1", "a@2"], {"a": 4}, [{"a": [0, 1]}, {"a": [2, 3]}]),

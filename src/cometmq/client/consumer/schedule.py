@@ -20,7 +20,7 @@ __all__ = ["PullTask", "PullTurn", "Schedule"]
 log = logs.logger("cometmq.client.consumer")
 
 _AT_ONCE = 20
-_NEXT_S, _AFTER_FAILURE_S = 0.2, 1.0  # docs/reference/client.md, Scheduled pulls
+_NEXT_S, _AFTER_FAILURE_S = 0.2, 1.0  # (docs/reference/client.md, Scheduled pulls)
 _DRAIN_S = 30.0
 
 
