@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from tests.client.group.test_allocate import NEARBY
 from tests.interop import wire
 from tests.interop.driver import Driver, JavaError, Json, body_of, message
 from tests.interop.processes import wait_until
@@ -350,3 +351,14 @@ def test_binary_headers_are_served(
     assert_exactly_once([each for each in got if not each["failed"]], sent)
     assert_exactly_once(space.pull_topic(space.pull(group=space.group + "-pull")), sent)
     space.close()
+
+
+@pytest.mark.parametrize(("members", "rooms", "expected"), [each for each in NEARBY if each[1]])
+def test_machine_rooms_are_shared_as_javas_class_shares_them(
+    java: Driver, members: list[str], rooms: dict[str, int], expected: list[dict[str, list[int]]]
+) -> None:
+    queues = [f"{room}@broker#{number}" for room, count in rooms.items() for number in range(count)]
+    for member, share in zip(members, expected, strict=True):
+        found = java.call("allocate_nearby", member=member, members=members, queues=queues)
+        wanted = {f"{room}@broker#{number}" for room, numbers in share.items() for number in numbers}
+        assert set(found) == wanted

@@ -81,6 +81,7 @@ public final class Driver {
             case "view" -> producers.view(args);
             case "query" -> producers.query(args);
             case "bounds" -> producers.bounds(args);
+            case "allocate_nearby" -> Allocation.nearby(args);
             case "push_start" -> consumers.pushStart(args);
             case "push_stop" -> consumers.pushStop(args);
             case "push_queues" -> consumers.pushQueues(args);
