@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cometmq.client import ClientInstance, PushConsumer
     from cometmq.message import MessageExt
 
-MEMBERSHIP = logs.logger("cometmq.client.consumer.membership")
+MEMBERSHIP = logs.logger("cometmq.client.consumer.rebalance")
 PATIENCE_S = 3.0
 DRAIN_S = 0.1
 """How long to wait at the end for printed messages to be acknowledged. Those not printed never are."""

@@ -10,6 +10,7 @@ from tests.client.fakes import Box, FakeBroker, FakeNamesrv
 
 from cometmq import MessageQueue
 from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -37,6 +38,18 @@ def test_the_checker_finds_what_may_not_be(calls: list[Call], problem: str | Non
 async def lose_queue(box: Box, broker: FakeBroker) -> None:
     """Another member has joined, and the only queue is its own now."""
     broker.members = ["!another", *broker.members]
+
+
+def with_another(broker: FakeBroker) -> None:
+    """The group has a member beside us, which has the queue's lock, but no share."""
+    broker.not_ours.add(QUEUE)
+
+    def beat(frame: Frame) -> Frame | None:
+        answer = broker.answer(frame)
+        broker.members = [*broker.members, "~another"]
+        return answer
+
+    broker.on(RequestCode.HEART_BEAT, beat)
 
 
 async def test_running_calls_end_and_count_before_the_lock_goes(broker: FakeBroker, box: Box) -> None:
@@ -75,7 +88,7 @@ async def test_the_next_member_waits_for_the_lock_but_not_for_ever(
     broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cometmq.client.consumer.hand_over._GRACE_S", 0.1)
-    broker.not_ours.add(QUEUE)
+    with_another(broker)
     broker.store_numbers(1)
     async with box.consumer(handover_timeout_s=0.2) as member:
         assert member.assignment == ()
@@ -89,11 +102,20 @@ async def test_the_next_member_waits_for_the_lock_but_not_for_ever(
 
 
 async def test_a_queue_that_is_free_is_taken_at_once(broker: FakeBroker, box: Box) -> None:
+    with_another(broker)
+    broker.store_numbers(1)
+    async with box.consumer(handover_timeout_s=60.0) as member:
+        assert member.assignment == ()
+        broker.not_ours.clear()
+        await member.rebalance()
+        assert member.assignment == (QUEUE,)
+        await box.has(1)
+
+
+async def test_the_only_member_does_not_wait_for_one_that_died(broker: FakeBroker, box: Box) -> None:
     broker.not_ours.add(QUEUE)
     broker.store_numbers(1)
     async with box.consumer(handover_timeout_s=60.0) as member:
-        broker.not_ours.clear()
-        await member.rebalance()
         assert member.assignment == (QUEUE,)
         await box.has(1)
 

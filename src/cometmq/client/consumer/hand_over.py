@@ -45,10 +45,12 @@ class HandOver:
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
 
-    async def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    async def take(self, queues: Iterable[MessageQueue], *, wait: bool) -> list[MessageQueue]:
         """Those that may be pulled now: no other member has their lock, or we have waited long enough."""
         wanted = [queue for queue in queues if queue not in self._leaving]
         _, refused = await self.locks.take(wanted)
+        if not wait:
+            return wanted  # whoever has a lock is not there any more
         self._refused |= refused
         now = self._loop.time()
         long_ago = now - self._group.options.handover_timeout_s - _GRACE_S

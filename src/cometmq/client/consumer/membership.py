@@ -99,7 +99,9 @@ class Membership:
             log.warning("a pull of %s has not come back; the queue is given up and taken up anew", queue)
         return lost
 
-    async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
+    async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
+        if isinstance(self._locking, HandOver):
+            return await self._locking.take(queues, wait=not alone)
         return queues if self._locking is None else await self._locking.take(queues)
 
     async def settle(self) -> None:

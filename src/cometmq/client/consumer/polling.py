@@ -73,7 +73,8 @@ class Polling:
         del queue
         return False
 
-    async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
+    async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
+        del alone
         return [queue for queue in queues if not self.schedule.is_ending(queue)]
 
     async def settle(self) -> None:

@@ -38,8 +38,9 @@ class Holder(Protocol):
     def expired(self, queue: MessageQueue) -> bool:
         """Whether a queue that is held has to be given up and taken up anew."""
 
-    async def claim(self, queues: Sequence[MessageQueue]) -> Collection[MessageQueue]:
-        """Of queues that are ours by the members' shares: those that may be taken up now."""
+    async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
+        """Of queues that are ours by the members' shares: those that may be taken up now. alone: the group
+        has no other member."""
 
     async def take_up(self, queue: MessageQueue) -> bool:
         """Whether the queue is held now. Raises CometError with what keeps it from that."""
@@ -139,7 +140,7 @@ class Rebalance:
         # First those that go: a queue is never pulled twice by one client.
         await holder.release(sorted(held - kept))
         new = sorted(set(mine) - kept)
-        free = sorted(await holder.claim(new))
+        free = sorted(await holder.claim(new, alone=set(members) <= {group.instance.client_id}))
         taken_up = all(await for_each(free, self._take_up, _TAKEN_UP_AT_ONCE))
         self._tell(topic, queues, mine)
         if topic in self._unlisted:
