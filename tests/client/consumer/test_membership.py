@@ -65,6 +65,12 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
     async with box.consumer(broker_suspend_s=0.01, suspend_timeout_s=0.01) as member:
         await member.rebalance()
         assert not box.messages  # not so soon
+        monkeypatch.setattr(queue_puller, "_LATE_S", 0.0)
+        async with asyncio.timeout(20):
+            while not any("no answer to a pull" in problem for problem in member.health().problems):
+                await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        monkeypatch.setattr(BrokerApi, "pull", lossy)
         monkeypatch.setattr(queue_puller, "PULL_MAX_IDLE_S", 0.02)
         async with asyncio.timeout(20):
             while not box.messages:

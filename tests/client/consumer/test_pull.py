@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
@@ -17,8 +18,10 @@ from cometmq import (
     PullOptions,
     sql92,
 )
-from cometmq.client.consumer import reading_ahead
+from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.consumer import queue_puller, reading_ahead
 from cometmq.errors import BrokerError, ClientStateError
+from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 
@@ -175,6 +178,50 @@ async def test_a_refused_pull_is_named_and_tried_again(
     del broker.scripts[RequestCode.PULL_MESSAGE]
     assert texts(await consumer.poll()) == "0"
     assert consumer.problems == {}
+
+
+async def test_a_pull_that_never_comes_back_is_named_and_begun_anew(
+    consumer: PullConsumer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull = BrokerApi.pull
+    lost = asyncio.Event()
+
+    async def lossy(api: BrokerApi, *args: Any, **given: Any) -> PullResult:
+        if not lost.is_set():
+            lost.set()
+            await asyncio.Event().wait()
+        return await pull(api, *args, **given)
+
+    monkeypatch.setattr(BrokerApi, "pull", lossy)
+    monkeypatch.setattr(queue_puller, "PULL_MAX_IDLE_S", 0.2)
+    monkeypatch.setattr(queue_puller, "_LATE_S", 0.1)
+    monkeypatch.setattr(reading_ahead, "_ERROR_DELAY_S", 0.01)
+    store(broker, b"0")
+    await consumer.assign([QUEUE])
+    async with asyncio.timeout(20):
+        while not any("no answer to a pull" in problem for problem in consumer.health().problems):
+            await asyncio.sleep(0.01)
+    assert texts(await consumer.poll()) == "0"
+    assert consumer.health().ok
+
+
+async def test_health_says_how_far_each_queue_is(consumer: PullConsumer, broker: FakeBroker) -> None:
+    assert consumer.health().queues == ()
+    store(broker, *(b"%d" % number for number in range(20)))
+    await consumer.assign([QUEUE, OTHER])
+    async with asyncio.timeout(20):
+        while consumer.health().queues[0].waiting is None:
+            await asyncio.sleep(0.01)
+    first, other = consumer.health().queues
+    assert (first.waiting, first.next_offset, first.held_count) == ("2 batches are read ahead", 8, 8)
+    assert (other.waiting, other.next_offset, other.held_count, other.problem) == (None, 0, 0, None)
+    await consumer.poll()
+    await consumer.poll()
+    assert consumer.health().queues[0].committed_offset == 4
+    consumer.pause([OTHER])
+    assert consumer.health().queues[1].waiting == "paused"
+    await consumer.stop()
+    assert (consumer.health().state, consumer.health().ok) == ("stopped", False)
 
 
 async def test_an_offset_outside_the_queue_is_corrected(consumer: PullConsumer, broker: FakeBroker) -> None:
