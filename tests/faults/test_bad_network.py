@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import logging
 import os
 import random
 import statistics
@@ -65,6 +66,12 @@ CONSUMER = PushOptions(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """What clients warn of is wanted here, and kept lines would count as memory."""
+    caplog.set_level(logging.CRITICAL, "cometmq")
 
 
 class Scenario:

@@ -215,6 +215,12 @@ class _End(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.connection.ended(self, exc)
 
+    def end(self) -> None:
+        """The peer gets its end, and may still send."""
+        if self.transport is not None and not self.transport.is_closing():
+            with contextlib.suppress(OSError):  # it is gone, and we shall be told
+                self.transport.write_eof()
+
     def close(self) -> None:
         if self.transport is not None:
             self.transport.close()
@@ -286,7 +292,7 @@ class _Flow:
             return
         while self._timer is None and not self._stalled and not self.ended:
             if self._due and self._due[0][0] <= self.passed:
-                self._do(self._due.pop(0)[1], target)
+                self._do(self._due.pop(0)[1])
             elif self._held or not self._waiting:
                 break
             elif self._delay_s and not self._delayed:
@@ -295,7 +301,7 @@ class _Flow:
             else:
                 self._pass(target)
         if self._end_came and not self._waiting and self._timer is None and not self._stalled:
-            self._finish(target)
+            self._finish()
         if not source.is_closing():
             # More is read only when this is gone, so a stall reaches the sender.
             (source.pause_reading if self._waiting else source.resume_reading)()
@@ -313,15 +319,14 @@ class _Flow:
         if self._piece != WHOLE and self._waiting:
             self._wait(0)  # so that the receiver may see the pieces one by one
 
-    def _do(self, fault: Fault, target: asyncio.Transport) -> None:
+    def _do(self, fault: Fault) -> None:
         match fault.kind:
             case Kind.CUT:
                 self.ended = True
                 self._cut()
             case Kind.HALF_CLOSE:
+                self._target.end()
                 self._deaf = True
-                if not target.is_closing():
-                    target.write_eof()
             case Kind.STALL if math.isinf(fault.seconds):
                 self._stalled = True
             case Kind.STALL:
@@ -338,9 +343,9 @@ class _Flow:
         self._timer = None
         self.go_on()
 
-    def _finish(self, target: asyncio.Transport) -> None:
+    def _finish(self) -> None:
         if not self.ended:
             self.ended = True
-            if not self._deaf and not target.is_closing():
-                target.write_eof()
+            if not self._deaf:
+                self._target.end()
             self._source.connection.flow_ended()
