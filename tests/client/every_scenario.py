@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.client.network_scenarios import a_bad_network_loses_and_invents_nothing
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
@@ -14,6 +15,7 @@ EVERY_SCENARIO: list[Scenario] = [
     *ORDERLY_SCENARIOS,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,
+    a_bad_network_loses_and_invents_nothing,
 ]
 
 # Not with a broker 4.9: it has no delivery times.
