@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
@@ -224,16 +224,14 @@ def progress(index: _Index) -> Iterator[str]:
         if each.result != "fail":
             queues[each.group, each.topic, each.queue].append(each)
     for place, found in queues.items():
-        done: list[Operation] = []  # commits by their ends
         highest: Operation | None = None
-        waiting = sorted((each for each in found if each.op == "commit" and is_ok(each)), key=_end)
+        waiting = deque(sorted((each for each in found if each.op == "commit" and is_ok(each)), key=_end))
         resets = [each for each in found if each.op == "reset"]
         for each in found:
             if each.op == "reset" or not is_ok(each):
                 continue
             while waiting and _end(waiting[0]) <= each.began:
-                done.append(waiting.pop(0))
-                newest = done[-1]
+                newest = waiting.popleft()
                 if any(_end(reset) >= newest.began and reset.began <= _end(newest) for reset in resets):
                     highest = None
                 if highest is None or (newest.offset or 0) > (highest.offset or 0):
@@ -279,7 +277,7 @@ def strict_order(index: _Index) -> Iterator[str]:
         if each.op == "handle":
             calls[each.group, each.key].append(each)
     for (group, key), history in calls.items():
-        in_front = sorted(stored[key])
+        in_front = deque(sorted(stored[key]))
         done = {message for whose, message in index.dead if whose == group}
         for before, call in itertools.pairwise([None, *history]):
             if call is None:
@@ -290,7 +288,7 @@ def strict_order(index: _Index) -> Iterator[str]:
                 if is_ok(before):
                     done.add(before.message)
             while in_front and in_front[0][1] in done:
-                in_front.pop(0)
+                in_front.popleft()
             if in_front and in_front[0][0] < (call.offset or 0) and where[in_front[0][1]] == call.queue:
                 yield f"{call.message} of key {key} overtakes {in_front[0][1]} in group {group}"
 

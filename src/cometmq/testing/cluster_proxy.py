@@ -37,8 +37,7 @@ class ClusterProxy:
         self.script = script
         self.brokers: dict[str, FaultProxy] = {}
         """By the brokers' own addresses; made when a client first asks for a route to one."""
-        self._namesrv_script = script if namesrv_script is None else namesrv_script
-        self.name_server = FaultProxy("", self._namesrv_script)
+        self.name_server = FaultProxy("", script if namesrv_script is None else namesrv_script)
         """The proxy before the name server."""
 
     @property
