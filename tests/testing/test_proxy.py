@@ -8,6 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.client.scenarios import until
 
 from cometmq.errors import ClientStateError, ConfigError
@@ -101,6 +103,30 @@ async def test_each_fault_does_what_it_says(
 
         await until(server_is_done, "the server's end")
         assert len(echo.got) >= at_server
+
+
+HARMLESS = st.builds(
+    Fault,
+    kind=st.sampled_from([Kind.STALL, Kind.DELAY, Kind.SPLIT]),
+    directions=st.sampled_from([(UP,), (DOWN,), (UP, DOWN)]),
+    after=st.integers(0, 3000),
+    seconds=st.floats(0, 0.002),
+    size=st.integers(1, 500),
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(HARMLESS, max_size=5), st.binary(max_size=50).map(lambda data: data * 60))
+def test_faults_that_lose_nothing_lose_nothing(faults: list[Fault], data: bytes) -> None:
+    async def through() -> None:
+        echo = Echo()
+        async with await asyncio.start_server(echo.serve, "127.0.0.1", 0) as server:
+            target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with FaultProxy(target, lambda number: faults) as proxy:
+                assert await received(proxy, data) == (data, "end")
+        assert bytes(echo.got) == data
+
+    asyncio.run(through())
 
 
 async def test_a_cut_comes_behind_exactly_so_many_bytes(echo: Echo) -> None:
