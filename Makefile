@@ -39,7 +39,7 @@ test: install check  ## everything that must hold, in under 20 minutes on 2 core
 test-long: install  ## the long forms of the tests that have one, about a quarter of an hour
 	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 \
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 \
-	tests/client/test_scenarios.py tests/interop/test_client_on_apache.py \
+	tests/client/test_scenarios.py tests/interop/test_client_on_apache.py tests/faults/test_bad_network.py \
 	tests/faults/test_hostile_requests.py tests/faults/test_kill.py tests/faults/test_kill_timers.py \
 	tests/faults/test_power_loss.py tests/faults/test_semantics_kill.py tests/faults/test_transaction_kill.py \
 	tests/faults/test_transaction_power_loss.py tests/interop/test_expired_stores.py tests/interop/test_histories.py \

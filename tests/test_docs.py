@@ -18,7 +18,7 @@ SOURCES = [
 ]
 FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
 NOT_OF_THE_TREE = {"commitlog/", "consumequeue/", "index/", "config/"}
-TEST = r"`(?:test_|Test)\w+`"
+TEST = r"`(?:test_|Test(?!Broker`))\w+`"  # TestBroker is for users
 FILE = r"`[\w/]*test_\w+\.py`"
 # (docs/reference/storage.md, Record, Index): a page of the reference and headings on it.
 CITATION = re.compile(r"docs/reference/(\w+)\.md(?:,([^)]+)\))?")

@@ -56,7 +56,7 @@ client/test_push.py: client/cluster/server_requests client/consumer/acknowledgin
     client/consumer/push_session client/consumer/queue_puller client/consumer/rebalance
     client/consumer/retry_topic client/group/group client/group/options client/group/subscription
 client/test_routes.py: client/cluster/namesrv_api
-faults/test_power_loss.py: testing/crash_images testing/recording_disk
+faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
@@ -103,7 +103,9 @@ store/test_verify_derived.py: store/inspect/index_check store/inspect/index_file
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch
 test_text.py: logs
+testing/test_in_memory.py: remoting/networks testing/memory
 testing/test_plugin.py: testing/local testing/process
+testing/test_proxy.py: testing/faults
 """
 
 

@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from cometmq.namesrv.server import NameServer
 from cometmq.private import make_private_directory
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.protocol.java_properties import format_properties
-from cometmq.remoting import new_event_loop
+from cometmq.remoting import loop_in_thread
 from cometmq.settings import properties_of, settings_of
 from cometmq.store import SMALL_FILES, WIRE_NAMES, Disk, OsDisk, StoreConfig, read_file, replace_file
 
@@ -53,7 +52,7 @@ class Standalone:
 
     data_dir: where everything is kept. Ports of 0 mean any free port. settings: more broker settings, by
     RocketMQ's keys; they win over the broker.conf of an existing store and hold for this run only, but the
-    segment sizes among them are kept. disk: where broker.conf is kept.
+    segment sizes among them are kept. disk: where broker.conf is kept. host: the address of all of it.
     """
 
     def __init__(
@@ -64,10 +63,12 @@ class Standalone:
         brokers: int = 1,
         settings: Mapping[str, str] | None = None,
         disk: Disk | None = None,
+        host: str = HOST,
     ) -> None:
         self.data_dir = os.fspath(data_dir)
         self.namesrv_addr = ""
         self.broker_addrs: dict[str, str] = {}
+        self._host = host
         self._namesrv_port = namesrv_port
         self._broker_port = broker_port
         self._count = brokers
@@ -92,12 +93,12 @@ class Standalone:
         self._namesrv = NameServer(
             NamesrvConfig(
                 listen_port=self._namesrv_port,
-                bind_address=HOST,
+                bind_address=self._host,
                 kv_config_path=os.path.join(directory, "kvConfig.json"),
                 config_store_path=os.path.join(directory, "namesrv.properties"),
             )
         )
-        self.namesrv_addr = f"{HOST}:{await self._namesrv.start()}"
+        self.namesrv_addr = f"{self._host}:{await self._namesrv.start()}"
         confs = [self.prepare(number) for number in range(self._count)]
         if len(confs) == 1:
             name, path, properties = confs[0]
@@ -135,9 +136,9 @@ class Standalone:
             "brokerName": name,
             "brokerClusterName": CLUSTER,
             "brokerId": "0",
-            "brokerIP1": HOST,
+            "brokerIP1": self._host,
             "listenPort": str(self._broker_port + number * PORT_STEP if self._broker_port else 0),
-            "bindAddress": HOST,
+            "bindAddress": self._host,
             "namesrvAddr": self.namesrv_addr,
             "storePathRootDir": root,
             "brokerConfigPath": path,
@@ -172,21 +173,12 @@ class Standalone:
     @contextmanager
     def run_in_thread(self, timeout_s: float = 30.0) -> Iterator[Standalone]:
         """Run the cluster on a loop in a thread of its own while the block runs."""
-        loop = new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="cometmq-standalone", daemon=True)
-        thread.start()
-        try:
-            asyncio.run_coroutine_threadsafe(self.start(), loop).result(timeout_s)
+        with loop_in_thread("cometmq-standalone", timeout_s) as run:
+            run(self.start())
             try:
                 yield self
             finally:
-                asyncio.run_coroutine_threadsafe(self.stop(), loop).result(timeout_s)
-        finally:
-            for finish in (loop.shutdown_asyncgens, loop.shutdown_default_executor):
-                asyncio.run_coroutine_threadsafe(finish(), loop).result(timeout_s)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(timeout_s)
-            loop.close()
+                run(self.stop())
 
 
 @dataclass(slots=True, eq=False)

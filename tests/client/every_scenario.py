@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.client.coming_and_going import members_that_come_and_go_handle_each_message_once
 from tests.client.membership_scenarios import MEMBERSHIP_SCENARIOS
+from tests.client.network_scenarios import a_bad_network_loses_and_invents_nothing
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
@@ -18,6 +19,7 @@ EVERY_SCENARIO: list[Scenario] = [
     members_that_come_and_go_handle_each_message_once,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,
+    a_bad_network_loses_and_invents_nothing,
 ]
 
 # Not with a broker 4.9: it has no delivery times.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -17,11 +18,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.client.scenarios import FROM_FIRST, PATIENT_CLIENT, names, sending, until
 
 from cometmq import Message, MessageExt, OrderlyContext, OrderlyStatus, PushConsumer, PushOptions, SendStatus
 from cometmq.client.consumer import orderly_queue, queue_locks
+from cometmq.testing import History, check_history
 
 ROOT = Path(__file__).parents[2]
 QUEUES = 4
@@ -39,33 +42,40 @@ class Call:
     handled: bool = False
 
 
-def check_history(calls: Sequence[Call], killed: dict[str, float], sent: Sequence[int]) -> None:
-    """Nothing of a queue overlaps, nothing overtakes, nothing is missing, and only a kill repeats what was
-    handled.
+def check_calls(calls: Sequence[Call], killed: dict[str, float], sent: Sequence[int]) -> None:
+    """Each queue is a key of strict order, and only a kill repeats what was handled.
 
     killed: member -> when it was dead. sent: number of messages by queue.
     """
+    history = History()
+    for queue, count in enumerate(sent):
+        for offset in range(count):
+            history.note("send", at=0.0, **place(queue, offset))
+    for call in calls:
+        facts = place(call.queue, call.offset)
+        calling = history.begin("handle", process=call.member, at=call.began, group="g", **facts)
+        if call.ended is not None:
+            (history.ok if call.handled else history.fail)(calling, at=call.ended)
+        elif call.member in killed:
+            history.unknown(calling, at=max(call.began, killed[call.member]))
+    check_history(history.lines()).verify()
     by_queue: dict[int, list[Call]] = defaultdict(list)
     for call in sorted(calls, key=lambda call: call.began):
         by_queue[call.queue].append(call)
-    for queue, history in by_queue.items():
+    for queue, in_order in by_queue.items():
         done = 0  # every offset below was handled
-        before: Call | None = None
-        for call in history:
-            assert call.offset <= done, f"queue {queue}: {call} overtakes {done}"
-            if before is not None:
-                ended = before.ended if before.ended is not None else killed.get(before.member)
-                assert ended is not None, f"{before} never ended, but {call} began"
-                assert call.began >= ended, f"queue {queue}: {call} overlaps {before}"
-                if call.offset < done:
-                    again = before.member in killed and before.member != call.member
-                    goes_on = before.member == call.member and call.offset - before.offset in (0, 1)
-                    assert again or goes_on, f"queue {queue}: {call} repeats, after {before}"
-            if call.handled and call.offset == done:
-                done += 1
-            before = call
-        assert done == sent[queue], f"queue {queue}: {done} of {sent[queue]} handled"
-    assert set(by_queue) == {queue for queue, count in enumerate(sent) if count}
+        for before, call in itertools.pairwise([in_order[0], *in_order]):
+            if call.offset < done:
+                again = before.member in killed and before.member != call.member
+                goes_on = before.member == call.member and call.offset - before.offset in (0, 1)
+                assert again or goes_on, f"queue {queue}: {call} repeats, after {before}"
+            done += call.handled and call.offset == done
+
+
+def place(queue: int, offset: int) -> dict[str, Any]:
+    """Where a message is, as a history says it."""
+    facts = {"message": f"{queue}/{offset}", "topic": "T", "queue": str(queue), "key": str(queue)}
+    return {**facts, "offset": offset}
 
 
 @dataclass
@@ -209,7 +219,7 @@ async def members_come_and_go(namesrv: str, lock_live_s: float) -> None:
         await group.leave(fourth)
     finally:
         await group.end()
-    check_history(group.calls, group.killed, sent)
+    check_calls(group.calls, group.killed, sent)
     assert len({call.member for call in group.calls}) == 4
 
 

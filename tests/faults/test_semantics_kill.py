@@ -40,6 +40,7 @@ from cometmq import (
 )
 from cometmq.admin import Selection
 from cometmq.admin.dead_letters import origin_id
+from cometmq.testing import History, check_history
 
 EVEN = "n = 0 OR n = 2 OR n = 4 OR n = 6 OR n = 8"
 FIRST = ConsumeFromWhere.FIRST_OFFSET
@@ -77,6 +78,7 @@ class Sent:
         self.tried_ms: dict[bytes, int] = {}
         self.sure: set[bytes] = set()
         self.last_id = ""
+        self.history = History()
         self._numbers = itertools.count(1)
         self.producer = Producer(
             f"p-{topic}",
@@ -91,11 +93,17 @@ class Sent:
         level = 1 if self.delays and number % 3 == 0 else 0
         message = Message(self.topic, body, delay_level=level, properties={"n": str(number % 10)})
         self.tried_ms[body] = time.time_ns() // 1_000_000 + 1000 * level
+        sending = self.history.begin("send", message=body.decode(), topic=self.topic)
         try:
-            self.last_id = (await self.producer.send(message)).msg_id
-            self.sure.add(body)
+            result = await self.producer.send(message)
         except CometError:
+            self.history.unknown(sending)
             await asyncio.sleep(0.05)
+        else:
+            queue = str(result.queue.queue_id)
+            self.history.ok(sending, queue=queue, offset=result.queue_offset, key=queue)
+            self.last_id = result.msg_id
+            self.sure.add(body)
 
     @contextlib.asynccontextmanager
     async def traffic(self) -> AsyncIterator[None]:
@@ -141,31 +149,22 @@ class Failing:
 
 
 class Orderly:
-    """Calls of all members: (queue, offset, began, ended)."""
+    """A listener of members in strict order, whose calls are noted."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int, float, float]] = []
+    def __init__(self, history: History) -> None:
+        self.history = history
         self.bodies: set[bytes] = set()
 
     async def __call__(self, messages: list[MessageExt]) -> OrderlyStatus:
         (message,) = messages
-        began = time.monotonic()
+        queue = str(message.queue_id)
+        place = {"topic": message.topic, "queue": queue, "offset": message.queue_offset, "key": queue}
+        call = self.history.begin("handle", group="g", message=message.body.decode(), **place)
         # Shorter than a broker takes to come back: a call that outlasts that may be overlapped.
         await asyncio.sleep(random.choice((0.001, 0.005, 0.02)))
-        self.calls.append((message.queue_id, message.queue_offset, began, time.monotonic()))
+        self.history.ok(call)
         self.bodies.add(message.body)
         return OrderlyStatus.SUCCESS
-
-    def check(self) -> None:
-        by_queue: dict[int, list[tuple[int, int, float, float]]] = defaultdict(list)
-        for call in sorted(self.calls, key=lambda call: call[2]):
-            by_queue[call[0]].append(call)
-        for history in by_queue.values():
-            done = 0
-            for before, call in itertools.pairwise([(0, -1, 0.0, 0.0), *history]):
-                assert call[2] >= before[3], f"{call} overlaps {before}"
-                assert call[1] <= done, f"{call} overtakes {done}"
-                done = max(done, call[1] + 1)
 
 
 async def test_what_is_promised_holds_through_kills(tmp_path: Path) -> None:
@@ -181,7 +180,7 @@ async def through_kills(servers: Servers, dice: random.Random) -> None:
     name, strict = names("kill"), names("kill-order")
     namesrv = servers.namesrv
     sent, ordered = Sent(namesrv, name.topic, delays=True), Sent(namesrv, strict.topic, delays=False)
-    failing, orderly = Failing(sent), Orderly()
+    failing, orderly = Failing(sent), Orderly(ordered.history)
     chosen: set[bytes] = set()
 
     async def even(messages: list[MessageExt]) -> None:
@@ -221,7 +220,7 @@ async def through_kills(servers: Servers, dice: random.Random) -> None:
     for body in sure:
         # One that could not be given up before a kill is tried here once more.
         assert failing.tries[body] - ({2} if body in dead else set()) == {0, 1}
-    orderly.check()
+    check_history(ordered.history.lines()).verify()
 
 
 async def check_dead_letters(servers: Servers, group: str, dead: set[bytes], failing: Failing) -> None:

@@ -32,6 +32,18 @@ def test_sees_nothing_of_the_other_test(cometmq_broker):
 def test_starts_two(start_cometmq_broker):
     first, second = start_cometmq_broker(), start_cometmq_broker({"autoCreateTopicEnable": "false"})
     assert first.namesrv != second.namesrv
+
+def test_sends_without_sockets(cometmq_test_broker):
+    with SyncProducer("g", namesrv=cometmq_test_broker.namesrv) as producer:
+        producer.send(Message("t", b"x"))
+    assert [message.body for message in cometmq_test_broker.messages("t")] == [b"x"]
+
+def test_sends_though_the_connection_is_cut(cometmq_faults):
+    from cometmq.testing import Fault, Kind
+    with SyncProducer("g", namesrv=cometmq_faults.namesrv) as producer:
+        producer.send(Message("t", b"x"))
+        cometmq_faults.inflict(Fault(kind=Kind.CUT))
+        producer.send(Message("t", b"y"))
 """
 
 
@@ -48,7 +60,7 @@ def test_one_line_in_conftest_gives_a_users_tests_a_broker(tmp_path: Path) -> No
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    assert "5 passed" in done.stdout
 
 
 def test_a_broker_starts_and_stops_in_milliseconds(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
-from cometmq.remoting.loop import end_of_input, new_event_loop, run
+from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run
+from cometmq.remoting.networks import MakeProtocol, serving
 from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
 
@@ -14,14 +15,18 @@ __all__ = [
     "Handler",
     "Limits",
     "LogBudget",
+    "MakeProtocol",
     "RemotingClient",
     "RemotingServer",
+    "Run",
     "Shortcut",
     "Tick",
     "end_of_input",
     "listen",
+    "loop_in_thread",
     "new_event_loop",
     "parse_addr",
     "resolve",
     "run",
+    "serving",
 ]

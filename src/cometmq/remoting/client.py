@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.addresses import parse_address
@@ -16,6 +16,7 @@ from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
+from cometmq.remoting.networks import network_of
 from cometmq.remoting.tick import Tick
 from cometmq.text import seconds, shortened
 
@@ -129,7 +130,10 @@ class RemotingClient:
     async def _dial(self, addr: str) -> Connection:
         host, port = parse_addr(addr)
         limit_s = self._limits.connect_timeout_s
+        network = network_of(host)
         try:
+            if network is not None:
+                return cast(Connection, network.connect(lambda: self._make_connection(addr), port))
             async with asyncio.timeout(limit_s):
                 _, connection = await self._loop.create_connection(
                     lambda: self._make_connection(addr),

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -30,6 +32,32 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+class Run(Protocol):
+    """Runs a coroutine on a loop of another thread and waits for its result."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
+
+
+@contextmanager
+def loop_in_thread(name: str, timeout_s: float = 30.0) -> Iterator[Run]:
+    """A loop in a thread of its own while the block runs. Each wait for it ends after `timeout_s`."""
+    loop = new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
+    thread.start()
+
+    def run_there(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout_s)
+
+    try:
+        yield run_there
+    finally:
+        run_there(loop.shutdown_asyncgens())
+        run_there(loop.shutdown_default_executor())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout_s)
+        loop.close()
 
 
 class _EndOfInput(asyncio.Protocol):

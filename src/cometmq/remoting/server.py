@@ -10,6 +10,7 @@ from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
+from cometmq.remoting.networks import network_of
 from cometmq.remoting.tick import Tick
 
 BACKLOG = 1024
@@ -51,7 +52,7 @@ class RemotingServer:
         self._limits = limits if limits is not None else Limits()
         self._ssl_context = ssl_context
         self._table = ConnectionTable(self._loop, scan_s)
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Callable[[], None]] = []  # each ends when it is called
 
     @property
     def connections(self) -> set[Connection]:
@@ -72,17 +73,21 @@ class RemotingServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; port 0 takes a free one. Returns the port. May be called again for another address."""
-        listener = await self._loop.create_server(
-            self._make_connection, host, port, backlog=BACKLOG, reuse_address=True, ssl=self._ssl_context
-        )
-        self._listeners.append(listener)
-        bound: int = listener.sockets[0].getsockname()[1]
+        network = network_of(host)
+        if network is not None:
+            bound, close = network.listen(self._make_connection, port)
+        else:
+            listener = await self._loop.create_server(
+                self._make_connection, host, port, backlog=BACKLOG, reuse_address=True, ssl=self._ssl_context
+            )
+            bound, close = listener.sockets[0].getsockname()[1], listener.close
+        self._listeners.append(close)
         return bound
 
     def stop_listening(self) -> None:
         """Accept no more connections; those that are open go on."""
-        for listener in self._listeners:
-            listener.close()
+        for close in self._listeners:
+            close()
         self._listeners.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:

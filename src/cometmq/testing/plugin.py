@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cometmq.testing.cluster_proxy import ClusterProxy
+from cometmq.testing.in_memory import TestBroker
 from cometmq.testing.local import LocalBroker, local_broker
 
 StartBroker = Callable[..., LocalBroker]
@@ -23,6 +25,20 @@ def cometmq_broker(tmp_path: Path) -> Iterator[LocalBroker]:
     """A fresh name server and broker of this test's own; topics are created by their first message."""
     with local_broker(tmp_path / "cometmq") as broker:
         yield broker
+
+
+@pytest.fixture
+def cometmq_test_broker() -> Iterator[TestBroker]:
+    """The same without sockets, for clients of this process; `messages(topic)` says what is stored."""
+    with TestBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def cometmq_faults(cometmq_broker: LocalBroker) -> Iterator[ClusterProxy]:
+    """Fault proxies before `cometmq_broker`; clients are given their `namesrv`."""
+    with ClusterProxy(cometmq_broker.namesrv).run_in_thread() as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -86,6 +86,8 @@ class ClientInstance(LifeCycle):
         self._template_until: dict[str, float] = {}
         self._announced: set[str] = set()
         """Broker addresses that know of us by a heartbeat on the present connection."""
+        self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
+        """When brokers whose connection was lost are told again."""
         self.traces: Traces | None = None
         if self.options.trace is not None:
             self.traces = Traces(self.options.trace, self.keys, self._send_traces)
@@ -115,6 +117,8 @@ class ClientInstance(LifeCycle):
             await self.traces.stop()
         self._heartbeats.cancel()
         self._route_rounds.cancel()
+        for addr in list(self._announcing):
+            self._announce_no_more(addr)
         tasks = [*self._refreshing, *self._fetching.values()]
         for task in tasks:
             task.cancel()
@@ -402,8 +406,15 @@ class ClientInstance(LifeCycle):
         """A broker forgets a client with its connection: whom it calls announces itself again soon."""
         self._announced.discard(connection.addr)
         if self._state == "running" and (self.consumers or self.transactions):
-            for delay_s in _ANNOUNCE_AGAIN_S:
+            self._announce_no_more(connection.addr)
+            self._announcing[connection.addr] = [
                 self.loop.call_later(delay_s, self._announce_again, connection.addr)
+                for delay_s in _ANNOUNCE_AGAIN_S
+            ]
+
+    def _announce_no_more(self, addr: str) -> None:
+        for timer in self._announcing.pop(addr, ()):
+            timer.cancel()
 
     def _announce_again(self, addr: str) -> None:
         if self._state == "running" and addr in self.routes.addresses(replicas=True) - self._announced:

@@ -1,0 +1,107 @@
+"""A broker without sockets, for unit tests: the real one, whose connections are made in memory.
+
+Its address is a host of 127.54.0.0/16 that sockets are never asked for: while it runs, servers and clients of
+this process that listen at or connect to this host are joined in memory (`remoting/networks.py`). So the code
+under test needs nothing but the address of a name server, as everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
+from types import TracebackType
+from typing import Self
+
+from cometmq.client.cluster.decoding import decode_messages
+from cometmq.errors import ClientStateError
+from cometmq.message import MessageExt
+from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
+from cometmq.remoting import Run, loop_in_thread, serving
+from cometmq.standalone import Standalone
+from cometmq.store import WAITING, MessageStore
+from cometmq.testing.memory import MemoryNetwork
+
+_numbers = itertools.count()
+
+
+class TestBroker:
+    """A name server and a broker in this process, without sockets, in a directory that is removed afterwards.
+
+    `async with` runs them in the test's event loop, `with` in a thread (for the blocking classes). settings:
+    the broker's, by RocketMQ's keys. Topics are created by their first message.
+    """
+
+    __test__ = False  # pytest would take it for a test
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        number = next(_numbers)
+        self._host = f"127.54.{number >> 8 & 0xFF}.{number & 0xFF}"
+        self.namesrv = f"{self._host}:{DEFAULT_NAMESRV_PORT}"
+        """What producers, consumers and Admin of this process are given; good before the start too."""
+        self._settings = dict(settings or {})
+        self._cluster: Standalone | None = None
+        self._run: Run | None = None  # of the thread, in `with`
+        self._exits = AsyncExitStack()
+        self._thread = ExitStack()
+
+    def _enter(self, stack: ExitStack | AsyncExitStack) -> Standalone:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cometmq-"))
+        stack.enter_context(serving(self._host, MemoryNetwork(self._host)))
+        self._cluster = Standalone(
+            directory, DEFAULT_NAMESRV_PORT, DEFAULT_BROKER_PORT, settings=self._settings, host=self._host
+        )
+        return self._cluster
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._enter(stack))
+            self._exits = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            cluster = self._enter(stack)
+            self._run = stack.enter_context(loop_in_thread("cometmq-test-broker"))
+            self._run(cluster.start())
+            stack.callback(lambda run: run(cluster.stop()), self._run)
+            self._thread = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.close()
+        self._run = None
+
+    def messages(self, topic: str) -> list[MessageExt]:
+        """All messages of a topic as they are stored now, queue by queue in their order; none if nobody has
+        sent one. What waits for a delay or the end of its transaction is not there yet."""
+        if self._cluster is None or self._cluster.broker is None:
+            raise ClientStateError("the test broker is not running: use it in `async with` or `with`")
+        broker = self._cluster.broker
+
+        async def stored() -> list[MessageExt]:
+            return _stored(broker.parts.store, topic, broker.config.broker_name)
+
+        if self._run is not None:
+            return self._run(stored())
+        return _stored(broker.parts.store, topic, broker.config.broker_name)
+
+
+def _stored(store: MessageStore, topic: str, broker_name: str) -> list[MessageExt]:
+    found: list[MessageExt] = []
+    for queue in sorted(store.queues.of_topic(topic), key=lambda queue: queue.queue_id):
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            got = store.get_messages(topic, queue.queue_id, offset, 1024, bulk=True, reads=WAITING)
+            for buffer in got.buffers:
+                found += decode_messages(buffer, broker_name)
+            offset = got.next_begin_offset
+    return found

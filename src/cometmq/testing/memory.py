@@ -1,0 +1,179 @@
+"""Connections in memory: what one side writes, the other side's loop hands to its protocol.
+
+The two sides may live in different event loops and threads, as a test and a `TestBroker` in a thread do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cometmq.remoting import MakeProtocol
+
+FIRST_FREE_PORT = 32768
+HIGH_WATER = 64 * 1024
+
+
+class MemoryNetwork:
+    """The connections of one host, for `cometmq.remoting.serving`."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._listening: dict[int, tuple[asyncio.AbstractEventLoop, MakeProtocol]] = {}
+        self._next_port = FIRST_FREE_PORT
+
+    def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
+        """(port, what ends it); port 0 takes a free one. Raises OSError if the port is taken."""
+        if port == 0:
+            port = self._free_port()
+        if port in self._listening:
+            raise OSError(errno.EADDRINUSE, f"port {port} in memory is in use")
+        self._listening[port] = asyncio.get_running_loop(), make
+        return port, lambda: self._listening.pop(port, None) and None
+
+    def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
+        """What `make` made, connected. Raises ConnectionRefusedError if nobody listens at the port."""
+        if port not in self._listening:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {self.host}:{port}")
+        loop, make_there = self._listening[port]
+        here = MemoryTransport(asyncio.get_running_loop(), self.host, port)
+        there = MemoryTransport(loop, self.host, self._free_port())
+        here.peer, there.peer = there, here
+        protocol = make()
+        there.run_there(lambda: there.begin(make_there()))
+        here.begin(protocol)
+        return protocol
+
+    def _free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+
+class MemoryTransport(asyncio.Transport):
+    """One side of a connection. Its methods are for its own loop, but for `run_there`."""
+
+    peer: MemoryTransport
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer_host: str, peer_port: int) -> None:
+        super().__init__({"peername": (peer_host, peer_port)})
+        self._loop = loop
+        self._protocol: asyncio.BufferedProtocol | None = None
+        self._closing = False
+        self._ended = False  # the protocol was told that the connection is lost
+        self._came: deque[bytes] = deque()  # read when reading goes on
+        self._end_came = False
+        self._reading = True
+        self._unread = 0  # bytes that the peer has not taken yet
+        self._high, self._low = HIGH_WATER, HIGH_WATER // 4
+        self._paused = False
+
+    def run_there(self, callback: Callable[[], object]) -> None:
+        """Run something in this side's loop, soon; nothing if that loop has ended."""
+        if asyncio.get_running_loop() is self._loop:
+            self._loop.call_soon(callback)
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            pass  # a loop that is closed has no more connections
+
+    def begin(self, protocol: asyncio.BaseProtocol) -> None:
+        """The connection is made."""
+        assert isinstance(protocol, asyncio.BufferedProtocol)
+        self._protocol = protocol
+        protocol.connection_made(self)
+
+    # -- asyncio.Transport
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Hand bytes to the peer; ignored once closed."""
+        if self._closing or not data:
+            return
+        piece = bytes(data)
+        self._unread += len(piece)
+        self.peer.run_there(lambda: self.peer.arrived(piece))
+        if self._unread > self._high and not self._paused and self._protocol is not None:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Any) -> None:
+        """As one write."""
+        self.write(b"".join(list_of_data))
+
+    def close(self) -> None:
+        """What was written still arrives; then both sides are told that the connection is lost."""
+        if not self._closing:
+            self._closing = True
+            self.peer.run_there(self.peer.peer_closed)
+            self._loop.call_soon(self._lost)
+
+    def abort(self) -> None:
+        """As close: nothing waits on this side."""
+        self.close()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed or about to be."""
+        return self._closing
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        return self._unread
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """At how many bytes the protocol is told to stop writing, and to go on."""
+        self._high = HIGH_WATER if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def pause_reading(self) -> None:
+        """Keep what comes."""
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        """Hand over what was kept, and what comes."""
+        if not self._reading:
+            self._reading = True
+            self._loop.call_soon(self._read)
+
+    # -- what comes from the peer
+
+    def arrived(self, piece: bytes) -> None:
+        """The peer has written."""
+        self._came.append(piece)
+        self._read()
+
+    def peer_closed(self) -> None:
+        """The peer writes no more."""
+        self._end_came = True
+        self._read()
+
+    def _read(self) -> None:
+        protocol = self._protocol
+        while self._came and self._reading and not self._closing and protocol is not None:
+            piece = self._came.popleft()
+            buffer = memoryview(protocol.get_buffer(len(piece))).cast("B")
+            taken = min(len(buffer), len(piece))
+            buffer[:taken] = piece[:taken]
+            if taken < len(piece):
+                self._came.appendleft(piece[taken:])
+            self.peer.run_there(partial(self.peer.was_taken, taken))
+            protocol.buffer_updated(taken)
+        if self._end_came and not self._came and not self._closing:
+            self._closing = True
+            self._lost()
+
+    def was_taken(self, count: int) -> None:
+        """The peer has read so much of what was written here."""
+        self._unread -= count
+        if self._paused and self._unread <= self._low and self._protocol is not None and not self._ended:
+            self._paused = False
+            self._protocol.resume_writing()
+
+    def _lost(self) -> None:
+        if not self._ended and self._protocol is not None:
+            self._ended = True
+            self._came.clear()
+            self._protocol.connection_lost(None)

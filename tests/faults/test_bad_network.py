@@ -1,0 +1,178 @@
+"""Clients through a bad network: many short scenarios at once over one broker, each with fault proxies, a
+producer and two consumers of its own, and a history that is checked.
+
+COMETMQ_NETWORK_SCENARIOS sets how many, COMETMQ_NETWORK_SEED repeats a run, COMETMQ_NETWORK_MINUTES says how
+long the load of the last test runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import psutil
+import pytest
+from tests.client.network_scenarios import API_S, CLIENT, CONSUMER, PRODUCER, SEND_S, BadNetwork, in_time
+from tests.client.scenarios import until
+from tests.long_form import LONG
+
+from cometmq import CometError, Message, MessageExt, Producer, PushConsumer
+from cometmq.testing import ClusterProxy, random_faults
+from cometmq.testing import StandaloneProcess as Cluster
+
+SCENARIOS = int(os.environ.get("COMETMQ_NETWORK_SCENARIOS", "2000" if LONG else "40"))
+SEED = int(os.environ.get("COMETMQ_NETWORK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+MINUTES = float(os.environ.get("COMETMQ_NETWORK_MINUTES", "4" if LONG else "0.05"))
+AT_ONCE = 24
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """What clients warn of is wanted here, and kept lines would count as memory."""
+    caplog.set_level(logging.CRITICAL, "cometmq")
+
+
+async def through(namesrv: str, seeds: range) -> Counter[str]:
+    """Run scenarios side by side; what came of all together."""
+    limit, total = asyncio.Semaphore(AT_ONCE), Counter[str]()
+
+    async def one(seed: int) -> None:
+        async with limit:
+            try:
+                report = (await BadNetwork(namesrv, seed).run()).verify()
+            except BaseException as error:
+                error.add_note(f"scenario {seed}")
+                raise
+            counts = {"sent": report.sent, "unknown": report.unknown, "duplicates": report.duplicates}
+            total.update({**counts, "scenarios": 1})
+
+    async with asyncio.TaskGroup() as group:
+        for seed in seeds:
+            group.create_task(one(seed))
+    return total
+
+
+def resident_mib() -> float:
+    gc.collect()
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+def ours() -> Counter[str]:
+    """Objects of the client and the proxies that are alive."""
+    gc.collect()
+    rooms = ("cometmq.client.", "cometmq.remoting.", "cometmq.testing.")
+    kinds = (type(each) for each in gc.get_objects())
+    return Counter(kind.__name__ for kind in kinds if kind.__module__.startswith(rooms))
+
+
+@pytest.mark.timeout(600 + SCENARIOS)
+async def test_nothing_is_lost_or_invented_and_nobody_waits_for_ever(cluster: Cluster) -> None:
+    print(f"COMETMQ_NETWORK_SEED={SEED}")
+    before = asyncio.all_tasks()
+    first = min(SCENARIOS // 4, 200)
+    await through(cluster.namesrv, range(SEED, SEED + first))  # what is made once is there now
+    objects, files = ours(), psutil.Process().num_fds()
+    memory, blocks = resident_mib(), sys.getallocatedblocks()
+    began = time.monotonic()
+    total = await through(cluster.namesrv, range(SEED + first, SEED + SCENARIOS))
+    took = time.monotonic() - began
+    grown, more = resident_mib() - memory, sys.getallocatedblocks() - blocks
+    print(f"{dict(total)} in {took:.0f} s; memory {memory:.0f} MiB and {grown:+.1f}, {more:+d} blocks")
+    assert total["sent"] > 20 * total["scenarios"] // 2
+    assert total["unknown"] + total["duplicates"] > 0, "the proxies did nothing"
+    assert asyncio.all_tasks() == before
+    assert psutil.Process().num_fds() <= files + 2
+    assert ours() == objects
+    assert more < 20_000 + 5 * SCENARIOS
+    assert grown < 64  # the allocator keeps pages of which one block is in use
+
+
+class Load:
+    """Numbered messages, of which only those are kept in mind that are on their way."""
+
+    def __init__(self) -> None:
+        self.sent = self.handled = self.refused = 0
+        self.waiting: set[int] = set()
+        self.early: set[int] = set()
+        """Handled before their sender knew that they were sent, or more often than once."""
+
+    async def send(self, producer: Producer, topic: str, until_: float) -> None:
+        numbers = itertools.count()
+        while time.monotonic() < until_:
+            batch = list(itertools.islice(numbers, 16))
+            await asyncio.gather(*(self._one(producer, topic, number) for number in batch))
+            self.early = {number for number in self.early if number > batch[0] - 10_000}
+
+    async def _one(self, producer: Producer, topic: str, number: int) -> None:
+        try:
+            await in_time(lambda: producer.send(Message(topic, b"%d" % number)), SEND_S + 2 * API_S)
+        except CometError:
+            self.refused += 1
+            return
+        self.sent += 1
+        if number not in self.early:
+            self.waiting.add(number)
+
+    async def listener(self, messages: list[MessageExt]) -> None:
+        number = int(messages[0].body)
+        self.handled += 1
+        self.early.add(number)
+        self.waiting.discard(number)
+
+
+@pytest.mark.timeout(600 + MINUTES * 60)
+async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None:
+    """A producer and two consumers for COMETMQ_NETWORK_MINUTES, through proxies that never rest."""
+    dice, load, topic = random.Random(SEED), Load(), f"load-{SEED}"
+    end = time.monotonic() + MINUTES * 60
+    samples: list[float] = []
+    faults = 0
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(ClusterProxy(cluster.namesrv))
+        clients = {"namesrv": proxy.namesrv, "client_options": CLIENT}
+        producer = Producer("p-load", options=PRODUCER, **clients)
+        await stack.enter_async_context(producer)
+        for _ in range(2):
+            member = PushConsumer("g-load", load.listener, topic, options=CONSUMER, **clients)
+            await stack.enter_async_context(member)
+        sending = asyncio.create_task(load.send(producer, topic, end))
+        for number in itertools.count():
+            if sending.done():
+                break
+            await asyncio.sleep(min(0.5, MINUTES * 2))
+            for fault in random_faults(dice.randrange(1 << 30), share=0.7, seconds=0.3)(number):
+                proxy.inflict(fault)
+                faults += 1
+            if number % 8 == 7:  # delays and splits would stay for ever
+                for each in proxy.proxies:
+                    each.heal()
+            samples.append(resident_mib())
+        await sending
+        proxy.heal()
+
+        async def all_handled() -> bool:
+            return not load.waiting
+
+        await until(all_handled, "all that was acknowledged handled")
+    third = len(samples) // 3
+    early, late = statistics.median(samples[third : 2 * third]), statistics.median(samples[2 * third :])
+    print(f"{load.sent} sent, {load.refused} refused, {load.handled} handled; {early:.1f} to {late:.1f} MiB")
+    assert faults > 0
+    assert load.sent > 100 * MINUTES
+    assert late - early < 4
