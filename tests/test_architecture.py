@@ -61,7 +61,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
     "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "admin"),
-    "client": ("cluster", "producer", "group", "consumer"),
+    "client": ("cluster", "producer", "group", "consumer", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
 }
 
@@ -122,6 +122,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
     "matplotlib": ("pipeline/base/report.py",),
+    "redis": ("client/idempotency/redis_marks.py",),
     "yaml": ("pipeline/",),
     "prometheus_client": ("pipeline/metrics.py",),
 }

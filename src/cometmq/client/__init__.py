@@ -44,6 +44,10 @@ from cometmq.client.group.options import (
 )
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.client.group.subscription import filter_class, sql92, tags
+from cometmq.client.idempotency.database import DatabaseMarks, SqliteMarks
+from cometmq.client.idempotency.idempotent import idempotent, unique_key
+from cometmq.client.idempotency.memory import MemoryMarks
+from cometmq.client.idempotency.redis_marks import RedisMarks
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
@@ -64,9 +68,11 @@ __all__ = [
     "ConsumeFromWhere",
     "ConsumeStatus",
     "ConsumerHealth",
+    "DatabaseMarks",
     "FileOffsets",
     "FlowLimits",
     "Listener",
+    "MemoryMarks",
     "MessageModel",
     "NamesrvApi",
     "OffsetStorage",
@@ -83,6 +89,8 @@ __all__ = [
     "QueueHealth",
     "QueueListener",
     "QueueSelector",
+    "RedisMarks",
+    "SqliteMarks",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
@@ -91,8 +99,10 @@ __all__ = [
     "TransactionListener",
     "TransactionProducer",
     "filter_class",
+    "idempotent",
     "select_by_hash",
     "select_by_random",
     "sql92",
     "tags",
+    "unique_key",
 ]
