@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cometmq.client.blocking import (
+    SyncMessageStream,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
@@ -23,6 +24,7 @@ from cometmq.client.consumer.listener import (
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.schedule import PullTurn
+from cometmq.client.consumer.stream import MessageStream
 from cometmq.client.group.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -74,6 +76,7 @@ __all__ = [
     "Listener",
     "MemoryMarks",
     "MessageModel",
+    "MessageStream",
     "NamesrvApi",
     "OffsetStorage",
     "OrderlyContext",
@@ -91,6 +94,7 @@ __all__ = [
     "QueueSelector",
     "RedisMarks",
     "SqliteMarks",
+    "SyncMessageStream",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",

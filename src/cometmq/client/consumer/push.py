@@ -48,6 +48,8 @@ class PushConsumer(LookingClient):
     sql92(...) or filter_class(...).
     """
 
+    _kind = "push consumer"
+
     def __init__(
         self,
         group: str,
@@ -63,7 +65,7 @@ class PushConsumer(LookingClient):
         check_listener(listener)
         self._options = options if options is not None else PushOptions()
         super().__init__(
-            f"push consumer of group {group}",
+            f"{self._kind} of group {group}",
             namesrv,
             client,
             instance_options(self._options, client_options),
@@ -87,7 +89,7 @@ class PushConsumer(LookingClient):
 
     async def _begin(self) -> None:
         client = await self._start_client()
-        session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
+        session = self._new_session(client)
         client.register_consumer(self.group, session)
         self._session = session
         failures = await client.refresh_routes(session.group.subscriptions)
@@ -98,6 +100,9 @@ class PushConsumer(LookingClient):
         await session.agreement.look()
         await client.send_heartbeats()
         await session.start()
+
+    def _new_session(self, client: ClientInstance) -> PushSession:
+        return PushSession(self.group, self._listener, self._subscriptions, self._options, client)
 
     async def stop(self) -> None:
         """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
