@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         SyncPullConsumer,
         SyncPushConsumer,
         SyncTransactionProducer,
+        Telemetry,
         TraceOptions,
         TransactionListener,
         TransactionProducer,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         select_by_hash,
         select_by_random,
         sql92,
+        stop_on_signal,
         tags,
         unique_key,
     )
@@ -134,6 +136,7 @@ __all__ = [
     "SyncPullConsumer",
     "SyncPushConsumer",
     "SyncTransactionProducer",
+    "Telemetry",
     "Terminal",
     "TraceOptions",
     "TransactionListener",
@@ -146,6 +149,7 @@ __all__ = [
     "select_by_hash",
     "select_by_random",
     "sql92",
+    "stop_on_signal",
     "tags",
     "unique_key",
 ]

@@ -13,6 +13,7 @@ from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
+from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.client.consumer.listener import (
     ConsumeContext,
     ConsumeStatus,
@@ -54,6 +55,7 @@ from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
+from cometmq.client.signals import stop_on_signal
 
 __all__ = [
     "AllocateAveragely",
@@ -99,6 +101,7 @@ __all__ = [
     "SyncPullConsumer",
     "SyncPushConsumer",
     "SyncTransactionProducer",
+    "Telemetry",
     "TraceOptions",
     "TransactionListener",
     "TransactionProducer",
@@ -107,6 +110,7 @@ __all__ = [
     "select_by_hash",
     "select_by_random",
     "sql92",
+    "stop_on_signal",
     "tags",
     "unique_key",
 ]

@@ -227,6 +227,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     earliest_store_time = _blocking(PushConsumer.earliest_store_time)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PushConsumer.assignment)
     health = _on_loop(PushConsumer.health)
+    lag = _blocking(PushConsumer.lag)
 
 
 class SyncMessageStream(_Face[MessageStream]):
@@ -276,6 +277,7 @@ class SyncMessageStream(_Face[MessageStream]):
     persist_offsets = _blocking(MessageStream.persist_offsets)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(MessageStream.assignment)
     health = _on_loop(MessageStream.health)
+    lag = _blocking(MessageStream.lag)
 
 
 class SyncPullConsumer(_Face[PullConsumer]):
@@ -308,6 +310,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     seek_to_end = _blocking(PullConsumer.seek_to_end)
     seek_to_time = _blocking(PullConsumer.seek_to_time)
     health = _on_loop(PullConsumer.health)
+    lag = _blocking(PullConsumer.lag)
     send_message_back = _blocking(PullConsumer.send_message_back)
     view_message = _blocking(PullConsumer.view_message)
     query_messages = _blocking(PullConsumer.query_messages)

@@ -15,9 +15,10 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from cometmq import logs
-from cometmq.client.cluster.traces import Consumption, Traces
+from cometmq.client.cluster.traces import Consumption
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.consumer.consuming import Manner
+from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
@@ -50,11 +51,12 @@ class _Given(Generic[C]):
 class Giving(Generic[C, S]):
     """What PushSession takes for a Consuming. Batches have one message each."""
 
-    def __init__(self, manner: Manner[C, S], group: str, traces: Traces | None, concurrency: int) -> None:
+    def __init__(self, manner: Manner[C, S], group: ConsumerGroup) -> None:
         self._manner = manner
-        self._group = group
-        self._traces = traces
-        self.concurrency = concurrency
+        self._group = group.name
+        self._traces = group.instance.traces
+        self._telemetry = group.instance.options.telemetry
+        self.concurrency = group.options.consume_concurrency
         """What brokers are told; nothing here depends on it."""
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
@@ -96,6 +98,7 @@ class Giving(Generic[C, S]):
 
     async def next(self) -> MessageExt:
         """The next message, as soon as there is one. Raises StopAsyncIteration once it stops."""
+        begun_ns = time.time_ns()
         self._in_a_row += 1
         if self._in_a_row >= _WITHOUT_YIELD:
             self._in_a_row = 0
@@ -118,6 +121,8 @@ class Giving(Generic[C, S]):
             message.properties[CONSUME_START_TIME] = str(int(time.time() * 1000))
             trace = None if self._traces is None else self._traces.consuming(self._group, batch.messages)
             self._given[id(message)] = _Given(message, batch, context, trace)
+            if self._telemetry is not None:
+                self._telemetry.received(self._group, batch.messages, begun_ns)
             return message
         raise StopAsyncIteration
 
@@ -136,11 +141,7 @@ class Giving(Generic[C, S]):
         given = self._of(message)
         del self._given[id(message)]
         batch = given.batch
-        try:
-            await self._manner.acknowledge(batch, status, given.context)
-        except BaseException:
-            self._given[id(message)] = given  # cancelled for example: nothing is known of it
-            raise
+        await self._manner.acknowledge(batch, status, given.context)
         batch.queue.last_consume_at = asyncio.get_running_loop().time()
         done = status in self._manner.handled
         if done:

@@ -23,6 +23,7 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
+from cometmq.client.consumer.watching import lag_of
 from cometmq.client.group.group import instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.options import MessageModel, PushOptions
@@ -211,6 +212,7 @@ class PushConsumer(LookingClient):
         problems = [
             *problems_of(session.members.rounds.problems, queues, client.heartbeat_problems),
             *session.agreement.problems,
+            *session.watchdog.sentences(),
         ]
         failing = session.consuming.problem()
         if failing is not None:
@@ -228,6 +230,12 @@ class PushConsumer(LookingClient):
             last_error=None if error is None else repr(error),
             problems=tuple(problems),
         )
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each held queue are not done yet, as their brokers say now. Raises what the
+        first that does not answer says."""
+        self._running_session()
+        return await lag_of(self.health().queues, self.max_offset)
 
     @property
     def message_model(self) -> MessageModel:

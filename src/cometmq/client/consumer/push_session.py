@@ -31,6 +31,7 @@ from cometmq.client.consumer.listener import (
 from cometmq.client.consumer.membership import Held, Membership
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
+from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.agreement import Agreement
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
@@ -112,12 +113,16 @@ class PushSession:
         self._bound = bind_listener(listener, self._executor, type(self._manner.later))
         self.consuming: Consuming[Any, Any] | Giving[Any, Any]
         if gives:
-            self.consuming = Giving(self._manner, name, client.traces, options.consume_concurrency)
+            self.consuming = Giving(self._manner, group)
         else:
             listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
+            if client.options.telemetry is not None:
+                listen = client.options.telemetry.processing(listen, name)
             self.consuming = Consuming(listen, options.consume_concurrency, self._manner)
         submit = self.consuming.submit if self._order is None else self._order.submit
         self.members = Membership(group, submit, self._order or self._hand_over)
+        self.watchdog = Watchdog(f"group {name}", options.stall_after_s, self.queue_health)
+        self._jobs.append(self.watchdog.periodic())
 
     def _left(self, queue: ProcessQueue) -> None:
         if self._hand_over is not None:
