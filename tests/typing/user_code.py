@@ -148,7 +148,7 @@ async def message_stream() -> None:
         assert_type(await stream.lag(), dict[MessageQueue, int])
         assert_type(stream.health(), ConsumerHealth)
         assert_type(await stream.wait_stopped(), None)
-    MessageStream("g", on_messages, "T")  # type: ignore[misc, arg-type]
+    MessageStream("g", on_messages, "T")  # type: ignore[call-arg, arg-type]
 
 
 def blocking_message_stream() -> None:
@@ -175,7 +175,7 @@ def idempotent_listeners(redis: RedisMarks) -> None:
     PushConsumer("g", in_database, "T")
     PushConsumer("g", on_loop, "T", options=PushOptions(orderly=True))
     idempotent("g", note, redis)
-    idempotent("g", book, redis)  # type: ignore[call-overload]
+    idempotent("g", book, redis)  # type: ignore[arg-type]
     idempotent("g", note, SqliteMarks("x.db"), 7)  # type: ignore[call-overload]
 
 
