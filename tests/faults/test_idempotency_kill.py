@@ -7,17 +7,22 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
-import pytest
 from redis import Redis
 from tests.databases import postgres_server, redis_server
 
 from cometmq import Message, Producer
 from cometmq.testing import local_broker
 
+# How often the effect is there, by where the first process is killed: before or after its mark.
+EFFECTS = {
+    "before": {"memory": 2, "lease": 2, "sqlite": 1, "postgres": 1, "redis": 1},
+    "after": {"memory": 2, "lease": 1, "sqlite": 1, "postgres": 1, "redis": 1},
+}
 KINDS = {"memory", "sqlite", "postgres", "redis", "lease"}
 PATIENCE_S = 60
 CHILD = Path(__file__).with_name("idempotency_child.py")
@@ -34,17 +39,18 @@ async def seen(child: asyncio.subprocess.Process, what: str) -> None:
             missing.discard(line.decode().strip())
 
 
-@pytest.mark.parametrize(
-    ("stop", "effects"),
-    [
-        ("before", {"memory": 2, "lease": 2, "sqlite": 1, "postgres": 1, "redis": 1}),
-        ("after", {"memory": 2, "lease": 1, "sqlite": 1, "postgres": 1, "redis": 1}),
-    ],
-)
-async def test_a_kill_around_the_mark_repeats_only_what_the_marks_cannot_know(
-    stop: str, effects: dict[str, int], tmp_path: Path
-) -> None:
-    topic = f"kill-{stop}"
+async def kill_around(stop: str, start: Callable[..., Awaitable[asyncio.subprocess.Process]]) -> None:
+    """A process that is killed where it stops, and another that handles the message."""
+    for where, what in ((stop, "stopped"), ("never", "handled")):
+        child = await start(f"kill-{stop}", where)
+        try:
+            await seen(child, what)
+        finally:
+            child.kill()
+            await child.wait()
+
+
+async def test_a_kill_around_the_mark_repeats_only_what_the_marks_cannot_know(tmp_path: Path) -> None:
     quick = {"messageDelayLevel": " ".join(["1s"] * 18)}
     with (
         local_broker(tmp_path / "broker", quick) as broker,
@@ -53,25 +59,26 @@ async def test_a_kill_around_the_mark_repeats_only_what_the_marks_cannot_know(
         Redis(port=redis_port) as redis,
     ):
 
-        async def start(where: str) -> asyncio.subprocess.Process:
-            arguments = [broker.namesrv, topic, str(tmp_path), postgres, str(redis_port), where]
+        async def start(topic: str, where: str) -> asyncio.subprocess.Process:
+            place = tmp_path / topic
+            place.mkdir(exist_ok=True)
+            arguments = [broker.namesrv, topic, str(place), postgres, str(redis_port), where]
             return await asyncio.create_subprocess_exec(
                 sys.executable, str(CHILD), *arguments, stdout=asyncio.subprocess.PIPE
             )
 
         async with Producer("p", namesrv=broker.namesrv) as producer:
-            await producer.send(Message(topic, b"paid"))
-        for where, what in ((stop, "stopped"), ("never", "handled")):
-            child = await start(where)
-            try:
-                await seen(child, what)
-            finally:
-                child.kill()
-                await child.wait()
-        counts = {kind: len((tmp_path / kind).read_text()) for kind in ("memory", "lease")}
-        counts["redis"] = redis.llen(f"effects-{topic}")
-        with psycopg.connect(postgres) as database:
-            counts["postgres"] = len(database.execute("SELECT * FROM effects").fetchall())
-        with closing(sqlite3.connect(tmp_path / "marks.db")) as file:
-            counts["sqlite"] = len(file.execute("SELECT * FROM effects").fetchall())
-    assert counts == effects
+            for stop in EFFECTS:
+                await producer.send(Message(f"kill-{stop}", b"paid"))
+        await asyncio.gather(*(kill_around(stop, start) for stop in EFFECTS))
+        for stop, effects in EFFECTS.items():
+            topic = f"kill-{stop}"
+            counts = {kind: len((tmp_path / topic / kind).read_text()) for kind in ("memory", "lease")}
+            counts["redis"] = redis.llen(f"effects-{topic}")
+            with psycopg.connect(postgres) as database:
+                counts["postgres"] = len(
+                    database.execute("SELECT 1 FROM effects WHERE topic = %s", [topic]).fetchall()
+                )
+            with closing(sqlite3.connect(tmp_path / topic / "marks.db")) as file:
+                counts["sqlite"] = len(file.execute("SELECT 1 FROM effects").fetchall())
+            assert counts == effects, f"killed {stop} the mark"

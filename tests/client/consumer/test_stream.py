@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,7 +24,16 @@ from cometmq import (
     SyncMessageStream,
     SyncProducer,
 )
-from cometmq.testing import LocalBroker
+from cometmq.testing import LocalBroker, local_broker
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    """Its retries come after a second."""
+    quick = {"messageDelayLevel": " ".join(["1s"] * 18)}
+    with local_broker(tmp_path_factory.mktemp("broker"), quick) as running:
+        yield running
+
 
 FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
 

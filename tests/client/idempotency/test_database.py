@@ -195,9 +195,7 @@ def test_settings_that_cannot_be_used_are_refused(style: str, table: str, field:
 def test_sqlite_marks_need_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a file"):
         SqliteMarks(":memory:")
-    marks = SqliteMarks(str(tmp_path / "one.db"))
-    marks.once("g", "a", lambda cursor: cursor.execute("CREATE TABLE effects (what TEXT)"))
-    marks.close()
-    again = SqliteMarks(str(tmp_path / "one.db"))
-    assert again.once("g", "a", effect) is False
-    again.close()
+    with SqliteMarks(str(tmp_path / "one.db")) as marks:
+        marks.once("g", "a", lambda cursor: cursor.execute("CREATE TABLE effects (what TEXT)"))
+    with SqliteMarks(str(tmp_path / "one.db")) as again:
+        assert again.once("g", "a", effect) is False

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from cometmq import logs
 from cometmq.client.idempotency.memory import EXPIRY_S
@@ -64,19 +65,32 @@ class DatabaseMarks:
         self._closed = False
         self._purge_at = 0.0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def create_table(self) -> None:
         """Make the table and its index, where they are missing."""
         index = f"{self._table.replace('.', '_')}_at"
-        self._run(
-            lambda cursor: [
-                cursor.execute(
-                    f"CREATE TABLE IF NOT EXISTS {self._table} (scope VARCHAR(255) NOT NULL, "
-                    "message_key VARCHAR(255) NOT NULL, done_at DOUBLE PRECISION NOT NULL, "
-                    "PRIMARY KEY (scope, message_key))"
-                ),
-                cursor.execute(f"CREATE INDEX IF NOT EXISTS {index} ON {self._table} (done_at)"),
-            ]
-        )
+
+        def make(cursor: Any) -> None:
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._table} (scope VARCHAR(255) NOT NULL, "
+                "message_key VARCHAR(255) NOT NULL, done_at DOUBLE PRECISION NOT NULL, "
+                "PRIMARY KEY (scope, message_key))"
+            )
+            cursor.execute(f"CREATE INDEX IF NOT EXISTS {index} ON {self._table} (done_at)")
+
+        try:
+            self._run(make)
+        except Exception as error:
+            # PostgreSQL lets one of two fail that make it at once.
+            log.debug("table %s was not made: %s", self._table, error)
+            self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call act(cursor) unless the key is marked, in the transaction that marks it. Raises what the
