@@ -46,7 +46,8 @@ async def kill_around(stop: str, start: Callable[..., Awaitable[asyncio.subproce
         try:
             await seen(child, what)
         finally:
-            child.kill()
+            if child.returncode is None:
+                child.kill()
             await child.wait()
 
 
@@ -70,7 +71,9 @@ async def test_a_kill_around_the_mark_repeats_only_what_the_marks_cannot_know(tm
         async with Producer("p", namesrv=broker.namesrv) as producer:
             for stop in EFFECTS:
                 await producer.send(Message(f"kill-{stop}", b"paid"))
-        await asyncio.gather(*(kill_around(stop, start) for stop in EFFECTS))
+        async with asyncio.TaskGroup() as both:
+            for stop in EFFECTS:
+                both.create_task(kill_around(stop, start))
         for stop, effects in EFFECTS.items():
             topic = f"kill-{stop}"
             counts = {kind: len((tmp_path / topic / kind).read_text()) for kind in ("memory", "lease")}

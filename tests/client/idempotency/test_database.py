@@ -3,6 +3,7 @@ like."""
 
 from __future__ import annotations
 
+import multiprocessing
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -122,6 +123,18 @@ def test_a_lost_connection_is_replaced(connect: Connect, marks: DatabaseMarks) -
         marks.once("g", "a", lose)
     assert marks.once("g", "a", effect)
     assert count(connect, "effects") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_has_connections_of_its_own(connect: Connect, marks: DatabaseMarks) -> None:
+    assert marks.once("g", "a", effect)
+    child = multiprocessing.get_context("fork").Process(target=marks.once, args=("g", "b", effect))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert marks.once("g", "b", effect) is False
+    assert marks.once("g", "c", effect)
+    assert count(connect, "effects") == 3
 
 
 class Recorder:

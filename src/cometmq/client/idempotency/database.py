@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,8 +61,9 @@ class DatabaseMarks:
         self._paramstyle = paramstyle
         self._table = table
         self._expiry_s = expiry_s
-        self._idle: deque[Any] = deque()
-        self._lock = threading.Lock()
+        self._idle: dict[int, deque[Any]] = {}
+        """Process id -> its connections. A forked child leaves those of its parent alone: to close one there
+        would end it for the parent."""
         self._closed = False
         self._purge_at = 0.0
 
@@ -114,19 +116,17 @@ class DatabaseMarks:
 
     def close(self) -> None:
         """Close the connections that are not in use; the others close after their use."""
-        with self._lock:
-            self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._pool.pop().close()
+
+    @property
+    def _pool(self) -> deque[Any]:
+        return self._idle.setdefault(os.getpid(), deque())
 
     def _run(self, work: Callable[[Any], T]) -> T:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connect()
-            if getattr(connection, "autocommit", False) is True:
-                connection.close()
-                raise _autocommits() from None
+        connection = self._take()
         try:
             cursor = connection.cursor()
             try:
@@ -139,6 +139,15 @@ class DatabaseMarks:
             raise
         self._keep(connection)
         return result
+
+    def _take(self) -> Any:
+        with contextlib.suppress(IndexError):
+            return self._pool.pop()
+        connection = self._connect()
+        if getattr(connection, "autocommit", False) is True:
+            connection.close()
+            raise _autocommits()
+        return connection
 
     def _undo(self, connection: Any) -> None:
         try:
@@ -154,11 +163,10 @@ class DatabaseMarks:
             self._keep(connection)
 
     def _keep(self, connection: Any) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+        if self._closed:
+            connection.close()
+        else:
+            self._pool.append(connection)
 
     def _execute(self, cursor: Any, statement: str, values: Sequence[tuple[str, object]]) -> None:
         place = _PLACES[self._paramstyle]
@@ -168,10 +176,9 @@ class DatabaseMarks:
 
     def _purge_if_due(self) -> None:
         now = time.time()
-        with self._lock:
-            if now < self._purge_at:
-                return
-            self._purge_at = now + max(60.0, self._expiry_s / _PURGES)
+        if now < self._purge_at:
+            return
+        self._purge_at = now + max(60.0, self._expiry_s / _PURGES)
         try:
             old = [("before", now - self._expiry_s)]
             self._run(
