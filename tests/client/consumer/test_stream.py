@@ -159,6 +159,21 @@ async def test_an_orderly_stream_gives_a_queue_one_message_at_a_time(local: Loca
     assert got == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
 
 
+async def test_an_orderly_stream_that_is_left_gives_its_queues_back(local: LocalBroker) -> None:
+    """Its broker would keep their locks for a minute."""
+    await fill(local, "GivenBack", 2)
+    got = []
+    options = PushOptions(orderly=True, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    for acknowledges in (False, True, True):
+        async with stream_of(local, "GivenBack", options) as stream, asyncio.timeout(20):
+            message = await anext(stream)
+            assert message.reconsume_times == 0
+            if acknowledges:
+                await stream.ack(message)
+                got.append(int(message.body))
+    assert got == [0, 1]
+
+
 async def test_a_stop_ends_the_iteration_and_waits_for_what_is_given_out(local: LocalBroker) -> None:
     queue = await fill(local, "Stopped", 8)
     stopping: asyncio.Task[None] | None = None

@@ -52,6 +52,7 @@ HELD = "T/b/0: none of 5 messages held was done for 60 s"
         ([(0, health(held=5)), (60, health(held=5)), (61, health(held=4))], None),
         ([(0, health(held=5, waiting="suspended")), (60, health(held=5, waiting="suspended"))], None),
         ([(0, health(held=5, waiting="suspended")), (60, health(held=5))], HELD),
+        ([(0, health(held=5)), (60, health(held=5, waiting="paused"))], None),
         ([(0, health(held=5)), (50, health(held=5, waiting="suspended")), (70, health(held=5))], None),
         ([(0, health()), (600, health())], None),
         ([(0, health(held=5)), (60, health(held=5)), (61, None)], None),

@@ -3,6 +3,7 @@ like."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sqlite3
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cometmq import ConfigError, DatabaseMarks, SqliteMarks
+from cometmq import ClientStateError, ConfigError, DatabaseMarks, SqliteMarks
 
 Connect = Callable[[], Any]
 
@@ -75,6 +76,32 @@ def test_a_failure_leaves_neither_effect_nor_mark(connect: Connect, marks: Datab
     with pytest.raises(ValueError, match="no"):
         marks.once("g", "a", fail)
     assert (count(connect, "effects"), count(connect, "cometmq_done")) == (0, 0)
+    assert marks.once("g", "a", effect)
+
+
+def test_a_handler_that_swallows_an_error_of_the_database(
+    connect: Connect, marks: DatabaseMarks, style: str
+) -> None:
+    """PostgreSQL undoes the transaction, though it answers its commit; SQLite goes on."""
+
+    def swallow(cursor: Any) -> None:
+        effect(cursor)
+        with contextlib.suppress(psycopg.Error, sqlite3.Error):
+            cursor.execute("SELECT * FROM nowhere")
+
+    undone = False
+    try:
+        marks.once("g", "a", swallow)
+    except psycopg.Error:
+        undone = True
+    kept = 0 if undone else 1
+    assert (count(connect, "effects"), count(connect, "cometmq_done")) == (kept, kept)
+    assert undone == (style == psycopg.paramstyle)
+
+
+def test_a_handler_that_rolls_back_is_told(connect: Connect, marks: DatabaseMarks) -> None:
+    with pytest.raises(ClientStateError, match="'a' has rolled its transaction back"):
+        marks.once("g", "a", lambda cursor: cursor.connection.rollback())
     assert marks.once("g", "a", effect)
 
 
@@ -151,6 +178,9 @@ class Recorder:
 
     def execute(self, statement: str, values: object = ()) -> None:
         self.asked.append((statement, values))
+
+    def fetchone(self) -> tuple[int]:
+        return (1,)
 
     def commit(self) -> None: ...
 

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from cometmq import BeingHandled, ConfigError, RedisMarks
 
@@ -45,6 +46,18 @@ async def test_a_failure_leaves_neither_effect_nor_mark(redis: Redis) -> None:
     with pytest.raises(ValueError, match="no"):
         await marks.once_async(scope, "a", fail)
     assert await redis.exists(f"paid-{scope}", f"cometmq:once:{scope}:a") == 0
+
+
+async def test_a_command_that_fails_marks_nothing(redis: Redis) -> None:
+    marks, scope = RedisMarks(redis), next(_scopes)
+    await redis.set(f"paid-{scope}", "no list")
+
+    async def fail(pipeline: Any) -> None:
+        pipeline.rpush(f"paid-{scope}", "x")
+
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await marks.once_async(scope, "a", fail)
+    assert await redis.exists(f"cometmq:once:{scope}:a") == 0
 
 
 async def test_a_key_that_is_being_handled_is_refused(redis: Redis) -> None:

@@ -38,7 +38,7 @@ _WITHOUT_YIELD = 32
 _SENT_BACK_AT_ONCE = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Given(Generic[C]):
     """A message that the caller has, until it is acknowledged. Keeps the message, whose id is its key."""
 
@@ -192,12 +192,16 @@ class Giving(Generic[C, S]):
                 counted(len(left), "message"),
             )
         passed_by = [each for each in left if self._is_passed_by(each)]
-        await for_each(passed_by, self._send_back, _SENT_BACK_AT_ONCE)
+        await for_each(passed_by, self._fail, _SENT_BACK_AT_ONCE)
+        for each in left:
+            if each not in passed_by:
+                each.batch.queue.dropped = True  # so it only ends the call: nothing is counted or sent back
+                await self._fail(each)
         return 0
 
     def _is_passed_by(self, given: _Given[C]) -> bool:
         queue = given.batch.queue.message_queue
         return given.message.queue_offset < self._furthest.get(queue, -1)
 
-    async def _send_back(self, given: _Given[C]) -> None:
+    async def _fail(self, given: _Given[C]) -> None:
         await self._manner.acknowledge(given.batch, self._manner.later, given.context)

@@ -77,7 +77,7 @@ class Watchdog:
             if before is None or before.position != position:
                 before = _Seen(position, now)
             self._seen[each.queue] = before
-            if each.waiting == "suspended":
+            if each.waiting in ("suspended", "paused"):
                 before.since = now
             elif each.held_count and now - before.since >= self._after_s:
                 problems[each.queue] = f"none of {each.held_count} messages held was done"

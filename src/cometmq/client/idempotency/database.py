@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from cometmq import logs
 from cometmq.client.idempotency.memory import EXPIRY_S
-from cometmq.errors import ConfigError
+from cometmq.errors import ClientStateError, ConfigError, shown
 
 __all__ = ["DatabaseMarks", "SqliteMarks"]
 
@@ -108,6 +108,11 @@ class DatabaseMarks:
                 if getattr(getattr(cursor, "connection", None), "in_transaction", True) is False:
                     raise _autocommits()
                 act(cursor)
+                # A handler may have swallowed an error: then PostgreSQL answers the commit and undoes it all.
+                found = f"SELECT 1 FROM {self._table} WHERE scope = {{}} AND message_key = {{}}"
+                self._execute(cursor, found, mark[:2])
+                if cursor.fetchone() is None:
+                    raise ClientStateError(f"the handler of key {shown(key)} has rolled its transaction back")
             return first
 
         first = self._run(work)

@@ -22,8 +22,10 @@ _IF_OURS = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del
 
 
 class RedisMarks:
-    """For async handlers, which get a pipeline: the commands that they put into it and the mark are one
-    MULTI/EXEC, which Redis does whole or not at all. A handler does not execute it.
+    """For async handlers, which get a pipeline: what they put into it and the mark are one MULTI/EXEC.
+
+    Redis does that whole or not at all, and a handler leaves `execute` to the marks. A command that does not
+    fit the type of its key fails alone, as always in Redis; then the message comes again.
 
     client: of redis.asyncio; needs `cometmq[redis]` and Redis 6.2. While a message is handled, its key says
     so for `lease_s`, which has to be longer than any call of the handler: a call that outlasts it fails if it
@@ -69,7 +71,10 @@ class RedisMarks:
                 await act(effects)
                 elsewhere = len(effects) == 0
                 effects.set(name, _DONE, px=self._expiry_ms)
-                await effects.execute()
+                for answer in await effects.execute(raise_on_error=False):
+                    if isinstance(answer, Exception):
+                        await self._redis.delete(name)
+                        raise answer
             except WatchError:
                 if not elsewhere:
                     raise BeingHandled(key) from None
