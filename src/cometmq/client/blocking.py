@@ -39,7 +39,7 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C", Producer, TransactionProducer, PushConsumer, MessageStream, PullConsumer)
+C = TypeVar("C", Producer, TransactionProducer, PushConsumer, PullConsumer)
 
 
 def _blocking(
@@ -230,7 +230,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     lag = _blocking(PushConsumer.lag)
 
 
-class SyncMessageStream(_Face[MessageStream]):
+class SyncMessageStream(SyncPushConsumer):
     """Blocking face of MessageStream: `for` gives its messages out, in several threads as well."""
 
     def __init__(
@@ -242,24 +242,23 @@ class SyncMessageStream(_Face[MessageStream]):
         options: PushOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(
-            MessageStream(
-                group, subscriptions, namesrv=namesrv, options=options, client_options=client_options
-            )
+        self._stream = MessageStream(
+            group, subscriptions, namesrv=namesrv, options=options, client_options=client_options
         )
+        _Face.__init__(self, self._stream)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread is not None:
-            self._thread.run(self._twin.__aexit__(kind, error, trace))
+            self._thread.run(self._stream.__aexit__(kind, error, trace))
         super().__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Messages until the stream is stopped."""
         while True:
             try:
-                yield self._run(self._twin.__anext__())
+                yield self._run(self._stream.__anext__())
             except StopAsyncIteration:
                 return
             except ClientStateError:
@@ -269,15 +268,6 @@ class SyncMessageStream(_Face[MessageStream]):
 
     ack = _blocking(MessageStream.ack)
     nack = _blocking(MessageStream.nack)
-    subscribe = _blocking(MessageStream.subscribe)
-    unsubscribe = _blocking(MessageStream.unsubscribe)
-    suspend = _on_loop(MessageStream.suspend)
-    resume = _on_loop(MessageStream.resume)
-    rebalance = _blocking(MessageStream.rebalance)
-    persist_offsets = _blocking(MessageStream.persist_offsets)
-    assignment: _Property[tuple[MessageQueue, ...]] = _Property(MessageStream.assignment)
-    health = _on_loop(MessageStream.health)
-    lag = _blocking(MessageStream.lag)
 
 
 class SyncPullConsumer(_Face[PullConsumer]):
