@@ -61,7 +61,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
     "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "admin"),
-    "client": ("cluster", "producer", "group", "consumer"),
+    "client": ("cluster", "producer", "group", "consumer", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
 }
 
@@ -118,12 +118,55 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastavro": ("pipeline/table/body_avro.py",),
     "google": ("pipeline/table/body_protobuf.py",),
     "lark": ("protocol/sql/grammar.py",),
+    "opentelemetry": ("client/cluster/telemetry.py",),
     "pyiceberg": ("pipeline/table/iceberg.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
     "matplotlib": ("pipeline/base/report.py",),
+    "redis": ("client/idempotency/redis_marks.py",),
     "yaml": ("pipeline/",),
     "prometheus_client": ("pipeline/metrics.py",),
+}
+
+
+# The client and all that it is made of run on Windows too: names of Unix alone, by module; "" for methods of
+# event loops.
+PORTABLE = ("client/", "protocol/", "remoting/", *(f"{room}.py" for room in COMMON - {"protocol"}))
+SERVERS_ONLY = ("remoting/loop.py", "remoting/server.py")
+UNIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+UNIX_NAMES: dict[str, set[str]] = {
+    "os": {
+        *(
+            "O_CLOEXEC",
+            "O_DIRECTORY",
+            "O_NOFOLLOW",
+            "chown",
+            "fchmod",
+            "fchown",
+            "fdatasync",
+            "fork",
+            "forkpty",
+        ),
+        *("geteuid", "getgid", "getpgid", "getuid", "killpg", "lockf", "mkfifo", "nice", "posix_fadvise"),
+        *("posix_fallocate", "posix_spawn", "pread", "preadv", "pwrite", "pwritev", "register_at_fork"),
+        *(
+            "sched_getaffinity",
+            "sendfile",
+            "setgid",
+            "setsid",
+            "setuid",
+            "statvfs",
+            "uname",
+            "wait",
+            "waitpid",
+        ),
+    },
+    "signal": {
+        *("SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGUSR1", "SIGUSR2"),
+        *("alarm", "pause", "pthread_kill", "pthread_sigmask", "setitimer", "sigtimedwait", "sigwait"),
+    },
+    "socket": {"AF_UNIX", "SCM_RIGHTS", "SO_REUSEPORT", "recv_fds", "send_fds"},
+    "": {"add_signal_handler", "connect_read_pipe", "connect_write_pipe", "create_unix_connection"},
 }
 
 
@@ -244,6 +287,18 @@ def beside_the_seams(path: Path, tree: ast.AST) -> Iterator[str]:
                 yield f"{name_of(path)}:{node.lineno} uses {owner}.{node.attr}"
 
 
+def unix_only(path: Path, tree: ast.AST) -> Iterator[str]:
+    for line, module in imported_modules(tree, package_of(path)):
+        owner, _, name = module.partition(".")
+        if owner in UNIX_MODULES or name in UNIX_NAMES.get(owner, ()):
+            yield f"{name_of(path)}:{line} imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if node.attr in UNIX_NAMES[""] or (owner and node.attr in UNIX_NAMES.get(owner, ())):
+                yield f"{name_of(path)}:{node.lineno} uses {owner}.{node.attr}"
+
+
 def test_every_room_is_in_the_plan() -> None:
     rooms = {room_of(path) for path in PACKAGE.rglob("*.py")}
 
@@ -291,6 +346,15 @@ def test_the_store_reaches_files_and_time_through_its_seams_only() -> None:
 
     assert len(paths) > 30
     assert [found for path in paths for found in beside_the_seams(path, parse(path))] == []
+
+
+def test_the_client_uses_nothing_that_only_unix_has() -> None:
+    paths = [path for path in sources() if name_of(path).startswith(PORTABLE)]
+
+    assert len(paths) > 100
+    assert [
+        found for path in paths if name_of(path) not in SERVERS_ONLY for found in unix_only(path, parse(path))
+    ] == []
 
 
 def test_heavy_and_optional_packages_stay_in_their_rooms() -> None:
@@ -434,6 +498,20 @@ class TestTheChecksThemselves:
     )
     def test_an_allowed_import_passes(self, room_file: str, source: str) -> None:
         assert self.check(room_file, source) == []
+
+    @pytest.mark.parametrize(
+        ("source", "wrong"),
+        [
+            ("import fcntl", 1),
+            ("from os import fork", 1),
+            ("import os\nos.O_NOFOLLOW", 1),
+            ("import signal\nsignal.SIGKILL", 1),
+            ("loop.add_signal_handler(15, stop)", 1),
+            ("import os, signal\ngetattr(os, 'O_NOFOLLOW', 0)\nsignal.SIGTERM\nself.wait()", 0),
+        ],
+    )
+    def test_what_only_unix_has_is_found(self, source: str, wrong: int) -> None:
+        assert len(list(unix_only(PACKAGE / "client/signals.py", ast.parse(source)))) == wrong
 
     @pytest.mark.parametrize(
         "source", ["import time", "from os import path", "open('x')", "def f():\n  import socket"]

@@ -25,6 +25,7 @@ LEFT_OUT = ("protocol/codes.py", "testing/")
 # a clock that tests move.
 FROM_OUTSIDE = {
     *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
+    "wait_stopped",  # of all clients
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
 }
 # The reverse of reading a record, which tests need; the store packs many at a time.

@@ -21,6 +21,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "RecordError": (7, "size", "too small"),
     "ConfigError": ("listenPort", "x", "a port"),
     "ClientStateError": ("closed",),
+    "BeingHandled": ("order-7",),
     "MessageIllegal": ("too long", "T", "topic"),
     "MessageNotFound": ("7F000001", "in topic T"),
     "BrokerError": (17, "", "no topic", "a:1", "T", "k", "create it"),

@@ -15,10 +15,10 @@ from typing import ClassVar, dataclass_transform
 from cometmq.text import printable, seconds
 
 __all__ = [
-    "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError", "ConfigError",
-    "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError",
-    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt",
-    "StoreError", "Terminal", "Transient",
+    "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
+    "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
+    "ProtocolError", "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "SqlError",
+    "StoreCorrupt", "StoreError", "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -146,6 +146,15 @@ class MessageNotFound(CometError, Terminal):
 
     def __str__(self) -> str:
         return f"no message with id {self.msg_id} {self.problem}"
+
+
+class BeingHandled(CometError, Transient):
+    """A message whose key somebody else works on just now (see client.idempotency); it comes again later."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return f"the message with key {shown(self.key)} is being handled elsewhere, or was taken over"
 
 
 class MessageIllegal(CometError, Terminal):

@@ -26,8 +26,9 @@ def make_private_directory(path: str) -> None:
 def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
     """Make or empty a file for writing, with mode 0600, or with that of the file which it will replace.
     Raises OSError, also where a link is in its place."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    file = os.fdopen(os.open(path, flags, 0o600), "wb")
+    # The client makes such files too, on systems that have one of the two.
+    here = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | here, 0o600), "wb")
     if in_place_of:
         keep_mode(path, in_place_of)
     return file

@@ -8,6 +8,7 @@ from tests.client.network_scenarios import a_bad_network_loses_and_invents_nothi
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
+from tests.client.stream_scenarios import STREAM_SCENARIOS
 from tests.client.timer_scenarios import messages_come_at_their_time_unless_taken_back
 from tests.client.transactions import transactions_end_once_as_they_should
 
@@ -16,6 +17,7 @@ EVERY_SCENARIO: list[Scenario] = [
     *RETRY_SCENARIOS,
     *ORDERLY_SCENARIOS,
     *MEMBERSHIP_SCENARIOS,
+    *STREAM_SCENARIOS,
     members_that_come_and_go_handle_each_message_once,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,

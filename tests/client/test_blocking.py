@@ -21,6 +21,7 @@ from cometmq import (
     Message,
     MessageExt,
     MessageQueue,
+    MessageStream,
     NoRouteError,
     OrderlyContext,
     OrderlyStatus,
@@ -29,6 +30,7 @@ from cometmq import (
     PullOptions,
     PushConsumer,
     PushOptions,
+    SyncMessageStream,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
@@ -237,6 +239,8 @@ PAIRS = [
     (Producer, SyncProducer),
     (TransactionProducer, SyncTransactionProducer),
     (PushConsumer, SyncPushConsumer),
+    (MessageStream, SyncMessageStream),
+    (MessageStream, SyncMessageStream),
     (PullConsumer, SyncPullConsumer),
 ]
 LOOP_ONLY = {
@@ -246,6 +250,7 @@ LOOP_ONLY = {
     "message_model",
     "check",  # a question of a broker
     "topics",
+    "wait_stopped",  # whoever blocks has a thread of its own that stops it
 }
 
 

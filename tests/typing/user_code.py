@@ -5,8 +5,8 @@ Each line that must not carries the error it must give; mypy reports those that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import assert_type
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, assert_type
 
 from cometmq import (
     Admin,
@@ -16,9 +16,11 @@ from cometmq import (
     ConsumeFromWhere,
     ConsumerHealth,
     ConsumeStatus,
+    MemoryMarks,
     Message,
     MessageExt,
     MessageQueue,
+    MessageStream,
     OrderlyContext,
     OrderlyStatus,
     Producer,
@@ -28,15 +30,21 @@ from cometmq import (
     PullStatus,
     PushConsumer,
     PushOptions,
+    RedisMarks,
     SendResult,
     SendStatus,
+    SqliteMarks,
+    SyncMessageStream,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
+    Telemetry,
     TraceOptions,
     filter_class,
+    idempotent,
     select_by_hash,
     sql92,
+    stop_on_signal,
     tags,
 )
 
@@ -127,6 +135,48 @@ def blocking_push_consumer() -> None:
         member.resume(1)  # type: ignore[call-arg]
         member.assignment = ()  # type: ignore[assignment]
     SyncPushConsumer("g", in_order, "T", options=PushOptions(orderly=True))
+
+
+async def message_stream() -> None:
+    async with MessageStream("g", {"T": "a"}, client_options=ClientOptions(telemetry=Telemetry())) as stream:
+        async with stop_on_signal(stream):
+            async for message in stream:
+                assert_type(message, MessageExt)
+                assert_type(await stream.ack(message), None)
+                await stream.nack(message, delay_level=3)
+                await stream.nack(message, delay_s=3)  # type: ignore[call-arg]
+        assert_type(await stream.lag(), dict[MessageQueue, int])
+        assert_type(stream.health(), ConsumerHealth)
+        assert_type(await stream.wait_stopped(), None)
+    MessageStream("g", on_messages, "T")  # type: ignore[call-arg, arg-type]
+
+
+def blocking_message_stream() -> None:
+    with SyncMessageStream("g", "T", options=PushOptions(orderly=True)) as stream:
+        for message in stream:
+            assert_type(message, MessageExt)
+            assert_type(stream.ack(message), None)
+        stream.nack(message, "later")  # type: ignore[arg-type]
+        assert_type(stream.lag(), dict[MessageQueue, int])
+
+
+def book(message: MessageExt, cursor: Any) -> None:
+    cursor.execute("INSERT INTO bookings VALUES (?)", (message.body,))
+
+
+async def note(message: MessageExt) -> None: ...
+
+
+def idempotent_listeners(redis: RedisMarks) -> None:
+    in_database = idempotent("g", book, SqliteMarks("x.db"), key=lambda message: message.keys[0])
+    assert_type(in_database, Callable[[list[MessageExt]], None])
+    on_loop = idempotent("g", note, MemoryMarks())
+    assert_type(on_loop, Callable[[list[MessageExt]], Awaitable[None]])
+    PushConsumer("g", in_database, "T")
+    PushConsumer("g", on_loop, "T", options=PushOptions(orderly=True))
+    idempotent("g", note, redis)
+    idempotent("g", book, redis)  # type: ignore[arg-type]
+    idempotent("g", note, SqliteMarks("x.db"), 7)  # type: ignore[call-overload]
 
 
 async def pull_consumer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cometmq.client.blocking import (
+    SyncMessageStream,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
@@ -12,6 +13,7 @@ from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
+from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.client.consumer.listener import (
     ConsumeContext,
     ConsumeStatus,
@@ -23,6 +25,7 @@ from cometmq.client.consumer.listener import (
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.schedule import PullTurn
+from cometmq.client.consumer.stream import MessageStream
 from cometmq.client.group.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -44,10 +47,15 @@ from cometmq.client.group.options import (
 )
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.client.group.subscription import filter_class, sql92, tags
+from cometmq.client.idempotency.database import DatabaseMarks, SqliteMarks
+from cometmq.client.idempotency.idempotent import idempotent, unique_key
+from cometmq.client.idempotency.memory import MemoryMarks
+from cometmq.client.idempotency.redis_marks import RedisMarks
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
+from cometmq.client.signals import stop_on_signal
 
 __all__ = [
     "AllocateAveragely",
@@ -64,10 +72,13 @@ __all__ = [
     "ConsumeFromWhere",
     "ConsumeStatus",
     "ConsumerHealth",
+    "DatabaseMarks",
     "FileOffsets",
     "FlowLimits",
     "Listener",
+    "MemoryMarks",
     "MessageModel",
+    "MessageStream",
     "NamesrvApi",
     "OffsetStorage",
     "OrderlyContext",
@@ -83,16 +94,23 @@ __all__ = [
     "QueueHealth",
     "QueueListener",
     "QueueSelector",
+    "RedisMarks",
+    "SqliteMarks",
+    "SyncMessageStream",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
     "SyncTransactionProducer",
+    "Telemetry",
     "TraceOptions",
     "TransactionListener",
     "TransactionProducer",
     "filter_class",
+    "idempotent",
     "select_by_hash",
     "select_by_random",
     "sql92",
+    "stop_on_signal",
     "tags",
+    "unique_key",
 ]

@@ -19,6 +19,7 @@ from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
+from cometmq.client.consumer.stream import MessageStream
 from cometmq.client.group.options import PullOptions, PushOptions
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.client.loop_thread import LoopThread
@@ -28,7 +29,13 @@ from cometmq.client.producer.transaction import TransactionListener, Transaction
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
 
-__all__ = ["SyncProducer", "SyncPullConsumer", "SyncPushConsumer", "SyncTransactionProducer"]
+__all__ = [
+    "SyncMessageStream",
+    "SyncProducer",
+    "SyncPullConsumer",
+    "SyncPushConsumer",
+    "SyncTransactionProducer",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -220,6 +227,47 @@ class SyncPushConsumer(_Face[PushConsumer]):
     earliest_store_time = _blocking(PushConsumer.earliest_store_time)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PushConsumer.assignment)
     health = _on_loop(PushConsumer.health)
+    lag = _blocking(PushConsumer.lag)
+
+
+class SyncMessageStream(SyncPushConsumer):
+    """Blocking face of MessageStream: `for` gives its messages out, in several threads as well."""
+
+    def __init__(
+        self,
+        group: str,
+        subscriptions: Subscriptions = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: PushOptions | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        self._stream = MessageStream(
+            group, subscriptions, namesrv=namesrv, options=options, client_options=client_options
+        )
+        _Face.__init__(self, self._stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.run(self._stream.__aexit__(kind, error, trace))
+        super().__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        """Messages until the stream is stopped."""
+        while True:
+            try:
+                yield self._run(self._stream.__anext__())
+            except StopAsyncIteration:
+                return
+            except ClientStateError:
+                if self.state == "stopped":
+                    return
+                raise
+
+    ack = _blocking(MessageStream.ack)
+    nack = _blocking(MessageStream.nack)
 
 
 class SyncPullConsumer(_Face[PullConsumer]):
@@ -252,6 +300,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     seek_to_end = _blocking(PullConsumer.seek_to_end)
     seek_to_time = _blocking(PullConsumer.seek_to_time)
     health = _on_loop(PullConsumer.health)
+    lag = _blocking(PullConsumer.lag)
     send_message_back = _blocking(PullConsumer.send_message_back)
     view_message = _blocking(PullConsumer.view_message)
     query_messages = _blocking(PullConsumer.query_messages)

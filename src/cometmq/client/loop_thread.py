@@ -7,7 +7,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cometmq.errors import ClientStateError
 from cometmq.remoting.loop import new_event_loop
@@ -25,7 +25,8 @@ class LoopThread:
     """
 
     _shared: LoopThread | None = None
-    _guard = threading.Lock()
+    _guards: ClassVar[dict[int, threading.Lock]] = {}
+    """Process id -> what guards `_shared` there: a fork may leave that of the parent locked in the child."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -40,8 +41,12 @@ class LoopThread:
         started.wait()
 
     @classmethod
+    def _guard(cls) -> threading.Lock:
+        return cls._guards.setdefault(os.getpid(), threading.Lock())
+
+    @classmethod
     def acquire(cls) -> LoopThread:
-        with cls._guard:
+        with cls._guard():
             if cls._shared is None or cls._shared.pid != os.getpid():
                 cls._shared = cls()
             cls._shared.users += 1
@@ -49,7 +54,7 @@ class LoopThread:
 
     def release(self) -> None:
         """The last user's release stops the thread."""
-        with LoopThread._guard:
+        with LoopThread._guard():
             self.users -= 1
             if self.users > 0 or self.pid != os.getpid():
                 return

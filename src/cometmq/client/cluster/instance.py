@@ -436,6 +436,9 @@ class Client(LifeCycle):
         self._client_options = client_options
         self._client = client
         self._shared = client is not None
+        options = client.options if client is not None else client_options
+        self.telemetry = options.telemetry if options is not None else None
+        """OpenTelemetry's spans, if the client options asked for them."""
 
     @property
     def client(self) -> ClientInstance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +24,8 @@ class LifeCycle:
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn = asyncio.Lock()  # of the start or a stop
+        self._stopped = asyncio.Event()
+        self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -44,6 +47,7 @@ class LifeCycle:
             way = "" if self._state in ("starting", "running") else "; make a new one"
             raise ClientStateError(f"{self._name} is {self._state}: it starts once{way}")
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self._state = "starting"
         async with self._turn:
             try:
@@ -52,7 +56,7 @@ class LifeCycle:
                 try:
                     await self._end(drain=False)
                 finally:
-                    self._state = "stopped"
+                    self._has_stopped()
                 raise
             self._state = "running"
 
@@ -67,7 +71,18 @@ class LifeCycle:
                 try:
                     await self._end(drain=True)
                 finally:
-                    self._state = "stopped"
+                    self._has_stopped()
+
+    def _has_stopped(self) -> None:
+        self._state = "stopped"
+        self._stopped.set()
+
+    async def wait_stopped(self) -> None:
+        """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
+        if self._state == "new":
+            raise self._not_running()
+        self._check_loop()
+        await self._stopped.wait()
 
     async def _begin(self) -> None:
         raise NotImplementedError
@@ -86,6 +101,10 @@ class LifeCycle:
         return not_running(self._name, self._state)
 
     def _check_loop(self) -> None:
+        if self._pid != os.getpid():
+            raise ClientStateError(
+                f"{self._name} was started before a fork; make a new one in the child process"
+            )
         loop = self._loop
         try:
             if loop is asyncio.get_running_loop():

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TRACE_TOPIC, is_legal_name
@@ -45,6 +46,8 @@ class ClientOptions:
     """Limit of every request that has no limit of its own."""
     trace: TraceOptions | None = None
     """How the messages of these producers and consumers are traced; None: they are not."""
+    telemetry: Telemetry | None = None
+    """OpenTelemetry's spans of sends and of handled messages; None: there are none."""
 
 
 def namesrv_addresses(namesrv: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -126,7 +127,8 @@ def bind_listener(
     async def in_thread(messages: list[MessageExt], context: object) -> S:
         arguments = (messages, context) if takes_context else (messages,)
         loop = asyncio.get_running_loop()
-        return _status(await loop.run_in_executor(executor, call, *arguments), statuses)
+        run = contextvars.copy_context().run  # so that what is current on the loop is so in the thread
+        return _status(await loop.run_in_executor(executor, run, call, *arguments), statuses)
 
     return in_thread
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
@@ -120,12 +121,16 @@ class Polling:
         return [] if self._given is None else self._given.messages
 
     async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
+        begun_ns = time.time_ns()
         fetched = await self._fetcher.next_batch(timeout_s)
         if self._fetcher.closed:  # nobody waits for ever for a consumer that was stopped meanwhile
             raise self._ended()
         traces = self._group.instance.traces
         if fetched is not None and traces is not None:
             trace_polled(traces, self._group.name, fetched.messages)
+        telemetry = self._group.instance.options.telemetry
+        if fetched is not None and telemetry is not None:
+            telemetry.received(self._group.name, fetched.messages, begun_ns)
         return fetched
 
     async def each(self) -> AsyncIterator[MessageExt]:

@@ -33,8 +33,9 @@ from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
+from cometmq.client.consumer.watching import Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
-from cometmq.client.group.health import ConsumerHealth, problems_of
+from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription, sql92
@@ -82,6 +83,8 @@ class PullConsumer(LookingClient):
         self._session: PullSession | None = None
         self._retry_topic: RetryTopic | None = None
         self._persisting: Periodic | None = None
+        self._watchdog: Watchdog | None = None
+        self._watching: Periodic | None = None
 
     # -- life
 
@@ -98,12 +101,20 @@ class PullConsumer(LookingClient):
             name=f"offsets of group {self.group}",
         )
         self._persisting.start()
+        self._watchdog = watchdog = Watchdog(self._name, self.options.stall_after_s, self._queue_health)
+        self._watching = watchdog.periodic()
+        self._watching.start()
+
+    def _queue_health(self, now: float) -> Iterable[QueueHealth]:
+        del now
+        return () if self._polled is None else self._polled.health()
 
     async def _end(self, *, drain: bool) -> None:
         try:
-            if self._persisting is not None:
-                self._persisting.cancel()
-                await self._persisting.stop()
+            for job in (self._persisting, self._watching):
+                if job is not None:
+                    job.cancel()
+                    await job.stop()
             if self._session is not None:
                 await self._session.leave()
             if self._polled is not None:
@@ -311,8 +322,14 @@ class PullConsumer(LookingClient):
             group=self.group,
             client_id=self.client.client_id,
             queues=queues,
-            problems=problems,
+            problems=(*problems, *(() if self._watchdog is None else self._watchdog.sentences())),
         )
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each assigned queue are not consumed yet, as their brokers say now. Raises
+        what the first that does not answer says."""
+        self._running()
+        return await lag_of(self.health().queues, self.max_offset)
 
     @property
     def problems(self) -> dict[MessageQueue, str]:

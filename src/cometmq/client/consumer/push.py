@@ -23,6 +23,7 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
+from cometmq.client.consumer.watching import lag_of
 from cometmq.client.group.group import instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.options import MessageModel, PushOptions
@@ -48,6 +49,8 @@ class PushConsumer(LookingClient):
     sql92(...) or filter_class(...).
     """
 
+    _kind = "push consumer"
+
     def __init__(
         self,
         group: str,
@@ -63,7 +66,7 @@ class PushConsumer(LookingClient):
         check_listener(listener)
         self._options = options if options is not None else PushOptions()
         super().__init__(
-            f"push consumer of group {group}",
+            f"{self._kind} of group {group}",
             namesrv,
             client,
             instance_options(self._options, client_options),
@@ -87,7 +90,7 @@ class PushConsumer(LookingClient):
 
     async def _begin(self) -> None:
         client = await self._start_client()
-        session = PushSession(self.group, self._listener, self._subscriptions, self._options, client)
+        session = self._new_session(client)
         client.register_consumer(self.group, session)
         self._session = session
         failures = await client.refresh_routes(session.group.subscriptions)
@@ -98,6 +101,9 @@ class PushConsumer(LookingClient):
         await session.agreement.look()
         await client.send_heartbeats()
         await session.start()
+
+    def _new_session(self, client: ClientInstance) -> PushSession:
+        return PushSession(self.group, self._listener, self._subscriptions, self._options, client)
 
     async def stop(self) -> None:
         """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
@@ -206,6 +212,7 @@ class PushConsumer(LookingClient):
         problems = [
             *problems_of(session.members.rounds.problems, queues, client.heartbeat_problems),
             *session.agreement.problems,
+            *session.watchdog.sentences(),
         ]
         failing = session.consuming.problem()
         if failing is not None:
@@ -223,6 +230,12 @@ class PushConsumer(LookingClient):
             last_error=None if error is None else repr(error),
             problems=tuple(problems),
         )
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each held queue are not done yet, as their brokers say now. Raises what the
+        first that does not answer says."""
+        self._running_session()
+        return await lag_of(self.health().queues, self.max_offset)
 
     @property
     def message_model(self) -> MessageModel:

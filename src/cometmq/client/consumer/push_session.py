@@ -15,6 +15,7 @@ from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
+from cometmq.client.consumer.giving import Giving
 from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.consumer.listener import (
     BoundListener,
@@ -30,6 +31,7 @@ from cometmq.client.consumer.listener import (
 from cometmq.client.consumer.membership import Held, Membership
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
+from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.agreement import Agreement
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
@@ -76,7 +78,10 @@ class PushSession:
         subscriptions: Mapping[str, Subscription],
         options: PushOptions,
         client: ClientInstance,
+        *,
+        gives: bool = False,
     ) -> None:
+        """gives: messages are given out one by one (Giving); the listener is for administrators only."""
         self.started_at_ms = int(time.time() * 1000)
         self.group = group = ConsumerGroup(name, client, options, dict(subscriptions))
         if group.clustering:
@@ -106,10 +111,18 @@ class PushSession:
             )
         self._bound: BoundListener[Any, Enum]
         self._bound = bind_listener(listener, self._executor, type(self._manner.later))
-        listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
-        self.consuming: Consuming[Any, Any] = Consuming(listen, options.consume_concurrency, self._manner)
+        self.consuming: Consuming[Any, Any] | Giving[Any, Any]
+        if gives:
+            self.consuming = Giving(self._manner, group)
+        else:
+            listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
+            if client.options.telemetry is not None:
+                listen = client.options.telemetry.processing(listen, name)
+            self.consuming = Consuming(listen, options.consume_concurrency, self._manner)
         submit = self.consuming.submit if self._order is None else self._order.submit
         self.members = Membership(group, submit, self._order or self._hand_over)
+        self.watchdog = Watchdog(f"group {name}", options.stall_after_s, self.queue_health)
+        self._jobs.append(self.watchdog.periodic())
 
     def _left(self, queue: ProcessQueue) -> None:
         if self._hand_over is not None:

@@ -76,6 +76,9 @@ class MemberOptions:
     suspend_timeout_s: float = 30.0
     rebalance_interval_s: float = 20.0
     persist_interval_s: float = 5.0
+    stall_after_s: float = 180.0
+    """A queue of which messages are held, and none was done for so long, is named by health() and in the
+    log."""
     offset_storage: OffsetStorage | None = None
     """Where offsets are kept; None: at the brokers, or with BROADCASTING in a local file."""
     offset_dir: str | None = None
@@ -83,6 +86,8 @@ class MemberOptions:
 
     def __post_init__(self) -> None:
         _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
+        if self.stall_after_s <= 0:
+            raise ConfigError("stall_after_s", str(self.stall_after_s), "more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
+from cometmq.client.cluster.telemetry import spanned
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
@@ -104,6 +105,7 @@ class Producer(LookingClient):
         """The queues that may be written. For a topic that does not exist: those it would be made with."""
         return (await self._route(topic)).write_queues
 
+    @spanned
     async def send(
         self,
         message: Message,
@@ -130,6 +132,7 @@ class Producer(LookingClient):
             queue = self._select(selector, (await self._route(message.topic)).write_queues, message, argument)
         return await self._send(outgoing, queue, timeout_s)
 
+    @spanned
     async def send_oneway(
         self,
         message: Message,
@@ -149,6 +152,7 @@ class Producer(LookingClient):
         connection = await client.remoting.connect(self._master_of(chosen))
         connection.oneway(outgoing.frame(self.group, chosen, self.options))
 
+    @spanned
     async def send_batch(
         self,
         messages: Iterable[Message],

@@ -30,6 +30,7 @@ import msgspec
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.telemetry import spanned
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare_half
 from cometmq.client.producer.producer import COMPRESS_HERE, Producer, check_kind
@@ -144,6 +145,7 @@ class TransactionProducer(Producer):
 
     # -- sending
 
+    @spanned
     async def send_in_transaction(
         self, message: Message, argument: object = None, *, timeout_s: float | None = None
     ) -> TransactionSendResult:

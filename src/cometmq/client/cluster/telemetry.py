@@ -1,0 +1,190 @@
+"""OpenTelemetry's spans of sends, of messages that are received, and of listeners' calls.
+
+They follow OpenTelemetry's conventions for messaging (docs/reference/client.md, Spans). The context of a send
+travels in user properties of its messages, as W3C's trace context has it: `traceparent` and `tracestate`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from msgspec.structs import replace
+
+from cometmq.message import Message, MessageExt, SendResult
+from cometmq.protocol.addresses import parse_address
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, TracerProvider
+
+__all__ = ["Telemetry", "spanned"]
+
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=Enum)
+
+_HANDLED = {"SUCCESS", "COMMIT"}
+_MOST_LINKS = 128
+"""Of a span; OpenTelemetry's SDK keeps no more unless told otherwise."""
+
+Attributes = dict[str, "str | int | list[str]"]
+
+
+class Telemetry:
+    """For ClientOptions(telemetry=...). Needs cometmq[otel]; without a provider that of the program counts.
+
+    Attributes hold topic, group, tags, keys, ids, sizes and addresses, never bodies or other properties.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError:
+            raise ImportError("Telemetry needs OpenTelemetry: pip install 'cometmq[otel]'") from None
+        self._tracer = trace.get_tracer("cometmq", tracer_provider=tracer_provider)
+        self._trace = trace
+        self._propagator = TraceContextTextMapPropagator()
+
+    def context_of(self, message: MessageExt) -> Context:
+        """The context of the send of a message, empty for one that has none: the parent for spans of your own
+        about a message that a stream or a poll gave out."""
+        from opentelemetry.context import Context
+
+        return self._propagator.extract(message.properties, context=Context())
+
+    async def send(self, group: str, what: object, send: Callable[[Any], Awaitable[R]]) -> R:
+        """Send in a span. what: a message, or those of a batch; send: gets copies that carry the context."""
+        many = list(what) if isinstance(what, Iterable) else None
+        messages: list[Any] = [what] if many is None else many
+        if not messages or not all(isinstance(each, Message) for each in messages):
+            return await send(what if many is None else many)  # which says what is wrong
+        attributes = _attributes("send", messages[0].topic, messages)
+        attributes["messaging.rocketmq.client_group"] = group
+        kind = self._trace.SpanKind.PRODUCER
+        with self._tracer.start_as_current_span(_name(attributes), kind=kind, attributes=attributes) as span:
+            carrier: dict[str, str] = {}
+            self._propagator.inject(carrier)
+            carrying = [replace(each, properties={**each.properties, **carrier}) for each in messages]
+            try:
+                result = await send(carrying[0] if many is None else carrying)
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                raise
+            if isinstance(result, SendResult):
+                span.set_attributes(
+                    {
+                        "messaging.message.id": result.msg_id,
+                        "messaging.destination.partition.id": str(result.queue.queue_id),
+                    }
+                )
+            return result
+
+    def received(self, group: str, messages: Sequence[MessageExt], begun_ns: int) -> None:
+        """A stream or a poll gave messages of one topic out. begun_ns: by time.time_ns."""
+        attributes = _attributes("receive", messages[0].topic, messages, group)
+        kind = self._trace.SpanKind.CLIENT
+        self._tracer.start_span(
+            _name(attributes),
+            kind=kind,
+            attributes=attributes,
+            links=self._links(messages),
+            start_time=begun_ns,
+        ).end()
+
+    def processing(
+        self, listener: Callable[[list[MessageExt], C], Awaitable[S]], group: str
+    ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
+        """The listener, each of its calls in a span: a child of the send's for a single message, and linked
+        to the sends of all."""
+
+        async def call(messages: list[MessageExt], context: C) -> S:
+            attributes = _attributes("process", messages[0].topic, messages, group)
+            parent = self.context_of(messages[0]) if len(messages) == 1 else None
+            with self._tracer.start_as_current_span(
+                _name(attributes),
+                context=parent,
+                kind=self._trace.SpanKind.CONSUMER,
+                attributes=attributes,
+                links=self._links(messages),
+            ) as span:
+                try:
+                    status = await listener(messages, context)
+                except BaseException as error:
+                    span.set_attribute("error.type", type(error).__qualname__)
+                    raise
+                if status.name not in _HANDLED:
+                    self._failed(span, status.name)
+                return status
+
+        return call
+
+    def _failed(self, span: Span, status: str) -> None:
+        span.set_attribute("error.type", status)
+        span.set_status(self._trace.StatusCode.ERROR, status)
+
+    def _links(self, messages: Sequence[MessageExt]) -> list[Any]:
+        contexts = [
+            self._trace.get_current_span(self.context_of(message)).get_span_context()
+            for message in messages[:_MOST_LINKS]
+        ]
+        return [self._trace.Link(context) for context in contexts if context.is_valid]
+
+
+def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """A method of a producer that sends its first argument, in a span if the client is told to have spans."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        producer = cast("Any", args[0])
+        telemetry: Telemetry | None = producer.telemetry
+        if telemetry is None:
+            return method(*args, **kwargs)
+        rest: tuple[Any, ...] = args[1:]
+        name = next((name for name in ("message", "messages") if name in kwargs), "")
+        if not rest and not name:
+            return method(*args, **kwargs)  # which says what is missing
+
+        def send(what: object) -> Coroutine[Any, Any, R]:
+            if name:
+                return method(producer, *rest, **{**kwargs, name: what})  # type: ignore[arg-type]
+            return method(producer, what, *rest[1:], **kwargs)  # type: ignore[arg-type]
+
+        return telemetry.send(producer.group, kwargs[name] if name else rest[0], send)
+
+    return call
+
+
+def _name(attributes: Attributes) -> str:
+    return f"{attributes['messaging.operation.name']} {attributes['messaging.destination.name']}"
+
+
+def _attributes(operation: str, topic: str, messages: Sequence[Any], group: str | None = None) -> Attributes:
+    attributes: Attributes = {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": topic,
+    }
+    if group is not None:
+        attributes["messaging.consumer.group.name"] = group
+    first = messages[0]
+    if len(messages) > 1:
+        attributes["messaging.batch.message_count"] = len(messages)
+        return attributes
+    attributes["messaging.message.body.size"] = len(first.body)
+    if first.tags:
+        attributes["messaging.rocketmq.message.tag"] = first.tags
+    if first.keys:
+        attributes["messaging.rocketmq.message.keys"] = list(first.keys)
+    if isinstance(first, MessageExt):
+        attributes["messaging.message.id"] = first.msg_id
+        attributes["messaging.destination.partition.id"] = str(first.queue_id)
+        host = parse_address(first.store_host)
+        if host is not None:
+            attributes["server.address"], attributes["server.port"] = host
+    return attributes

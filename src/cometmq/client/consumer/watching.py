@@ -1,0 +1,96 @@
+"""Noticing that a consumer stands still, and how far it is behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from cometmq import logs
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.group.health import QueueHealth
+from cometmq.message import MessageQueue
+from cometmq.periodic import Periodic
+from cometmq.text import seconds
+
+__all__ = ["Watchdog", "lag_of"]
+
+log = logs.logger("cometmq.client.consumer")
+
+_ASKED_AT_ONCE = 32
+_LOOKS = 4
+"""At a queue in the time after which it counts as standing still."""
+
+
+async def lag_of(
+    queues: Iterable[QueueHealth], max_offset: Callable[[MessageQueue], Awaitable[int]]
+) -> dict[MessageQueue, int]:
+    """How many messages of each queue are not done yet. max_offset: asks the queue's broker, or raises."""
+
+    async def behind(each: QueueHealth) -> int:
+        done = each.next_offset - each.held_count if each.committed_offset is None else each.committed_offset
+        return max(await max_offset(each.queue) - done, 0)
+
+    queues = list(queues)
+    lags = await for_each(queues, behind, _ASKED_AT_ONCE)
+    return {each.queue: lag for each, lag in zip(queues, lags, strict=True)}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How a queue stood, and since when (monotonic seconds)."""
+
+    position: tuple[int, int | None, int]
+    since: float
+
+
+@dataclass(slots=True, eq=False)
+class Watchdog:
+    """Looks at a consumer's queues now and then. Those that stand still are in `problems`, and in the log
+    once.
+
+    A queue stands still if it holds messages and none was done for `_after_s`, unless it is suspended. (A
+    pull that does not come back is a problem by itself, see QueueHealth.)
+    """
+
+    _name: str
+    _after_s: float
+    _look: Callable[[float], Iterable[QueueHealth]]
+    """The queues' health at a time (monotonic seconds)."""
+    problems: dict[MessageQueue, str] = field(default_factory=dict)
+    """Queue -> how it stands still, in a sentence."""
+    _seen: dict[MessageQueue, _Seen] = field(default_factory=dict)
+
+    def periodic(self) -> Periodic:
+        """What has to be started."""
+        loop = asyncio.get_running_loop()
+        every_s = self._after_s / _LOOKS
+        return Periodic(loop, every_s, lambda: self.look(loop.time()), name=f"watchdog of {self._name}")
+
+    def look(self, now: float) -> None:
+        """Look at all queues."""
+        seen, self._seen = self._seen, {}
+        problems: dict[MessageQueue, str] = {}
+        for each in self._look(now):
+            position = (each.next_offset, each.committed_offset, each.held_count)
+            before = seen.get(each.queue)
+            if before is None or before.position != position:
+                before = _Seen(position, now)
+            self._seen[each.queue] = before
+            if each.waiting in ("suspended", "paused"):
+                before.since = now
+            elif each.held_count and now - before.since >= self._after_s:
+                problems[each.queue] = f"none of {each.held_count} messages held was done"
+        for queue, problem in problems.items():
+            if queue not in self.problems:
+                log.warning("%s: %s for %s: %s", self._name, queue, seconds(self._after_s), problem)
+        for queue in self.problems.keys() - problems.keys():
+            log.info("%s: %s goes on, or was given up", self._name, queue)
+        self.problems = problems
+
+    def sentences(self) -> tuple[str, ...]:
+        """For ConsumerHealth.problems."""
+        return tuple(
+            f"{queue.topic}/{queue.broker_name}/{queue.queue_id}: {problem} for {seconds(self._after_s)}"
+            for queue, problem in sorted(self.problems.items())
+        )

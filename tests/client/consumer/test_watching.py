@@ -1,0 +1,168 @@
+"""Consumers that stand still say so, and how far they are behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from cometmq import (
+    BrokerError,
+    ConfigError,
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PullOptions,
+    PushConsumer,
+    PushOptions,
+    SyncPullConsumer,
+)
+from cometmq.client import QueueHealth
+from cometmq.client.consumer.watching import Watchdog, lag_of
+from cometmq.testing import LocalBroker
+
+QUEUE = MessageQueue("T", "b", 0)
+FIRST = ConsumeFromWhere.FIRST_OFFSET
+
+
+def health(
+    next_offset: int = 10,
+    committed: int | None = 5,
+    held: int = 0,
+    waiting: str | None = None,
+) -> QueueHealth:
+    return QueueHealth(QUEUE, next_offset, committed, held, 0, 0.0, 0.0, waiting, None)
+
+
+HELD = "T/b/0: none of 5 messages held was done for 60 s"
+
+
+@pytest.mark.parametrize(
+    ("looks", "problem"),
+    [
+        ([(0, health(held=5)), (59, health(held=5))], None),
+        ([(0, health(held=5)), (60, health(held=5))], HELD),
+        ([(0, health(held=5)), (60, health(held=5, waiting="5 messages held, limit 4"))], HELD),
+        ([(0, health(held=6)), (60, health(held=5))], None),
+        ([(0, health(held=5)), (60, health(held=5, committed=6))], None),
+        ([(0, health(held=5)), (60, health(held=5)), (61, health(held=4))], None),
+        ([(0, health(held=5, waiting="suspended")), (60, health(held=5, waiting="suspended"))], None),
+        ([(0, health(held=5, waiting="suspended")), (60, health(held=5))], HELD),
+        ([(0, health(held=5)), (60, health(held=5, waiting="paused"))], None),
+        ([(0, health(held=5)), (50, health(held=5, waiting="suspended")), (70, health(held=5))], None),
+        ([(0, health()), (600, health())], None),
+        ([(0, health(held=5)), (60, health(held=5)), (61, None)], None),
+    ],
+)
+def test_a_queue_that_stands_still_is_named(
+    looks: list[tuple[float, QueueHealth | None]], problem: str | None
+) -> None:
+    now: list[QueueHealth] = []
+    watchdog = Watchdog("group g", 60.0, lambda _: now)
+    for moment, state in looks:
+        now[:] = [] if state is None else [state]
+        watchdog.look(moment)
+    assert watchdog.sentences() == (() if problem is None else (problem,))
+
+
+def test_a_stall_is_logged_at_its_begin_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    now = [health(held=5)]
+    watchdog = Watchdog("group g", 60.0, lambda _: now)
+    with caplog.at_level(logging.INFO, "cometmq.client.consumer"):
+        for moment in (0, 60, 70, 80):
+            watchdog.look(moment)
+        now[:] = [health(held=4)]
+        watchdog.look(90)
+    assert caplog.messages == [
+        "group g: T@b:0 for 60 s: none of 5 messages held was done",
+        "group g: T@b:0 goes on, or was given up",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "lag"),
+    [(health(committed=5), 20, 15), (health(committed=None, held=3), 12, 5), (health(committed=30), 20, 0)],
+)
+async def test_the_lag_is_what_is_not_done(state: QueueHealth, end: int, lag: int) -> None:
+    async def max_offset(queue: MessageQueue) -> int:
+        return end
+
+    assert await lag_of([state], max_offset) == {QUEUE: lag}
+
+
+async def test_a_lag_that_cannot_be_asked_for_is_an_error() -> None:
+    async def max_offset(queue: MessageQueue) -> int:
+        raise BrokerError(1, remark="no")
+
+    with pytest.raises(BrokerError):
+        await lag_of([health()], max_offset)
+
+
+async def sent(local: LocalBroker, topic: str, count: int) -> MessageQueue:
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        queue = (await producer.queues(topic))[0]
+        for _ in range(count):
+            await producer.send(Message(topic, b"x"), queue=queue)
+    return queue
+
+
+async def test_a_push_consumer_whose_listener_hangs_is_not_well(local: LocalBroker) -> None:
+    queue = await sent(local, "Hanging", 3)
+    go_on = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        await go_on.wait()
+
+    options = PushOptions(consume_from_where=FIRST, stall_after_s=0.1)
+    async with (
+        asyncio.timeout(60),
+        PushConsumer("g-hanging", listener, "Hanging", namesrv=local.namesrv, options=options) as consumer,
+    ):
+        while not any("none of 3 messages held was done" in each for each in consumer.health().problems):
+            await asyncio.sleep(0.02)
+        assert (await consumer.lag())[queue] == 3
+        go_on.set()
+        while not consumer.health().ok:
+            await asyncio.sleep(0.02)
+        assert (await consumer.lag())[queue] == 0
+
+
+async def test_a_pull_consumer_that_nobody_polls_is_not_well(local: LocalBroker) -> None:
+    queue = await sent(local, "Unpolled", 3)
+    options = PullOptions(consume_from_where=FIRST, stall_after_s=0.1)
+    async with (
+        asyncio.timeout(60),
+        PullConsumer("g-unpolled", namesrv=local.namesrv, options=options) as consumer,
+    ):
+        await consumer.assign([queue])
+        while consumer.health().ok:
+            await asyncio.sleep(0.02)
+        assert "messages held was done for 0.1 s" in consumer.health().problems[0]
+        assert await consumer.lag() == {queue: 3}
+        while await consumer.poll(0):
+            pass
+        while not consumer.health().ok:
+            await asyncio.sleep(0.02)
+        assert await consumer.lag() == {queue: 0}
+
+
+async def test_the_blocking_face_has_health_and_lag(local: LocalBroker) -> None:
+    queue = await sent(local, "FaceLag", 2)
+
+    def ask() -> tuple[bool, dict[MessageQueue, int]]:
+        options = PullOptions(consume_from_where=FIRST)
+        with SyncPullConsumer("g-face", namesrv=local.namesrv, options=options) as consumer:
+            consumer.assign([queue])
+            return consumer.health().ok, consumer.lag()
+
+    assert await asyncio.to_thread(ask) == (True, {queue: 2})
+
+
+@pytest.mark.parametrize("kind", [PushOptions, PullOptions])
+def test_the_time_of_a_stall_is_positive(kind: type[PushOptions | PullOptions]) -> None:
+    with pytest.raises(ConfigError, match="stall_after_s"):
+        kind(stall_after_s=0)

@@ -1,0 +1,96 @@
+"""SIGTERM: what a process has handled does not come again, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from cometmq import ClientStateError, Message, MessageStream, Producer, PushConsumer, stop_on_signal
+from cometmq.testing import LocalBroker
+
+CHILD = Path(__file__).with_name("stopped_child.py")
+KINDS = {"loop", "thread", "order", "stream", "pull"}
+SENT = 600
+
+
+async def test_a_process_that_is_told_to_end_leaves_no_duplicates(local: LocalBroker) -> None:
+    """The first is stopped under load, while messages come in; a second one goes on."""
+    handled: dict[str, Counter[str]] = defaultdict(Counter)
+
+    async def run(until: int) -> int:
+        """Until each kind has handled so many; the exit code."""
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, str(CHILD), local.namesrv, "Drained", stdout=asyncio.subprocess.PIPE
+        )
+        assert child.stdout is not None
+        told = False
+        async for line in child.stdout:
+            kind, _, body = line.decode().strip().partition(" ")
+            if kind in KINDS:
+                handled[kind][body] += 1
+            if not told and len(handled) == 5 and all(each.total() >= until for each in handled.values()):
+                child.send_signal(signal.SIGTERM)
+                told = True
+        return await child.wait()
+
+    async def send() -> None:
+        async with Producer("p", namesrv=local.namesrv) as producer:
+            for number in range(SENT):
+                await producer.send(Message("Drained", b"%d" % number))
+                await asyncio.sleep(0.002)
+
+    async with asyncio.timeout(90):
+        sending = asyncio.create_task(send())
+        assert await run(100) == 0
+        assert {kind for kind, bodies in handled.items() if bodies.total() >= SENT} < KINDS
+        await sending
+        assert await run(SENT) == 0
+    expected = {str(number): 1 for number in range(SENT)}
+    assert {kind: bodies for kind, bodies in handled.items() if bodies != expected} == {}
+
+
+async def test_a_second_signal_does_what_it_did_before(local: LocalBroker) -> None:
+    heard = []
+
+    def before(number: int, frame: object) -> None:
+        heard.append(number)
+
+    old = signal.signal(signal.SIGTERM, before)
+    try:
+        stream = MessageStream("g-second", "Second", namesrv=local.namesrv)
+        async with asyncio.timeout(30), stream, stop_on_signal(stream):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stream.wait_stopped()
+            assert heard == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+async def test_without_a_signal_nothing_is_stopped(local: LocalBroker) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    async with PushConsumer("g-calm", lambda messages: None, "Calm", namesrv=local.namesrv) as consumer:
+        async with stop_on_signal(consumer):
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert consumer.state == "running"
+    assert signal.getsignal(signal.SIGINT) is before
+    await consumer.wait_stopped()
+
+
+async def test_signals_come_to_the_main_thread_only() -> None:
+    async def elsewhere() -> None:
+        async with stop_on_signal():
+            pass
+
+    with pytest.raises(ClientStateError, match="main thread"):
+        await asyncio.to_thread(asyncio.run, elsewhere())
+    with pytest.raises(ClientStateError, match="is new"):
+        await Producer("p").wait_stopped()
