@@ -17,8 +17,8 @@ from cometmq.text import printable, seconds
 __all__ = [
     "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError", "ConfigError",
     "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError", "ProtocolError",
-    "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt",
-    "StoreError", "Terminal", "Transient",
+    "RecordError", "RemotingError", "ReplyTimeout", "RequestTimeout", "SendFailed", "SqlError",
+    "StoreCorrupt", "StoreError", "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -242,6 +242,22 @@ class RequestTimeout(RemotingError):
     def __str__(self) -> str:
         within = f" within {seconds(self.timeout_s)}" if self.timeout_s else " in time"
         return f"no answer from {self.addr} to request {int(self.code)}{within}"
+
+
+class ReplyTimeout(CometError, Transient):
+    """A request was sent, and no consumer replied in time: perhaps it was handled, perhaps not yet.
+
+    msg_id: of the request; correlation_id: by which its reply would be known.
+    """
+
+    topic: str
+    msg_id: str
+    correlation_id: str
+    timeout_s: float
+
+    def __str__(self) -> str:
+        within = seconds(self.timeout_s)
+        return f"no reply to message {self.msg_id} of topic {self.topic} within {within}"
 
 
 class NoRouteError(CometError, Transient):

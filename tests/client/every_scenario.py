@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
+from tests.client.reply_scenarios import REPLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
 from tests.client.timer_scenarios import messages_come_at_their_time_unless_taken_back
@@ -12,6 +13,7 @@ EVERY_SCENARIO: list[Scenario] = [
     *SCENARIOS,
     *RETRY_SCENARIOS,
     *ORDERLY_SCENARIOS,
+    *REPLY_SCENARIOS,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,
 ]

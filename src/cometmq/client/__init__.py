@@ -36,6 +36,7 @@ from cometmq.client.group.process_queue import FlowLimits
 from cometmq.client.group.subscription import filter_class, sql92, tags
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
+from cometmq.client.producer.request_reply import reply_to
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 
@@ -76,6 +77,7 @@ __all__ = [
     "TransactionListener",
     "TransactionProducer",
     "filter_class",
+    "reply_to",
     "select_by_hash",
     "select_by_random",
     "sql92",

@@ -123,6 +123,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     timer_max_waiting: int = 4_000_000  # ours: about 30 bytes each in memory
     recall_message_enable: bool = True  # Apache's: false
     reject_transaction_message: bool = False
+    store_reply_message_enable: bool = True
     transaction_time_out: int = 6_000
     transaction_check_max: int = 15
     transaction_check_interval: int = 60_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TypeVar
 
 from cometmq import logs
@@ -19,6 +19,7 @@ from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_addres
 from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
+from cometmq.client.cluster.replies import Replies
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
@@ -27,7 +28,12 @@ from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteErr
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
-from cometmq.protocol.codes import ORDER_TOPIC_CONFIG, TBW102, TRACE_PRODUCER_GROUP
+from cometmq.protocol.codes import (
+    ORDER_TOPIC_CONFIG,
+    REPLY_TOPIC_POSTFIX,
+    TBW102,
+    TRACE_PRODUCER_GROUP,
+)
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import Connection, RemotingClient
@@ -61,7 +67,8 @@ class ClientInstance(LifeCycle):
         self.consumers: dict[str, ConsumerPeer] = {}
         self.transactions: dict[str, TransactionPeer] = {}
         self._producers: dict[str, int] = {}
-        self._requests = ServerRequests(self.consumers, self.transactions)
+        self.replies = Replies()
+        self._requests = ServerRequests(self.consumers, self.transactions, self.replies)
         self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
@@ -86,6 +93,9 @@ class ClientInstance(LifeCycle):
         self._template_until: dict[str, float] = {}
         self._announced: set[str] = set()
         """Broker addresses that know of us by a heartbeat on the present connection."""
+        self._introduction: asyncio.Task[object] | None = None
+        self._reply_topics: set[str] = set()
+        """Those that were asked for: one for each cluster of a request's topic."""
         self.traces: Traces | None = None
         if self.options.trace is not None:
             self.traces = Traces(self.options.trace, self.keys, self._send_traces)
@@ -211,9 +221,13 @@ class ClientInstance(LifeCycle):
     def refresh_soon(self, topic: str) -> None:
         """Ask for a route in the background: something says that it may be old."""
         if self._state == "running" and topic not in self._fetching:
-            task = self.loop.create_task(self.refresh_routes([topic]), name=f"cometmq-refresh-{topic}")
-            self._refreshing.add(task)
-            task.add_done_callback(self._refreshing.discard)
+            self._in_background(self.refresh_routes([topic]), f"cometmq-refresh-{topic}")
+
+    def _in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
+        task = self.loop.create_task(work, name=name)
+        self._refreshing.add(task)
+        task.add_done_callback(self._refreshing.discard)
+        return task
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
         """Ask for the routes of these topics, else of all that are used; the failures by topic. A route that
@@ -369,6 +383,22 @@ class ClientInstance(LifeCycle):
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
 
+    async def introduce(self, route: TopicRoute, timeout_s: float) -> None:
+        """Have the brokers that may bring a reply know this client: those of the topic of the request, and
+        all others of their clusters, which take replies as well. Those that take no heartbeat are not waited
+        for again."""
+        for cluster in {broker.cluster for broker in route.data.broker_datas}:
+            topic = cluster + REPLY_TOPIC_POSTFIX
+            if topic not in self._reply_topics:
+                self._reply_topics.add(topic)
+                with contextlib.suppress(CometError):
+                    await self._fetch(topic)
+        missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
+        if missing:
+            if self._introduction is None or self._introduction.done():
+                self._introduction = self._in_background(self.send_heartbeats(), "cometmq-introduction")
+            await asyncio.wait([self._introduction], timeout=timeout_s)
+
     async def _heartbeat_to(self, addr: str, body: HeartbeatData) -> None:
         try:
             await self.brokers.heartbeat(addr, body)
@@ -392,7 +422,7 @@ class ClientInstance(LifeCycle):
     def _connection_closed(self, connection: Connection) -> None:
         """A broker forgets a client with its connection: whom it calls announces itself again soon."""
         self._announced.discard(connection.addr)
-        if self._state == "running" and (self.consumers or self.transactions):
+        if self._state == "running" and (self.consumers or self.transactions or self.replies):
             for delay_s in _ANNOUNCE_AGAIN_S:
                 self.loop.call_later(delay_s, self._announce_again, connection.addr)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from cometmq import logs
 from cometmq.client.cluster.decoding import decode_one
+from cometmq.client.cluster.replies import Replies, pushed_reply
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
@@ -64,13 +65,17 @@ class TransactionPeer(Protocol):
 
 class ServerRequests:
     """`consumers`, `transactions`: group -> consumer or transaction producer, the client instance's own
-    tables."""
+    tables; `replies`: its requests that wait."""
 
     def __init__(
-        self, consumers: Mapping[str, ConsumerPeer], transactions: Mapping[str, TransactionPeer]
+        self,
+        consumers: Mapping[str, ConsumerPeer],
+        transactions: Mapping[str, TransactionPeer],
+        replies: Replies,
     ) -> None:
         self._consumers = consumers
         self._transactions = transactions
+        self._replies = replies
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -80,6 +85,7 @@ class ServerRequests:
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.consumer_status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.push_reply,
         }
 
     def _consumer(self, group: str) -> ConsumerPeer:
@@ -142,3 +148,9 @@ class ServerRequests:
         consumer = self._consumer(header.consumer_group)
         message = decode_one(frame.body, header.broker_name or "", refuse_large=True)
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())
+
+    def push_reply(self, connection: Connection, frame: Frame) -> Frame:
+        """326: the reply to a request of ours."""
+        del connection
+        self._replies.arrived(pushed_reply(frame))
+        return frame.response(ResponseCode.SUCCESS)

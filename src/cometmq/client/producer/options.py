@@ -32,6 +32,8 @@ class ProducerOptions:
     default_topic_queue_nums: int = 4
     max_in_flight: int = 4096
     """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
+    max_requests: int = 4096
+    """Requests that wait for their reply at once; more wait for their turn."""
     transaction_threads: int = 16
     """Threads of a transaction producer in which a listener's plain (not async) methods run."""
     checks_at_once: int = 4

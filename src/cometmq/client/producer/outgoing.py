@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from cometmq.client.cluster.identity import KeyMaker
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.producer.options import ProducerOptions
+from cometmq.client.producer.request_reply import is_reply
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageQueue, SendResult
 from cometmq.protocol.batch import encode_batch
@@ -50,6 +51,7 @@ class Outgoing:
     flag: int = 0
     sys_flag: int = 0
     batch: bool = False
+    reply: bool = False
     reconsume: tuple[int, int] | None = None
     """See send_request."""
     messages: Sequence[Message] = ()
@@ -58,7 +60,8 @@ class Outgoing:
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(
             group, self.topic, queue, self.body, self.properties,
-            flag=self.flag, sys_flag=self.sys_flag, batch=self.batch, reconsume=self.reconsume,
+            flag=self.flag, sys_flag=self.sys_flag, batch=self.batch, reply=self.reply,
+            reconsume=self.reconsume,
             template=options.create_topic_key, template_queue_nums=options.default_topic_queue_nums,
         )  # fmt: skip
 
@@ -100,6 +103,7 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
         msg_id,
         flag=message.flag,
         sys_flag=sys_flag,
+        reply=is_reply(message),
         messages=(message,),
     )
 

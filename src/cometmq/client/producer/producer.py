@@ -22,9 +22,17 @@ from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
+from cometmq.client.producer.request_reply import as_request
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin
-from cometmq.errors import BrokerError, MessageIllegal, NoRouteError, RemotingError
+from cometmq.errors import (
+    BrokerError,
+    CometError,
+    MessageIllegal,
+    NoRouteError,
+    RemotingError,
+    ReplyTimeout,
+)
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import SysFlag, check_group_name
 from cometmq.protocol.timers import RecallHandle
@@ -75,6 +83,7 @@ class Producer(Client):
         self.options = options if options is not None else ProducerOptions()
         self._robin = RoundRobin(random.getrandbits(31))
         self._room = asyncio.Semaphore(self.options.max_in_flight)
+        self._requests = asyncio.Semaphore(self.options.max_requests)
         self._under_way = 0
         """Sends that were begun, those that wait for room included."""
         self._idle = asyncio.Event()
@@ -175,6 +184,48 @@ class Producer(Client):
         """
         return await for_each(messages, self.send, concurrency)
 
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        argument: object = None,
+        timeout_s: float = 3.0,
+    ) -> MessageExt:
+        """Send a message as `send` does and wait for the reply of a consumer that sends `reply_to(message,
+        body)`. Many may wait at once.
+
+        `timeout_s` is the time for sending and for the reply. Raises what `send` raises, and ReplyTimeout:
+        the message was sent, and no reply came.
+        """
+        client = self._running()
+        check_kind(message)
+        self._under_way += 1  # a stop waits for it
+        correlation_id = ""
+        try:
+            async with self._requests:
+                end = client.loop.time() + timeout_s
+                correlation_id, asking = as_request(message, client.client_id, timeout_s)
+                reply = client.replies.expect(correlation_id)
+                await client.introduce(await self._route_within(message.topic, timeout_s), timeout_s)
+                left_s = max(end - client.loop.time(), 0.0)
+                try:
+                    sent = await self.send(
+                        asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
+                    )
+                    async with asyncio.timeout_at(end):
+                        return await reply
+                except TimeoutError:
+                    raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s) from None
+                except CometError:
+                    if reply.done():  # so the message got there
+                        return reply.result()
+                    raise
+        finally:
+            client.replies.forget(correlation_id)
+            self._ended()
+
     async def recall(self, recall_handle: str) -> str:
         """Take back a message that waits for its time, by the handle of its SendResult; returns its id.
 
@@ -249,9 +300,13 @@ class Producer(Client):
         finally:
             if has_room:
                 self._room.release()
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+            self._ended()
+
+    def _ended(self) -> None:
+        """A send is no longer under way."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""

@@ -169,9 +169,7 @@ class TransactionProducer(Producer):
                 state, error = await self._ask(self._listener.execute_local_transaction, begun, argument)
             await self._tell(begun, state, error, trace=sent.trace_on)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+            self._ended()
         return TransactionSendResult(**msgspec.structs.asdict(sent), state=state, error=error)
 
     async def _tell(
