@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, dataclass_transform
+from typing import ClassVar, NamedTuple, dataclass_transform
 
 from cometmq.text import printable, seconds
 
@@ -30,10 +30,25 @@ def shown(value: object) -> str:
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
 
 
+class SendTries(NamedTuple):
+    """What became of the tries of a send. outcomes: broker name and what happened, try by try."""
+
+    topic: str
+    took_s: float
+    outcomes: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        tries = "; ".join(f"{broker}: {outcome}" for broker, outcome in self.outcomes)
+        times = f"{len(self.outcomes)} times to topic {self.topic} in {self.took_s * 1000:.0f} ms"
+        return f"sent {times}, always failed: {tries}"
+
+
 @dataclass_transform(eq_default=False)
 class CometError(Exception):
     """Root of all errors of this package. Those that declare fields are dataclasses."""
 
+    tries: ClassVar[SendTries | None] = None
+    """Of an error that ended a send, after one try or several; None for all others."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:

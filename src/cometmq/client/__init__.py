@@ -9,6 +9,7 @@ from cometmq.client.blocking import (
     SyncTransactionProducer,
 )
 from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.cluster.hooks import ConsumeHook, Consuming, FilterHook, SendHook, Sending
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
@@ -34,6 +35,7 @@ from cometmq.client.group.health import ConsumerHealth, QueueHealth
 from cometmq.client.group.options import ConsumeFromWhere, MessageModel, PullOptions, PushOptions
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.client.group.subscription import filter_class, sql92, tags
+from cometmq.client.producer.batches import split_batches
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.request_reply import reply_to
@@ -52,8 +54,11 @@ __all__ = [
     "ClientOptions",
     "ConsumeContext",
     "ConsumeFromWhere",
+    "ConsumeHook",
     "ConsumeStatus",
     "ConsumerHealth",
+    "Consuming",
+    "FilterHook",
     "FlowLimits",
     "Listener",
     "MessageModel",
@@ -69,6 +74,8 @@ __all__ = [
     "PushOptions",
     "QueueHealth",
     "QueueSelector",
+    "SendHook",
+    "Sending",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
@@ -80,6 +87,7 @@ __all__ = [
     "reply_to",
     "select_by_hash",
     "select_by_random",
+    "split_batches",
     "sql92",
     "tags",
 ]

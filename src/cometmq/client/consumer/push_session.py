@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from cometmq import logs
+from cometmq.client.cluster.hooks import called_between
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
@@ -109,7 +110,8 @@ class PushSession:
             )
         self._bound: BoundListener[Any, Enum]
         self._bound = bind_listener(listener, self._executor, type(self._manner.later))
-        listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
+        listen = called_between(self._listen, options.consume_hooks, name)
+        listen = traced(listen, client.traces, name, options.consume_timeout_s)
         self.consuming: Consuming[Any, Any] = Consuming(listen, options.consume_concurrency, self._manner)
         submit = self.consuming.submit if self._order is None else self._order.submit
         self.members = Membership(group, submit, self._order)

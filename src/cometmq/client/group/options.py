@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cometmq.client.cluster.decoding import MAX_BODY
+from cometmq.client.cluster.hooks import ConsumeHook, FilterHook
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError
@@ -83,6 +85,10 @@ class PushOptions:
     consume_timeout_s: float = 900.0
     """A message whose listener runs longer is sent back, so that the queue's offset can move on. Not when
     orderly: nothing may overtake it."""
+    consume_hooks: Sequence[ConsumeHook] = ()
+    """Told of each call of the listener."""
+    filter_hooks: Sequence[FilterHook] = ()
+    """Choose among the pulled messages, behind the subscription; what one turns down counts as handled."""
     broker_suspend_s: float = 15.0
     suspend_timeout_s: float = 30.0
     rebalance_interval_s: float = 20.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,14 +19,13 @@ from cometmq.protocol.codes import (
     UNSENDABLE_TOPICS,
     SysFlag,
 )
+from cometmq.protocol.compression import Compression, compress
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved
 
 __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_half", "prepare_system"]
-
-_ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
 _TIMES = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
@@ -93,9 +91,10 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
     msg_id, properties = _properties(message, keys)
     sys_flag = 0
     if len(body) >= options.compress_over:
-        packed = zlib.compress(body, options.compress_level)
+        how = Compression.of(options.compress_type)
+        packed = compress(body, how, options.compress_level)
         if len(packed) < len(body):
-            body, sys_flag = packed, _ZLIB_FLAGS
+            body, sys_flag = packed, how.sys_flag
     return Outgoing(
         message.topic,
         body,
