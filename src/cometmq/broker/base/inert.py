@@ -52,7 +52,6 @@ NOT_BUILT = {
     "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
     "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
-    "fetchNamesrvAddrByAddressServer": "false",
     "timerPrecisionMs": "1000", "timerCongestNumEachSlot": "2147483647",
 }  # fmt: skip
 

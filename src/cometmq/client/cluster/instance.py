@@ -36,7 +36,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
-from cometmq.remoting import Connection, RemotingClient
+from cometmq.remoting import AddressServer, Connection, RemotingClient
 from cometmq.text import printable
 
 __all__ = ["Client", "ClientInstance"]
@@ -59,8 +59,9 @@ class ClientInstance(LifeCycle):
         self, namesrv: str | Sequence[str] | None = None, options: ClientOptions | None = None
     ) -> None:
         self.options = options if options is not None else ClientOptions()
-        addrs = namesrv_addresses(namesrv)
-        address = self.options.client_ip or local_address(addrs[0])
+        domain = self.options.namesrv_domain
+        addrs = namesrv_addresses(namesrv, domain)
+        address = self.options.client_ip or local_address(addrs[0] if addrs else domain or "")
         self.client_id = client_id_of(address, self.options)
         super().__init__(f"client {self.client_id}")
         self.keys = KeyMaker(address)
@@ -71,6 +72,11 @@ class ClientInstance(LifeCycle):
         self._requests = ServerRequests(self.consumers, self.transactions, self.replies)
         self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
+        self._address_server: AddressServer | None = None
+        if not addrs and domain is not None:
+            self._address_server = AddressServer(
+                domain, self.options.namesrv_domain_sub_group, self.options.unit_name, self.namesrv.use
+            )
         self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
         self.routes = RouteTable()
         self.heartbeat_problems: dict[str, str] = {}
@@ -103,12 +109,15 @@ class ClientInstance(LifeCycle):
     # -- life
 
     async def start(self) -> None:
-        """Start the periodic work. May be called again; nothing is asked of any server yet."""
+        """Start the periodic work. May be called again; no server is asked for anything yet, but an address
+        server for the name servers: ConnectError if it does not name any."""
         self._check_loop()
         if self._state != "running":
             await super().start()
 
     async def _begin(self) -> None:
+        if self._address_server is not None:
+            await self._address_server.start()
         self._heartbeats.start()
         self._route_rounds.start()
         if self.traces is not None:
@@ -123,6 +132,8 @@ class ClientInstance(LifeCycle):
     async def _end(self, *, drain: bool) -> None:
         if self.traces is not None and drain:
             await self.traces.stop()
+        if self._address_server is not None:
+            await self._address_server.stop()
         self._heartbeats.cancel()
         self._route_rounds.cancel()
         tasks = [*self._refreshing, *self._fetching.values()]
