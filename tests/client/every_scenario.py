@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.client.namespace_scenarios import NAMESPACE_SCENARIOS
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.reply_scenarios import REPLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
@@ -14,6 +15,7 @@ EVERY_SCENARIO: list[Scenario] = [
     *RETRY_SCENARIOS,
     *ORDERLY_SCENARIOS,
     *REPLY_SCENARIOS,
+    *NAMESPACE_SCENARIOS,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,
 ]

@@ -17,6 +17,7 @@ from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
 from cometmq.client.cluster.life_cycle import LifeCycle
+from cometmq.client.cluster.namespaces import Namespace, instance_of
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.replies import Replies
@@ -69,15 +70,25 @@ class ClientInstance(LifeCycle):
         self.transactions: dict[str, TransactionPeer] = {}
         self._producers: dict[str, int] = {}
         self.replies = Replies()
-        self._requests = ServerRequests(self.consumers, self.transactions, self.replies)
-        self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
+        given = self.options.namespace
+        self.namespace = Namespace(
+            instance_of(addrs) if given is None else given,
+            self.options.namespace_v2 or "",
+            () if self.options.trace is None else (self.options.trace.topic,),
+        )
+        self._requests = ServerRequests(self.consumers, self.transactions, self.replies, self.namespace)
+        self.remoting = RemotingClient(
+            self._requests.handlers(),
+            on_close=self._connection_closed,
+            outgoing=self.namespace.wrap_request if self.namespace else None,
+        )
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self._address_server: AddressServer | None = None
         if not addrs and domain is not None:
             self._address_server = AddressServer(
                 domain, self.options.namesrv_domain_sub_group, self.options.unit_name, self.namesrv.use
             )
-        self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
+        self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s, self.namespace)
         self.routes = RouteTable()
         self.heartbeat_problems: dict[str, str] = {}
         """Broker address -> why the last heartbeat failed."""

@@ -40,6 +40,11 @@ class ClientOptions:
     """None: unique per instance (process id and a clock); DEFAULT for broadcasting consumers, whose offsets
     lie in a local file under this name: give each of several on one machine a name of its own."""
     unit_name: str | None = None
+    namespace: str | None = None
+    """Names of topics and groups are those of this namespace, `namespace%name`, without the program seeing
+    it; None: MQ_INST_<word>_<word> if the name server's host name begins with that, else none."""
+    namespace_v2: str | None = None
+    """5.x's namespace: a field of each request, which proxies understand."""
     namesrv_domain: str | None = None
     """Host, or host:port, of an HTTP address server that is asked for the name servers where neither the code
     nor NAMESRV_ADDR names any."""
@@ -55,6 +60,9 @@ class ClientOptions:
         domain = self.namesrv_domain
         if domain is not None and parse_address(domain if ":" in domain else f"{domain}:8080") is None:
             raise ConfigError("namesrv_domain", domain, "a host, or host:port")
+        for key, name in (("namespace", self.namespace), ("namespace_v2", self.namespace_v2)):
+            if name and (not is_legal_name(name, TOPIC_LENGTH_MAX) or "%" in name or "|" in name):
+                raise ConfigError(key, name, "letters, digits, _ and -")
 
 
 def namesrv_addresses(

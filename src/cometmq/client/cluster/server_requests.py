@@ -7,6 +7,7 @@ from typing import Protocol
 
 from cometmq import logs
 from cometmq.client.cluster.decoding import decode_one
+from cometmq.client.cluster.namespaces import Namespace
 from cometmq.client.cluster.replies import Replies, pushed_reply
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt, MessageQueue
@@ -72,7 +73,9 @@ class ServerRequests:
         consumers: Mapping[str, ConsumerPeer],
         transactions: Mapping[str, TransactionPeer],
         replies: Replies,
+        namespace: Namespace,
     ) -> None:
+        self._namespace = namespace
         self._consumers = consumers
         self._transactions = transactions
         self._replies = replies
@@ -89,7 +92,7 @@ class ServerRequests:
         }
 
     def _consumer(self, group: str) -> ConsumerPeer:
-        consumer = self._consumers.get(group)
+        consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is None:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer"
@@ -100,7 +103,7 @@ class ServerRequests:
         """40: a member came or went."""
         del connection
         group = frame.header(NotifyConsumerIdsChangedRequestHeader).consumer_group
-        consumer = self._consumers.get(group)
+        consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is not None:
             consumer.wake_rebalance()
 
@@ -108,7 +111,8 @@ class ServerRequests:
         """39: the broker asks how a transaction of this producer's group stands."""
         header = frame.header(CheckTransactionStateRequestHeader)
         message = decode_one(frame.body, header.bname or "")
-        group = message.properties.get(PGROUP, "")
+        self._namespace.unwrap_messages([message])
+        group = self._namespace.unwrap(message.properties.get(PGROUP, ""))
         producer = self._transactions.get(group)
         if producer is None:
             log.debug("%s asks about a transaction of group %s, which is not here", connection.peer, group)
@@ -118,7 +122,8 @@ class ServerRequests:
     async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """220: an administrator moved the group's offsets."""
         header = frame.header(ResetOffsetRequestHeader)
-        table = ResetOffsetBody.decode(frame.body).offset_table
+        body = ResetOffsetBody.decode(frame.body)
+        table = {self._namespace.unwrap_queue(queue): offset for queue, offset in body.offset_table.items()}
         log.info(
             "%s moves group %s on %s: %d queues", connection.peer, header.group, header.topic, len(table)
         )
@@ -129,7 +134,8 @@ class ServerRequests:
         """221: this member's offsets of a topic."""
         del connection
         header = frame.header(GetConsumerStatusRequestHeader)
-        table = self._consumer(header.group).offsets(header.topic)
+        offsets = self._consumer(header.group).offsets(self._namespace.unwrap(header.topic))
+        table = {self._namespace.wrap_queue(queue): offset for queue, offset in offsets.items()}
         body = GetConsumerStatusBody(message_queue_table=table).encode()
         return frame.response(ResponseCode.SUCCESS, body=body)
 
@@ -147,6 +153,7 @@ class ServerRequests:
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer(header.consumer_group)
         message = decode_one(frame.body, header.broker_name or "", refuse_large=True)
+        self._namespace.unwrap_messages([message])
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())
 
     def push_reply(self, connection: Connection, frame: Frame) -> Frame:

@@ -247,7 +247,7 @@ class Producer(Client):
         """
         client = self._running()
         handle = RecallHandle.decode(recall_handle)
-        await self._route(handle.topic)
+        await self._route(client.namespace.unwrap(handle.topic))
         addr = client.master_addr(handle.broker_name, handle.topic)
         return await client.brokers.recall(addr, self.group, handle.topic, recall_handle)
 

@@ -155,10 +155,11 @@ class TransactionProducer(Producer):
         """
         client = self._running()
         check_kind(message)
+        group = client.namespace.wrap(self.group)
         if len(message.body) < COMPRESS_HERE:
-            outgoing = prepare_half(message, self.options, client.keys, self.group)
+            outgoing = prepare_half(message, self.options, client.keys, group)
         else:
-            outgoing = await asyncio.to_thread(prepare_half, message, self.options, client.keys, self.group)
+            outgoing = await asyncio.to_thread(prepare_half, message, self.options, client.keys, group)
         self._under_way += 1  # a stop waits for it
         try:
             sent = await self._send(outgoing, None, timeout_s)

@@ -34,6 +34,9 @@ final class Producers {
         producer.setHeartbeatBrokerInterval(args.number("heartbeatMillis", 30_000));
         producer.setRetryTimesWhenSendFailed(args.number("retries", 2));
         producer.setMaxMessageSize(args.number("maxSize", 4 * 1024 * 1024));
+        if (args.has("namespace")) {
+            producer.setNamespace(args.text("namespace"));
+        }
         producer.start();
         return producer;
     }
