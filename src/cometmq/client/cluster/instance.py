@@ -110,6 +110,8 @@ class ClientInstance(LifeCycle):
         self._template_until: dict[str, float] = {}
         self._announced: set[str] = set()
         """Broker addresses that know of us by a heartbeat on the present connection."""
+        self._joined = self._told_of = 0
+        """Producers that came in all, and how many of them a heartbeat has told of."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
         """Those that were asked for: one for each cluster of a request's topic."""
@@ -349,6 +351,7 @@ class ClientInstance(LifeCycle):
     def register_producer(self, group: str) -> None:
         """Announce a producer group from the next heartbeat on, which comes soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
+        self._joined += 1
         self._heartbeats.soon()
 
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
@@ -399,9 +402,10 @@ class ClientInstance(LifeCycle):
         """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""
         if not self._producers and not self.consumers:
             return
-        body = self._heartbeat()
+        joined, body = self._joined, self._heartbeat()
         addrs = self.routes.addresses(replicas=bool(self.consumers))
         await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in addrs))
+        self._told_of = max(self._told_of, joined)
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
 
@@ -416,7 +420,7 @@ class ClientInstance(LifeCycle):
                 with contextlib.suppress(CometError):
                     await self._fetch(topic)
         missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
-        if missing:
+        if missing or self._told_of < self._joined:
             if self._introduction is None or self._introduction.done():
                 self._introduction = self._in_background(self.send_heartbeats(), "cometmq-introduction")
             await asyncio.wait([self._introduction], timeout=timeout_s)
