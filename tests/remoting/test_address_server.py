@@ -186,6 +186,19 @@ async def test_code_and_environment_come_before_the_address_server(
     assert pages.asked == []
 
 
+async def test_two_that_share_a_client_start_at_once(
+    pages: Pages, namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    pages.answer = OK + namesrv.addr.encode()
+    client = ClientInstance(None, ClientOptions(namesrv_domain=pages.addr))
+    producers = [Producer(group, client=client) for group in "ab"]
+    await asyncio.gather(*(producer.start() for producer in producers))
+    await asyncio.gather(*(producer.send(Message("T", b"x")) for producer in producers))
+    await asyncio.gather(*(producer.stop() for producer in producers))
+    await client.stop()
+
+
 async def test_a_client_does_not_start_without_name_servers(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

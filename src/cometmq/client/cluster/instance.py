@@ -125,6 +125,9 @@ class ClientInstance(LifeCycle):
         """Start the periodic work. May be called again; no server is asked for anything yet, but an address
         server for the name servers: ConnectError if it does not name any."""
         self._check_loop()
+        if self._state == "starting":
+            async with self._turn:  # of whoever shares it, and came first
+                pass
         if self._state != "running":
             await super().start()
 
