@@ -28,7 +28,7 @@ from cometmq.protocol.frame import Frame
 
 __all__ = ["Namespace", "instance_of"]
 
-_FIELDS = ("topic", "group", "groupName", "consumerGroup", "producerGroup", "originTopic")
+_FIELDS = ("topic", "originTopic", "group", "groupName", "consumerGroup", "producerGroup", "compareGroup")
 """Ext fields that are names, in whatever request."""
 _LETTERS = ("a", "b")
 """The same of sends: group and topic."""
