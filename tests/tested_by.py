@@ -50,13 +50,12 @@ client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
 client/test_producer.py: client/cluster/instance client/cluster/lookups client/cluster/requests
-    client/producer/options client/producer/outgoing
+    client/producer/options client/producer/outgoing client/producer/request_reply
 client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
     client/group/subscription
-client/test_routes.py: client/cluster/namesrv_api
 faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server

@@ -10,15 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, dataclass_transform
+from typing import ClassVar, NamedTuple, dataclass_transform
 
 from cometmq.text import printable, seconds
 
 __all__ = [
     "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
     "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
-    "ProtocolError", "RecordError", "RemotingError", "RequestTimeout", "SendFailed", "SqlError",
-    "StoreCorrupt", "StoreError", "Terminal", "Transient",
+    "ProtocolError", "RecordError", "RemotingError", "ReplyTimeout", "RequestTimeout", "SendFailed",
+    "SqlError", "StoreCorrupt", "StoreError", "Terminal", "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -30,10 +30,25 @@ def shown(value: object) -> str:
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
 
 
+class SendTries(NamedTuple):
+    """What became of the tries of a send. outcomes: broker name and what happened, try by try."""
+
+    topic: str
+    took_s: float
+    outcomes: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        tries = "; ".join(f"{broker}: {outcome}" for broker, outcome in self.outcomes)
+        times = f"{len(self.outcomes)} times to topic {self.topic} in {self.took_s * 1000:.0f} ms"
+        return f"sent {times}, always failed: {tries}"
+
+
 @dataclass_transform(eq_default=False)
 class CometError(Exception):
     """Root of all errors of this package. Those that declare fields are dataclasses."""
 
+    tries: ClassVar[SendTries | None] = None
+    """Of an error that ended a send, after one try or several; None for all others."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -261,6 +276,22 @@ class RequestTimeout(RemotingError):
     def __str__(self) -> str:
         within = f" within {seconds(self.timeout_s)}" if self.timeout_s else " in time"
         return f"no answer from {self.addr} to request {int(self.code)}{within}"
+
+
+class ReplyTimeout(CometError, Transient):
+    """A request was sent, and no consumer replied in time: perhaps it was handled, perhaps not yet.
+
+    msg_id: of the request; correlation_id: by which its reply would be known.
+    """
+
+    topic: str
+    msg_id: str
+    correlation_id: str
+    timeout_s: float
+
+    def __str__(self) -> str:
+        within = seconds(self.timeout_s)
+        return f"no reply to message {self.msg_id} of topic {self.topic} within {within}"
 
 
 class NoRouteError(CometError, Transient):

@@ -81,7 +81,8 @@ class Peer:
         properties_text: str | None = None,
         **header: Any,
     ) -> Frame:
-        kind = SendMessageRequestHeader if code == RequestCode.SEND_MESSAGE else SendMessageRequestHeaderV2
+        whole = code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
+        kind = SendMessageRequestHeader if whole else SendMessageRequestHeaderV2
         fields: dict[str, Any] = {
             "producer_group": "PG",
             "default_topic": "TBW102",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.client.coming_and_going import members_that_come_and_go_handle_each_message_once
 from tests.client.membership_scenarios import MEMBERSHIP_SCENARIOS
+from tests.client.namespace_scenarios import NAMESPACE_SCENARIOS
 from tests.client.network_scenarios import a_bad_network_loses_and_invents_nothing
 from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
+from tests.client.reply_scenarios import REPLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
 from tests.client.stream_scenarios import STREAM_SCENARIOS
@@ -19,6 +21,8 @@ EVERY_SCENARIO: list[Scenario] = [
     *MEMBERSHIP_SCENARIOS,
     *STREAM_SCENARIOS,
     members_that_come_and_go_handle_each_message_once,
+    *REPLY_SCENARIOS,
+    *NAMESPACE_SCENARIOS,
     transactions_end_once_as_they_should,
     messages_come_at_their_time_unless_taken_back,
     a_bad_network_loses_and_invents_nothing,

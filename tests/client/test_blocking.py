@@ -36,6 +36,7 @@ from cometmq import (
     SyncPushConsumer,
     SyncTransactionProducer,
     TransactionProducer,
+    reply_to,
     select_by_hash,
 )
 from cometmq.client.loop_thread import LoopThread
@@ -108,6 +109,22 @@ def test_every_way_of_sending_and_pulling(local: LocalBroker) -> None:
         consumer.update_offset(first.queue, 2)
         consumer.commit()
         assert consumer.committed(first.queue) is not None
+
+
+def test_requests_from_threads_get_their_replies(local: LocalBroker) -> None:
+    with SyncProducer("p", namesrv=local.namesrv) as producer, ThreadPoolExecutor(4) as pool:
+        producer.send(Message("Asked", b"makes the topic"))
+
+        def listener(messages: list[MessageExt]) -> None:
+            for message in messages:
+                producer.send(reply_to(message, b"re: " + message.body))
+
+        options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+        tags = {"Asked": "ask"}
+        with SyncPushConsumer("g-asked", listener, tags, namesrv=local.namesrv, options=options):
+            asked = [Message("Asked", b"%d" % number, tags="ask") for number in range(8)]
+            replies = pool.map(lambda message: producer.request(message, timeout_s=20), asked)
+            assert [reply.body for reply in replies] == [b"re: %d" % number for number in range(8)]
 
 
 def test_errors_are_those_of_the_asyncio_classes(local: LocalBroker) -> None:

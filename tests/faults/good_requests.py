@@ -242,6 +242,8 @@ BROKER_REQUESTS = {
     320: Request({**SEND_V2, "m": "true"}, BATCH),
     321: Request({**QUEUE, "index": "0", "count": "10", "consumerGroup": "CG"}),
     323: Request({"msgId": "7F000001000051AF00000000000002CF"}),
+    324: Request(SEND, b"reply"),
+    325: Request(SEND_V2, b"reply"),
     328: Request({}),
     329: Request({}),
     343: Request({"group": "CG"}),

@@ -46,6 +46,9 @@ class Space:
         options.setdefault("group", self.group)
         return self._start(java or self.java, "push", "c", options)
 
+    def replier(self, **options: Any) -> str:
+        return self._start(self.java, "replier", "r", options)
+
     def pull(self, **options: Any) -> str:
         options.setdefault("group", self.group)
         return self._start(self.java, "pull", "u", options)

@@ -15,7 +15,7 @@ from tests.interop.driver import message as java_message
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.space import Space
 
-from cometmq import Message, Producer, PushConsumer
+from cometmq import Message, Producer, ProducerOptions, PushConsumer
 
 
 @pytest.fixture(params=SERVER_VERSIONS)
@@ -132,9 +132,15 @@ async def test_what_java_sends_is_read_whole_and_the_other_way_round(
             sent = Message(space.topic, b"ours", tags="B", keys=("k3",), flag=6, properties=text)
             result = await ours.send(sent)
             await ours.send(Message(space.topic, large + b"!"))
+        for kind in ("LZ4", "ZSTD"):
+            packing = ProducerOptions(compress_type=kind)
+            async with Producer("p", namesrv=apache.namesrv, options=packing) as ours:
+                await ours.send(Message(space.topic, large + kind.encode()))
         puller = await asyncio.to_thread(space.pull)
         received = {body_of(each): each for each in await asyncio.to_thread(space.pull_topic, puller)}
-        assert set(received) == {b"small", large, b"ours", large + b"!"}
+        packed = {large + b"!", large + b"LZ4", large + b"ZSTD"}
+        assert set(received) == {b"small", large, b"ours", *packed}
+        assert all(received[body]["storeSize"] < 2000 for body in packed)
         seen = received[b"ours"]
         assert seen["msgId"] == result.msg_id
         assert (seen["flag"], seen["properties"]["TAGS"], seen["properties"]["KEYS"]) == (6, "B", "k3")

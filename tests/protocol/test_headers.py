@@ -73,6 +73,10 @@ WIRE_NAMES = {
     "ResetOffsetRequestHeader": "topic! group! timestamp! isForce queueId offset",
     "GetConsumerStatusRequestHeader": "topic! group! clientAddr",
     "GetConsumerRunningInfoRequestHeader": "consumerGroup! clientId! jstackEnable",
+    "PushReplyMessageRequestHeader": (
+        "producerGroup! topic! defaultTopic! defaultTopicQueueNums! queueId! sysFlag! bornTimestamp! flag! "
+        "bornHost! storeHost! storeTimestamp! properties reconsumeTimes unitMode"
+    ),
     "ConsumeMessageDirectlyRequestHeader": (
         "consumerGroup! clientId msgId brokerName topic topicSysFlag groupSysFlag"
     ),

@@ -35,6 +35,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
+from cometmq.broker.send.push_reply import ReplyProcessor
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
@@ -171,6 +172,7 @@ class BrokerParts:
         handlers: dict[int, Handler] = {}
         for part in (
             self.sends,
+            ReplyProcessor(self.sends, self.producers, self._address),
             SendBackProcessor(
                 config=config,
                 store=store,

@@ -18,13 +18,13 @@ from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.topics import READ_WRITE, TopicTable
-from cometmq.errors import CometError
+from cometmq.errors import CometError, ConnectError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import KVTable, RegisterBrokerBody
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
-from cometmq.remoting import RemotingClient
+from cometmq.remoting import AddressServer, RemotingClient
 
 log = logs.logger(__name__)
 
@@ -109,6 +109,8 @@ class Registrar:
             name="registration with the name servers",
         )
         self._stopped = False
+        self._found: tuple[str, ...] = ()
+        self._address_server: AddressServer | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -119,14 +121,29 @@ class Registrar:
         """Register once, then periodically. A name server that does not answer is logged and asked again
         later.
         """
+        config = self.config
+        if config.fetch_namesrv_addr_by_address_server and not config.namesrv_addr:
+            domain, sub_group = config.rmq_address_server_domain, config.rmq_address_server_sub_group
+            self._address_server = AddressServer(domain, sub_group, None, self._use)
+            try:
+                await self._address_server.start()
+            except ConnectError as error:
+                log.warning("not registered, the name servers are not known yet: %s", error)
         await self.registered()
         self._timer.start()
 
+    def _use(self, namesrv: tuple[str, ...]) -> None:
+        if set(namesrv) != set(self._found):
+            log.info("name servers are %s", ";".join(namesrv))
+            self._found = namesrv
+            self.register()
+
     def register(self) -> list[asyncio.Task[None]]:
-        """Send the topic table to every name server of the configuration, which may have changed."""
+        """Send the topic table to every name server: those of the configuration, which may have changed, or
+        of the address server."""
         if self._stopped:
             return []
-        addresses = self.config.namesrv_addresses
+        addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:
             if addr not in self._links:
                 self._links[addr] = NamesrvLink(addr, self)
@@ -177,4 +194,6 @@ class Registrar:
         """Unregister everywhere."""
         self._stopped = True
         self._timer.cancel()
+        if self._address_server is not None:
+            await self._address_server.stop()
         await asyncio.gather(*(link.unregister() for link in self._links.values()))

@@ -10,6 +10,7 @@ from cometmq.client.blocking import (
     SyncTransactionProducer,
 )
 from cometmq.client.cluster.broker_api import BrokerApi
+from cometmq.client.cluster.hooks import ConsumeHook, Consuming, FilterHook, SendHook, Sending
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
@@ -51,8 +52,10 @@ from cometmq.client.idempotency.database import DatabaseMarks, SqliteMarks
 from cometmq.client.idempotency.idempotent import idempotent, unique_key
 from cometmq.client.idempotency.memory import MemoryMarks
 from cometmq.client.idempotency.redis_marks import RedisMarks
+from cometmq.client.producer.batches import split_batches
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer, select_by_random
+from cometmq.client.producer.request_reply import reply_to
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 from cometmq.client.signals import stop_on_signal
@@ -70,10 +73,13 @@ __all__ = [
     "ClientOptions",
     "ConsumeContext",
     "ConsumeFromWhere",
+    "ConsumeHook",
     "ConsumeStatus",
     "ConsumerHealth",
+    "Consuming",
     "DatabaseMarks",
     "FileOffsets",
+    "FilterHook",
     "FlowLimits",
     "Listener",
     "MemoryMarks",
@@ -95,6 +101,8 @@ __all__ = [
     "QueueListener",
     "QueueSelector",
     "RedisMarks",
+    "SendHook",
+    "Sending",
     "SqliteMarks",
     "SyncMessageStream",
     "SyncProducer",
@@ -107,8 +115,10 @@ __all__ = [
     "TransactionProducer",
     "filter_class",
     "idempotent",
+    "reply_to",
     "select_by_hash",
     "select_by_random",
+    "split_batches",
     "sql92",
     "stop_on_signal",
     "tags",

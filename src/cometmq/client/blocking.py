@@ -149,6 +149,7 @@ class SyncProducer(_Face[Producer]):
     send_oneway = _blocking(Producer.send_oneway)
     send_batch = _blocking(Producer.send_batch)
     send_many = _blocking(Producer.send_many)
+    request = _blocking(Producer.request)
     recall = _blocking(Producer.recall)
     view_message = _blocking(Producer.view_message)
     query_messages = _blocking(Producer.query_messages)

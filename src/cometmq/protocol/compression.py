@@ -6,7 +6,7 @@ Zstandard. LZ4 and Zstandard need packages that only the extra `zstd` installs.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import zlib
 from collections.abc import Iterator
 from enum import IntEnum
@@ -41,13 +41,24 @@ class Compression(IntEnum):
         """What to add to sysFlag."""
         return COMPRESSED | self.value << TYPE_SHIFT
 
+    @property
+    def installed(self) -> bool:
+        """Whether its package is there."""
+        package = {Compression.LZ4: "lz4", Compression.ZSTD: "zstandard"}.get(self, "zlib")
+        return importlib.util.find_spec(package) is not None
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """The lowest and the highest level. LZ4 is given none, whatever is asked for, as in Java's client."""
+        return {Compression.ZLIB: (0, 9), Compression.ZSTD: (1, 22)}.get(self, (0, 22))
+
     @classmethod
     def of(cls, name: str) -> Compression:
         """By name, in any case. Raises ConfigError."""
         try:
             return cls[name.strip().upper()]
         except KeyError:
-            raise ConfigError("compressType", name, "ZLIB, LZ4 or ZSTD") from None
+            raise ConfigError("compress_type", name, "ZLIB, LZ4 or ZSTD") from None
 
 
 def _module(name: str, package: str) -> Any:

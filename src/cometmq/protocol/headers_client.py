@@ -69,6 +69,25 @@ class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
     group_sys_flag: I32 | None = None
 
 
+class PushReplyMessageRequestHeader(Header, gc=False):
+    """Code 326, broker to client: a reply, with the header that it was sent with. Hosts are "ip:port"."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    born_host: str
+    store_host: str
+    store_timestamp: I64
+    properties: str | None = None
+    reconsume_times: I32 | None = None
+    unit_mode: bool | None = None
+
+
 class ResetOffsetRequestHeader(Header, gc=False):
     """Codes 220 and 222. timestamp -1: to the end."""
 

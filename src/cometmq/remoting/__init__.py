@@ -1,5 +1,6 @@
 """asyncio transport over protocol/: connections, server, client."""
 
+from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
 from cometmq.remoting.addresses import listen, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
@@ -11,6 +12,9 @@ from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
 
 __all__ = [
+    "DEFAULT_DOMAIN",
+    "DEFAULT_SUB_GROUP",
+    "AddressServer",
     "Connection",
     "Handler",
     "Limits",

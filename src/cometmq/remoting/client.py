@@ -39,7 +39,8 @@ def _reason(error: OSError) -> str:
 class RemotingClient:
     """Calls servers by "host:port". To be made inside the running loop.
 
-    handlers: requests that servers send to us (request code -> handler), as in RemotingServer.
+    handlers: requests that servers send to us (request code -> handler), as in RemotingServer. outgoing:
+    called with each request of ours before it leaves, and may change it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RemotingClient:
         tick: Tick | None = None,
         ssl_context: ssl.SSLContext | None = None,
         scan_s: float = 1.0,
+        outgoing: Callable[[Frame], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.tick = tick if tick is not None else Tick(self._loop)
@@ -61,6 +63,7 @@ class RemotingClient:
         self._user_on_close = on_close
         self._limits = limits if limits is not None else Limits()
         self._ssl_context = ssl_context
+        self._outgoing = outgoing
         self._table = ConnectionTable(self._loop, scan_s)
         self._by_addr: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
@@ -157,7 +160,10 @@ class RemotingClient:
             task.exception()  # seen: its waiters may have given up
 
     def _make_connection(self, addr: str) -> Connection:
-        return Connection(self._dispatcher, self.tick, self._limits, self._on_open, self._on_close, addr)
+        return Connection(
+            self._dispatcher, self.tick, self._limits, self._on_open, self._on_close, addr,
+            outgoing=self._outgoing,
+        )  # fmt: skip
 
     def _on_open(self, connection: Connection) -> None:
         self._table.add(connection)

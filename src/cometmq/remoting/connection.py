@@ -51,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_frame_since", "_fresh",
-        "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes",
+        "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_outgoing",
         "_reading", "_resuming", "_scratch", "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent",
         "_start", "_tail", "_tick", "_transport", "_write_paused", "addr", "closed", "peer",
         "peer_host", "state", "working",
@@ -66,7 +66,9 @@ class Connection(asyncio.BufferedProtocol):
         on_close: Callable[[Connection], None] | None = None,
         addr: str = "",
         shortcuts: Mapping[bytes, Shortcut] | None = None,
+        outgoing: Callable[[Frame], None] | None = None,
     ) -> None:
+        self._outgoing = outgoing
         self._dispatch = dispatch
         self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own: it may change
         self._tick = tick
@@ -164,6 +166,8 @@ class Connection(asyncio.BufferedProtocol):
         calls = self._calls
         if self.closed or self._transport is None:
             raise SendFailed(self.addr, frame.code)
+        if self._outgoing is not None:
+            self._outgoing(frame)
         frame.opaque = calls.next_opaque()
         data = encode_frame(frame)
         future = calls.add(frame.opaque, frame.code, timeout_s)
@@ -179,6 +183,8 @@ class Connection(asyncio.BufferedProtocol):
         calls = self._calls
         if self.closed or self._transport is None:
             raise SendFailed(self.addr, frame.code)
+        if self._outgoing is not None:
+            self._outgoing(frame)
         frame.flag |= 2
         frame.opaque = calls.next_opaque()
         self.write(encode_frame(frame))

@@ -173,7 +173,7 @@ def test_a_setting_whose_feature_is_not_built_is_named_unless_it_is_at_its_defau
 @pytest.mark.parametrize(
     ("key", "at_default", "other"),
     [
-        ("fetchNamesrvAddrByAddressServer", "FALSE", "true"),
+        ("enableLmq", "FALSE", "true"),
         ("timerPrecisionMs", "1000", "100"),
         ("timerCongestNumEachSlot", "2147483647", "5"),
     ],

@@ -24,7 +24,7 @@ def test_client_ids_are_unique_unless_named() -> None:
     assert client_id_of("10.0.0.1", named) == "10.0.0.1@one@u"
 
 
-@pytest.mark.parametrize("towards", ["127.0.0.1:9876", "localhost:9876", "no.such.host.invalid:9876"])
+@pytest.mark.parametrize("towards", ["127.0.0.1:9876", "localhost:9876"])
 def test_the_local_address_towards_this_machine(towards: str) -> None:
     assert local_address(towards) == "127.0.0.1"
 

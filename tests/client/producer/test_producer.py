@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import time
 import zlib
@@ -24,8 +25,9 @@ from cometmq import (
     SendStatus,
     select_by_random,
 )
-from cometmq.errors import ClientStateError, ConnectError
+from cometmq.errors import ClientStateError, ConfigError, ConnectError
 from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.compression import decompress
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import decode_properties
 
@@ -163,9 +165,36 @@ async def test_the_last_error_tells_of_all_tries(brokers: Brokers, sender: Produ
     with pytest.raises(BrokerError) as caught:
         await sender.send(Message("T", b"x"))
     (note,) = caught.value.__notes__
+    tries = caught.value.tries
+    assert note == str(tries)
     assert "sent 3 times to topic T" in note
-    assert "broker-a" in note
-    assert "broker-b" in note
+    assert tries is not None
+    assert (tries.topic, tries.took_s < 3, len(tries.outcomes)) == ("T", True, 3)
+    assert {broker for broker, _ in tries.outcomes} == {"broker-a", "broker-b"}
+    assert all("SYSTEM_ERROR (1)" in outcome for _, outcome in tries.outcomes)
+    assert pickle.loads(pickle.dumps(caught.value)).tries == tries
+
+
+async def test_the_error_of_a_single_try_tells_of_it_too(broker: FakeBroker, sender: Producer) -> None:
+    broker.refuse(SEND, ResponseCode.SYSTEM_ERROR, "not today")
+    with pytest.raises(BrokerError) as caught:
+        await sender.send(Message("T", b"x"), queue=MessageQueue("T", "broker-a", 0))
+    assert caught.value.tries is not None
+    assert [broker for broker, _ in caught.value.tries.outcomes] == ["broker-a"]
+    assert not hasattr(caught.value, "__notes__")
+    assert BrokerError(1).tries is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_broker_that_failed_is_left_alone_if_that_is_asked_for(
+    brokers: Brokers, namesrv: FakeNamesrv, enabled: bool
+) -> None:
+    brokers[0].refuse(SEND, ResponseCode.SYSTEM_ERROR, "not today")
+    async with producer(namesrv, send_latency_fault_enable=enabled) as sender:
+        for _ in range(12):
+            assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-b"
+    asked = brokers[0].requests.count(SEND)
+    assert asked <= 1 if enabled else asked > 1
 
 
 async def test_a_broker_that_is_gone_is_passed_over(
@@ -379,6 +408,37 @@ async def test_large_bodies_are_compressed_if_that_helps(broker: FakeBroker, sen
     assert zlib.decompress(large[1]) == bytes(4096)
     assert (incompressible[0].sys_flag, incompressible[1]) == (0, noise)
     assert zlib.decompress(huge[1]) == bytes(300_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "sys_flag"), [("zlib", 9, 0x301), ("LZ4", 5, 0x101), ("ZSTD", 19, 0x201)]
+)
+async def test_the_compression_of_ones_choice(
+    namesrv: FakeNamesrv, broker: FakeBroker, kind: str, level: int, sys_flag: int
+) -> None:
+    async with producer(namesrv, compress_type=kind, compress_level=level, compress_over=100) as sender:
+        await sender.send(Message("T", bytes(5000)))
+    ((header, body),) = broker.sent
+    assert (header.sys_flag, decompress(sys_flag, body)) == (sys_flag, bytes(5000))
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"compress_type": "gzip"}, "compress_type"),
+        ({"compress_level": 10}, "compress_level"),
+        ({"compress_type": "ZSTD", "compress_level": 0}, "compress_level"),
+    ],
+)
+def test_options_that_cannot_be_used(options: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, check=lambda error: error.key == key):
+        ProducerOptions(**options)  # type: ignore[arg-type]
+
+
+def test_a_compression_whose_package_is_missing_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"cometmq\[zstd\]"):
+        ProducerOptions(compress_type="LZ4")
 
 
 async def test_what_a_request_carries(broker: FakeBroker, sender: Producer) -> None:

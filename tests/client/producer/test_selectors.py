@@ -17,13 +17,20 @@ def test_round_robin_visits_every_queue_in_turn() -> None:
 
 def test_after_a_failure_another_broker_is_taken() -> None:
     for start in range(4):
-        assert RoundRobin(start).select(A + B, avoid_broker="a") in B
-        assert RoundRobin(start).select(A + B, avoid_broker="b") in A
+        assert RoundRobin(start).select(A + B, failed="a") in B
+        assert RoundRobin(start).select(A + B, failed="b") in A
 
 
 def test_the_only_broker_is_taken_again() -> None:
     robin = RoundRobin(0)
-    assert {robin.select(A, avoid_broker="a") for _ in range(4)} == set(A)
+    assert {robin.select(A, failed="a") for _ in range(4)} == set(A)
+
+
+def test_slow_brokers_are_left_out_while_others_are_there() -> None:
+    robin = RoundRobin(0)
+    assert {robin.select(A + B, slow={"a"}) for _ in range(4)} == set(B)
+    assert {robin.select(A, slow={"a"}) for _ in range(4)} == set(A)
+    assert robin.select(A + B, failed="a", slow={"a", "b"}) in B  # better slow than failed
 
 
 def test_the_counter_wraps_without_becoming_negative() -> None:

@@ -18,7 +18,9 @@ import msgspec
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.errors import ConfigError
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX, TRACE_TOPIC, is_legal_name
+from cometmq.remoting import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP
 from cometmq.settings import (
     INT_MAX,
     LONG_MAX,
@@ -43,7 +45,8 @@ NOT_BY_REQUEST = frozenset(
         "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn",
         "brokerName", "brokerClusterName", "brokerId", "brokerRole",
         "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
-        "fetchNamesrvAddrByAddressServer", "listenPort", "vipChannelEnable", "haListenPort",
+        "fetchNamesrvAddrByAddressServer", "rmqAddressServerDomain",
+        "rmqAddressServerSubGroup", "listenPort", "vipChannelEnable", "haListenPort",
         "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
         "maxHashSlotNum", "maxIndexNum",
         "filterServerNums",
@@ -86,6 +89,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     bind_address: str = ""  # ours: the interface to listen on, empty for all
     vip_channel_enable: bool = True  # ours: whether P-2 is opened
     namesrv_addr: str = msgspec.field(default_factory=lambda: os.environ.get("NAMESRV_ADDR", ""))
+    fetch_namesrv_addr_by_address_server: bool = False
+    rmq_address_server_domain: str = DEFAULT_DOMAIN
+    rmq_address_server_sub_group: str = DEFAULT_SUB_GROUP
     broker_permission: int = 6
     default_topic_queue_nums: int = 8
     max_topic_queue_nums: int = 1024  # ours: the queues of a topic; Apache's BenchmarkTest has so many
@@ -123,6 +129,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     timer_max_waiting: int = 4_000_000  # ours: about 30 bytes each in memory
     recall_message_enable: bool = True  # Apache's: false
     reject_transaction_message: bool = False
+    store_reply_message_enable: bool = True
     transaction_time_out: int = 6_000
     transaction_check_max: int = 15
     transaction_check_interval: int = 60_000
@@ -165,6 +172,11 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
             if host:
                 check_host(key, host)
+        domain = self.rmq_address_server_domain
+        if parse_address(domain if ":" in domain else f"{domain}:8080") is None:
+            raise ConfigError("rmqAddressServerDomain", domain, "a host, or host:port")
+        if not is_legal_name(self.rmq_address_server_sub_group, TOPIC_LENGTH_MAX):
+            raise ConfigError("rmqAddressServerSubGroup", self.rmq_address_server_sub_group, "a name")
         if self.namesrv_addr:
             check_addresses("namesrvAddr", self.namesrv_addr)
 

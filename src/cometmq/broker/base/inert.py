@@ -51,8 +51,7 @@ WITHOUT_USE = {
 NOT_BUILT = {
     "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
-    "enableCalcFilterBitMap": "false", "filterSupportRetry": "false", "storeReplyMessageEnable": "true",
-    "fetchNamesrvAddrByAddressServer": "false",
+    "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
     "timerPrecisionMs": "1000", "timerCongestNumEachSlot": "2147483647",
 }  # fmt: skip
 

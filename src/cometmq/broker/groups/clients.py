@@ -176,10 +176,36 @@ class ClientTable(Generic[G]):
 
 
 class ProducerTable(ClientTable[Group]):
-    """Producer groups."""
+    """Producer groups, and where each client is."""
 
     def __init__(self) -> None:
         super().__init__(Group)
+        self._channel_of: dict[str, Any] = {}
+        self._id_of: dict[Hashable, str] = {}  # channel -> client id, the one it has named last
+
+    def channel(self, client_id: str) -> Any:
+        """The newest connection of a client; None if it has none."""
+        return self._channel_of.get(client_id)
+
+    def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
+        """See ClientTable."""
+        if self._id_of.get(channel) != client[0]:
+            self._forget(channel)
+            self._id_of[channel] = client[0]
+        self._channel_of[client[0]] = channel
+        return super().join(group, channel, client, now_ms, weight)
+
+    def unregister(self, group: str, channel: Hashable) -> bool:
+        """See ClientTable."""
+        left = super().unregister(group, channel)
+        if channel not in self.groups_of:
+            self._forget(channel)
+        return left
+
+    def _forget(self, channel: Hashable) -> None:
+        client_id = self._id_of.pop(channel, "")
+        if self._channel_of.get(client_id) is channel:
+            del self._channel_of[client_id]
 
 
 class ConsumerTable(ClientTable[ConsumerGroup]):

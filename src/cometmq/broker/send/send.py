@@ -128,10 +128,10 @@ class SendProcessor:
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
         topic = header.topic
-        rules = self._rules.get(topic) or self._admit(frame, header)
+        rules = self._rules.get(topic) or self.admit(frame, header)
         queue_id = header.queue_id
         if queue_id >= rules.queue_limit:
-            raise self._bad_queue(connection, frame, header)
+            raise self.bad_queue(connection, frame, header)
         if queue_id < 0:
             queue_id = random.randrange(max(rules.write_queues, 1))
         if header.batch:
@@ -295,7 +295,7 @@ class SendProcessor:
         self.stats.put_failed += 1
         return CommandError(refusal.response_code, refusal.remark)
 
-    def _admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
+    def admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
         """The checks that need not be made for each message; the topic is created if that is allowed."""
         config = self.config
         now_ms = self.clock.time_ms()
@@ -323,7 +323,7 @@ class SendProcessor:
         self._rules[topic] = rules
         return rules
 
-    def _bad_queue(
+    def bad_queue(
         self, connection: Connection, frame: Frame, header: SendMessageRequestHeader
     ) -> CommandError:
         known = self.tables.topics.get(header.topic)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cometmq.client.cluster.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
+from cometmq.client.cluster.namespaces import Namespace
 from cometmq.client.cluster.requests import (
     PULL_STATUS,
     broker_error,
@@ -93,8 +94,11 @@ class Calls:
         return await self.remoting.call(addr, request, self.timeout_s if timeout_s is None else timeout_s)
 
 
+@dataclass(eq=False)
 class BrokerApi(Calls):
-    """The requests that a client makes of a broker, one method each."""
+    """The requests that a client makes of a broker, one method each. Names in answers are the user's."""
+
+    namespace: Namespace = field(default_factory=Namespace)
 
     # -- reading
 
@@ -122,6 +126,7 @@ class BrokerApi(Calls):
         header = answer.header(PullMessageResponseHeader)
         if status is PullStatus.FOUND:
             found = decode_pulled(answer.body, queue.broker_name, max_body)
+            self.namespace.unwrap_messages(found.messages)
         else:
             found = Decoded([], [], [], None)
         return PullResult(
@@ -149,7 +154,9 @@ class BrokerApi(Calls):
         body is damaged."""
         header = ViewMessageRequestHeader(offset=physical_offset)
         answer = await self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header)
-        return decode_one(answer.body, broker_name)
+        message = decode_one(answer.body, broker_name)
+        self.namespace.unwrap_messages([message])
+        return message
 
     async def query_message(
         self,
@@ -176,7 +183,9 @@ class BrokerApi(Calls):
         answer = await self.ask(addr, request, max(self.timeout_s, 6.0))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return []
-        return decode_messages(succeeded(answer, addr, topic, key).body, broker_name, [])
+        messages = decode_messages(succeeded(answer, addr, topic, key).body, broker_name, [])
+        self.namespace.unwrap_messages(messages)
+        return messages
 
     # -- bounds of queues
 
@@ -300,7 +309,9 @@ class BrokerApi(Calls):
         """The queues that are locked for this client now."""
         body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         answer = await self.call(addr, RequestCode.LOCK_BATCH_MQ, body=body.encode(), timeout_s=timeout_s)
-        return set(LockBatchResult.decode(answer.body).lock_ok_mq_set)
+        return {
+            self.namespace.unwrap_queue(each) for each in LockBatchResult.decode(answer.body).lock_ok_mq_set
+        }
 
     async def unlock_queues(
         self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]

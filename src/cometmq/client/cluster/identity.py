@@ -9,21 +9,30 @@ import time
 from datetime import datetime
 
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.ids import UniqueKeys
-from cometmq.remoting import parse_addr
 
 __all__ = ["KeyMaker", "client_id_of", "local_address"]
 
 
+_ANYWHERE = "192.0.2.1"
+"""An address for documentation."""
+
+
 def local_address(towards: str) -> str:
-    """The own address towards `host:port`, 127.0.0.1 if that cannot be told. Sends nothing."""
-    host, port = parse_addr(towards)
+    """The own address towards `host:port`, 127.0.0.1 if that cannot be told. Sends nothing; a host's name is
+    not looked up, and stands for some other machine unless it is localhost."""
+    host, port = parse_address(towards) or (towards, 9)
+    if host == "localhost":
+        return "127.0.0.1"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        socket.inet_pton(family, host)
+    except OSError:
+        host, family = _ANYWHERE, socket.AF_INET
+    try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # A connected datagram socket has an address and sends nothing; a host name would need a look-up
-            # first.
-            socket.inet_pton(family, host)
+            # A connected datagram socket has an address and sends nothing.
             probe.connect((host, port))
             name: str = probe.getsockname()[0]
             return name

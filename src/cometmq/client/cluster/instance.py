@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TypeVar
 
 from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
 from cometmq.client.cluster.life_cycle import LifeCycle
+from cometmq.client.cluster.namespaces import Namespace, instance_of
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
+from cometmq.client.cluster.replies import Replies
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
@@ -27,10 +29,15 @@ from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteErr
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
-from cometmq.protocol.codes import ORDER_TOPIC_CONFIG, TBW102, TRACE_PRODUCER_GROUP
+from cometmq.protocol.codes import (
+    ORDER_TOPIC_CONFIG,
+    REPLY_TOPIC_POSTFIX,
+    TBW102,
+    TRACE_PRODUCER_GROUP,
+)
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
-from cometmq.remoting import Connection, RemotingClient
+from cometmq.remoting import AddressServer, Connection, RemotingClient
 from cometmq.text import printable
 
 __all__ = ["Client", "ClientInstance"]
@@ -53,18 +60,35 @@ class ClientInstance(LifeCycle):
         self, namesrv: str | Sequence[str] | None = None, options: ClientOptions | None = None
     ) -> None:
         self.options = options if options is not None else ClientOptions()
-        addrs = namesrv_addresses(namesrv)
-        address = self.options.client_ip or local_address(addrs[0])
+        domain = self.options.namesrv_domain
+        addrs = namesrv_addresses(namesrv, domain)
+        address = self.options.client_ip or local_address(addrs[0] if addrs else domain or "")
         self.client_id = client_id_of(address, self.options)
         super().__init__(f"client {self.client_id}")
         self.keys = KeyMaker(address)
         self.consumers: dict[str, ConsumerPeer] = {}
         self.transactions: dict[str, TransactionPeer] = {}
         self._producers: dict[str, int] = {}
-        self._requests = ServerRequests(self.consumers, self.transactions)
-        self.remoting = RemotingClient(self._requests.handlers(), on_close=self._connection_closed)
+        self.replies = Replies()
+        given = self.options.namespace
+        self.namespace = Namespace(
+            instance_of(addrs) if given is None else given,
+            self.options.namespace_v2 or "",
+            () if self.options.trace is None else (self.options.trace.topic,),
+        )
+        self._requests = ServerRequests(self.consumers, self.transactions, self.replies, self.namespace)
+        self.remoting = RemotingClient(
+            self._requests.handlers(),
+            on_close=self._connection_closed,
+            outgoing=self.namespace.wrap_request if self.namespace else None,
+        )
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
-        self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s)
+        self._address_server: AddressServer | None = None
+        if not addrs and domain is not None:
+            self._address_server = AddressServer(
+                domain, self.options.namesrv_domain_sub_group, self.options.unit_name, self.namesrv.use
+            )
+        self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s, self.namespace)
         self.routes = RouteTable()
         self.heartbeat_problems: dict[str, str] = {}
         """Broker address -> why the last heartbeat failed."""
@@ -88,6 +112,11 @@ class ClientInstance(LifeCycle):
         """Broker addresses that know of us by a heartbeat on the present connection."""
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
         """When brokers whose connection was lost are told again."""
+        self._joined = self._told_of = 0
+        """Producers that came in all, and how many of them a heartbeat has told of."""
+        self._introduction: asyncio.Task[object] | None = None
+        self._reply_topics: set[str] = set()
+        """Those that were asked for: one for each cluster of a request's topic."""
         self.traces: Traces | None = None
         if self.options.trace is not None:
             self.traces = Traces(self.options.trace, self.keys, self._send_traces)
@@ -95,12 +124,18 @@ class ClientInstance(LifeCycle):
     # -- life
 
     async def start(self) -> None:
-        """Start the periodic work. May be called again; nothing is asked of any server yet."""
+        """Start the periodic work. May be called again; no server is asked for anything yet, but an address
+        server for the name servers: ConnectError if it does not name any."""
         self._check_loop()
+        if self._state == "starting":
+            async with self._turn:  # of whoever shares it, and came first
+                pass
         if self._state != "running":
             await super().start()
 
     async def _begin(self) -> None:
+        if self._address_server is not None:
+            await self._address_server.start()
         self._heartbeats.start()
         self._route_rounds.start()
         if self.traces is not None:
@@ -115,6 +150,8 @@ class ClientInstance(LifeCycle):
     async def _end(self, *, drain: bool) -> None:
         if self.traces is not None and drain:
             await self.traces.stop()
+        if self._address_server is not None:
+            await self._address_server.stop()
         self._heartbeats.cancel()
         self._route_rounds.cancel()
         for addr in list(self._announcing):
@@ -215,9 +252,13 @@ class ClientInstance(LifeCycle):
     def refresh_soon(self, topic: str) -> None:
         """Ask for a route in the background: something says that it may be old."""
         if self._state == "running" and topic not in self._fetching:
-            task = self.loop.create_task(self.refresh_routes([topic]), name=f"cometmq-refresh-{topic}")
-            self._refreshing.add(task)
-            task.add_done_callback(self._refreshing.discard)
+            self._in_background(self.refresh_routes([topic]), f"cometmq-refresh-{topic}")
+
+    def _in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
+        task = self.loop.create_task(work, name=name)
+        self._refreshing.add(task)
+        task.add_done_callback(self._refreshing.discard)
+        return task
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
         """Ask for the routes of these topics, else of all that are used; the failures by topic. A route that
@@ -317,6 +358,7 @@ class ClientInstance(LifeCycle):
     def register_producer(self, group: str) -> None:
         """Announce a producer group from the next heartbeat on, which comes soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
+        self._joined += 1
         self._heartbeats.soon()
 
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
@@ -376,11 +418,28 @@ class ClientInstance(LifeCycle):
         """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""
         if not self._producers and not self.consumers:
             return
-        body = self._heartbeat()
+        joined, body = self._joined, self._heartbeat()
         addrs = self.routes.addresses(replicas=bool(self.consumers))
         await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in addrs))
+        self._told_of = max(self._told_of, joined)
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
+
+    async def introduce(self, route: TopicRoute, timeout_s: float) -> None:
+        """Have the brokers that may bring a reply know this client: those of the topic of the request, and
+        all others of their clusters, which take replies as well. Those that take no heartbeat are not waited
+        for again."""
+        for cluster in {broker.cluster for broker in route.data.broker_datas}:
+            topic = cluster + REPLY_TOPIC_POSTFIX
+            if topic not in self._reply_topics:
+                self._reply_topics.add(topic)
+                with contextlib.suppress(CometError):
+                    await self._fetch(topic)
+        missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
+        if missing or self._told_of < self._joined:
+            if self._introduction is None or self._introduction.done():
+                self._introduction = self._in_background(self.send_heartbeats(), "cometmq-introduction")
+            await asyncio.wait([self._introduction], timeout=timeout_s)
 
     async def _heartbeat_to(self, addr: str, body: HeartbeatData) -> None:
         try:
@@ -405,7 +464,7 @@ class ClientInstance(LifeCycle):
     def _connection_closed(self, connection: Connection) -> None:
         """A broker forgets a client with its connection: whom it calls announces itself again soon."""
         self._announced.discard(connection.addr)
-        if self._state == "running" and (self.consumers or self.transactions):
+        if self._state == "running" and (self.consumers or self.transactions or self.replies):
             self._announce_no_more(connection.addr)
             self._announcing[connection.addr] = [
                 self.loop.call_later(delay_s, self._announce_again, connection.addr)

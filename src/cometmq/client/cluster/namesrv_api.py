@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from cometmq.client.cluster.broker_api import Calls
 from cometmq.client.cluster.requests import (
@@ -14,7 +16,7 @@ from cometmq.client.cluster.requests import (
     route_request,
     succeeded,
 )
-from cometmq.errors import BrokerError, NoRouteError, RemotingError
+from cometmq.errors import BrokerError, ConnectError, NoRouteError, RemotingError
 from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.ext import Header
@@ -29,6 +31,9 @@ from cometmq.remoting import RemotingClient
 
 __all__ = ["NameServersUnreachable", "NamesrvApi"]
 
+_PATIENCE_S = 0.5
+"""After this the next name server is asked as well."""
+
 
 class NameServersUnreachable(NoRouteError):
     """None of the name servers answered."""
@@ -39,53 +44,72 @@ class NamesrvApi(Calls):
 
     def __init__(self, remoting: RemotingClient, addrs: Sequence[str], timeout_s: float = 3.0) -> None:
         super().__init__(remoting, timeout_s)
+        self.addrs: tuple[str, ...] = ()
+        self.current = ""
+        """The one that is asked first; "" while none is known."""
+        self.use(addrs)
+
+    def use(self, addrs: Sequence[str]) -> None:
+        """Ask these from now on; the current one first if it is among them."""
         self.addrs = tuple(addrs)
-        self._at = random.randrange(len(self.addrs))
+        if self.current not in self.addrs:
+            self.current = random.choice(self.addrs) if self.addrs else ""
 
-    @property
-    def current(self) -> str:
-        """The one that is asked first."""
-        return self.addrs[self._at]
-
-    def _in_turn(self) -> list[tuple[int, str]]:
-        count = len(self.addrs)
-        return [((self._at + step) % count, self.addrs[(self._at + step) % count]) for step in range(count)]
+    async def _answers(self, request: Frame) -> AsyncGenerator[tuple[str, Frame | RemotingError], None]:
+        """What the name servers answer, from the current one on. The next one is asked when another answer
+        is wanted, and also when all that were asked are silent for a while: one that hangs, or a machine that
+        is gone, does not use up the time of a send."""
+        waiting: dict[asyncio.Task[Frame], str] = {}
+        start = self.addrs.index(self.current) if self.current in self.addrs else 0
+        left = [*self.addrs[start:], *self.addrs[:start]]
+        try:
+            while left or waiting:
+                if left:
+                    addr = left.pop(0)
+                    waiting[asyncio.create_task(self.ask(addr, request))] = addr
+                patience_s = _PATIENCE_S if left else None
+                done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    addr = waiting.pop(task)
+                    error = task.exception()
+                    if error is not None and not isinstance(error, RemotingError):
+                        raise error
+                    yield addr, task.result() if error is None else error
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def ask_any(self, code: RequestCode, header: Header | None = None) -> Frame:
         """The answer of the first name server that is reached. Raises BrokerError or RemotingError."""
-        request = Frame.request(code, header)
-        failure: RemotingError | None = None
-        for position, addr in self._in_turn():
-            try:
-                answer = await self.ask(addr, request)
-            except RemotingError as error:
-                failure = error
-                continue
-            self._at = position
-            return succeeded(answer, addr)
-        assert failure is not None
+        failure: RemotingError = ConnectError("(no name server)", "none is known")
+        async with aclosing(self._answers(Frame.request(code, header))) as answers:
+            async for addr, answer in answers:
+                if isinstance(answer, Frame):
+                    self.current = addr
+                    return succeeded(answer, addr)
+                failure = answer
         raise failure
 
     async def route(self, topic: str) -> TopicRouteData:
         """Raises NoRouteError, which names every name server and what it answered."""
         asked: list[tuple[str, str]] = []
-        reached: int | None = None
+        reached = False
         hint = NO_ROUTE_HINT
-        for position, addr in self._in_turn():
-            try:
-                answer = await self.ask(addr, route_request(topic))
-            except RemotingError as error:
-                asked.append((addr, str(error)))
-                continue
-            if reached is None:
-                reached = self._at = position
-            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                hint = hint_of(answer.code)
-            route = route_in(answer)
-            if not isinstance(route, str):
-                return route
-            asked.append((addr, route))
-        if reached is None:
+        async with aclosing(self._answers(route_request(topic))) as answers:
+            async for addr, answer in answers:
+                if not isinstance(answer, Frame):
+                    asked.append((addr, str(answer)))
+                    continue
+                if not reached:
+                    reached, self.current = True, addr
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    hint = hint_of(answer.code)
+                route = route_in(answer)
+                if not isinstance(route, str):
+                    return route
+                asked.append((addr, route))
+        if not reached:
             raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
         raise NoRouteError(topic, asked, hint)
 

@@ -55,6 +55,7 @@ SEND_STATUS = {
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+_SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 
 NO_ROUTE_HINT = (
     "Create the topic (mqadmin updateTopic), or let brokers create it (autoCreateTopicEnable=true); "
@@ -121,6 +122,7 @@ def send_request(
     flag: int = 0,
     sys_flag: int = 0,
     batch: bool = False,
+    reply: bool = False,
     reconsume: tuple[int, int] | None = None,
     template: str = TBW102,
     template_queue_nums: int = 4,
@@ -128,8 +130,8 @@ def send_request(
     """A message, or with `batch` the messages of protocol/batch.py. The codes of answers that mean "stored"
     are those of SEND_STATUS.
 
-    reconsume: (times, maximum) of a message on its way to a retry topic. template: the topic after which one
-    that does not exist is made.
+    reply: it goes to the client that asked for it. reconsume: (times, maximum) of a message on its way to a
+    retry topic. template: the topic after which one that does not exist is made.
     """
     # Written as text straight away: a typed header would cost three times as much here.
     ext = {
@@ -149,7 +151,8 @@ def send_request(
     }
     if reconsume is not None:
         ext["j"], ext["l"] = map(str, reconsume)
-    return Frame.request(_SEND_BATCH if batch else _SEND, None, body, ext=ext)
+    code = _SEND_BATCH if batch else _SEND_REPLY if reply else _SEND
+    return Frame.request(code, None, body, ext=ext)
 
 
 def pull_request(

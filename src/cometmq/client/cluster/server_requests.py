@@ -7,6 +7,8 @@ from typing import Protocol
 
 from cometmq import logs
 from cometmq.client.cluster.decoding import decode_one
+from cometmq.client.cluster.namespaces import Namespace
+from cometmq.client.cluster.replies import Replies, pushed_reply
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
@@ -66,13 +68,19 @@ class TransactionPeer(Protocol):
 
 class ServerRequests:
     """`consumers`, `transactions`: group -> consumer or transaction producer, the client instance's own
-    tables."""
+    tables; `replies`: its requests that wait."""
 
     def __init__(
-        self, consumers: Mapping[str, ConsumerPeer], transactions: Mapping[str, TransactionPeer]
+        self,
+        consumers: Mapping[str, ConsumerPeer],
+        transactions: Mapping[str, TransactionPeer],
+        replies: Replies,
+        namespace: Namespace,
     ) -> None:
+        self._namespace = namespace
         self._consumers = consumers
         self._transactions = transactions
+        self._replies = replies
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -82,10 +90,11 @@ class ServerRequests:
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.consumer_status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.push_reply,
         }
 
     def _consumer(self, group: str) -> ConsumerPeer:
-        consumer = self._consumers.get(group)
+        consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is None:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer"
@@ -96,7 +105,7 @@ class ServerRequests:
         """40: a member came or went."""
         del connection
         group = frame.header(NotifyConsumerIdsChangedRequestHeader).consumer_group
-        consumer = self._consumers.get(group)
+        consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is not None:
             consumer.wake_rebalance()
 
@@ -104,7 +113,8 @@ class ServerRequests:
         """39: the broker asks how a transaction of this producer's group stands."""
         header = frame.header(CheckTransactionStateRequestHeader)
         message = decode_one(frame.body, header.bname or "")
-        group = message.properties.get(PGROUP, "")
+        self._namespace.unwrap_messages([message])
+        group = self._namespace.unwrap(message.properties.get(PGROUP, ""))
         producer = self._transactions.get(group)
         if producer is None:
             log.debug("%s asks about a transaction of group %s, which is not here", connection.peer, group)
@@ -114,7 +124,8 @@ class ServerRequests:
     async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """220: an administrator moved the group's offsets."""
         header = frame.header(ResetOffsetRequestHeader)
-        table = ResetOffsetBody.decode(frame.body).offset_table
+        body = ResetOffsetBody.decode(frame.body)
+        table = {self._namespace.unwrap_queue(queue): offset for queue, offset in body.offset_table.items()}
         log.info(
             "%s moves group %s on %s: %d queues", connection.peer, header.group, header.topic, len(table)
         )
@@ -125,7 +136,8 @@ class ServerRequests:
         """221: this member's offsets of a topic."""
         del connection
         header = frame.header(GetConsumerStatusRequestHeader)
-        table = self._consumer(header.group).offsets(header.topic)
+        offsets = self._consumer(header.group).offsets(self._namespace.unwrap(header.topic))
+        table = {self._namespace.wrap_queue(queue): offset for queue, offset in offsets.items()}
         body = GetConsumerStatusBody(message_queue_table=table).encode()
         return frame.response(ResponseCode.SUCCESS, body=body)
 
@@ -143,4 +155,11 @@ class ServerRequests:
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer(header.consumer_group)
         message = decode_one(frame.body, header.broker_name or "", refuse_large=True)
+        self._namespace.unwrap_messages([message])
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())
+
+    def push_reply(self, connection: Connection, frame: Frame) -> Frame:
+        """326: the reply to a request of ours."""
+        del connection
+        self._replies.arrived(pushed_reply(frame))
+        return frame.response(ResponseCode.SUCCESS)

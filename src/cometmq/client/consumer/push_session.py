@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from cometmq import logs
+from cometmq.client.cluster.hooks import called_between
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
@@ -115,7 +116,8 @@ class PushSession:
         if gives:
             self.consuming = Giving(self._manner, group)
         else:
-            listen = traced(self._listen, client.traces, name, options.consume_timeout_s)
+            listen = called_between(self._listen, options.consume_hooks, name)
+            listen = traced(listen, client.traces, name, options.consume_timeout_s)
             if client.options.telemetry is not None:
                 listen = client.options.telemetry.processing(listen, name)
             self.consuming = Consuming(listen, options.consume_concurrency, self._manner)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from cometmq import logs
+from cometmq.client.cluster.hooks import kept
 from cometmq.client.cluster.requests import pull_request
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.offsets import warn_of_moved_offset
@@ -190,7 +191,7 @@ class QueuePuller:
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
-        self._hand_over(result, subscription.filter(result.messages))
+        self._hand_over(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._asked_at is not None:
             # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
             held_s = asyncio.get_running_loop().time() - self._asked_at

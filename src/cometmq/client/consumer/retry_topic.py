@@ -73,7 +73,7 @@ class RetryTopic:
         if tries <= most:
             properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
             most = max(most, tries + 1)
-        properties.setdefault(names.RETRY_TOPIC, message.topic)
+        properties.setdefault(names.RETRY_TOPIC, self._client.namespace.wrap(message.topic))
         properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
         properties[names.RECONSUME_TIME] = str(tries)
         properties[names.MAX_RECONSUME_TIMES] = str(most)

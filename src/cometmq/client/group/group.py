@@ -85,4 +85,4 @@ class ConsumerGroup(Group):
     def restore_topic(self, message: MessageExt) -> None:
         """Listeners see a message of the retry topic under the topic it was sent to."""
         if message.topic == self.retry_topic:
-            message.topic = message.properties.get(RETRY_TOPIC, message.topic)
+            message.topic = self.instance.namespace.unwrap(message.properties.get(RETRY_TOPIC, message.topic))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
+from cometmq.client.cluster.hooks import ConsumeHook, FilterHook
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError
@@ -137,6 +138,10 @@ class PushOptions(MemberOptions):
     consume_timeout_s: float = 900.0
     """A message whose listener runs longer is sent back, so that the queue's offset can move on. Not when
     orderly: nothing may overtake it."""
+    consume_hooks: Sequence[ConsumeHook] = ()
+    """Told of each call of the listener."""
+    filter_hooks: Sequence[FilterHook] = ()
+    """Choose among the pulled messages, behind the subscription; what one turns down counts as handled."""
     drain_timeout_s: float = 30.0
     """How long a stop waits for listeners that are running."""
     pull_error_delay_s: float = 1.0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cometmq.client.cluster.hooks import SendHook, Sending
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
+from cometmq.errors import ConfigError
+from cometmq.protocol.compression import Compression
 
 __all__ = ["ProducerOptions"]
 
@@ -22,19 +26,38 @@ class ProducerOptions:
     retry_response_codes: frozenset[int] = RETRY_RESPONSE_CODES
     retry_another_broker_when_not_store_ok: bool = False
     """Try again when a flush or a replica was late, though it makes duplicates."""
+    send_latency_fault_enable: bool = False
+    """Leave a broker that was slow, or failed, alone for 2 to 30 s while others are there."""
     compress_over: int = 4096
-    """Bodies of this size and above are compressed (zlib level `compress_level`), batches never."""
+    """Bodies of this size and above are compressed, batches never."""
+    compress_type: str = "ZLIB"
+    """ZLIB, LZ4 or ZSTD; the last two need cometmq[zstd], here and at the consumers."""
     compress_level: int = 5
+    """0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has none."""
     max_message_size: int = 4 * 1024 * 1024
     max_delay_level: int = 18
     """The highest level of the brokers' messageDelayLevel; they take a higher one for it in silence."""
     create_topic_key: str = "TBW102"
     default_topic_queue_nums: int = 4
+    check_forbidden: Sequence[Callable[[Sending], None]] = ()
+    """Called before each try; what one of them raises ends the send."""
+    send_hooks: Sequence[SendHook] = ()
+    """Told of each try."""
     max_in_flight: int = 4096
     """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
+    max_requests: int = 4096
+    """Requests that wait for their reply at once; more wait for their turn."""
     transaction_threads: int = 16
     """Threads of a transaction producer in which a listener's plain (not async) methods run."""
     checks_at_once: int = 4
     """Transactions that a listener is asked about at once."""
     max_checks_waiting: int = 2000
     """Further ones that wait; beyond that they are dropped, and the broker asks again."""
+
+    def __post_init__(self) -> None:
+        how = Compression.of(self.compress_type)
+        if not how.installed:
+            raise ConfigError("compress_type", self.compress_type, "ZLIB, or cometmq[zstd] installed")
+        low, high = how.levels
+        if not low <= self.compress_level <= high:
+            raise ConfigError("compress_level", str(self.compress_level), f"{low} to {high} for {how.name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 from cometmq.client.cluster.identity import KeyMaker
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.producer.options import ProducerOptions
+from cometmq.client.producer.request_reply import is_reply
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageQueue, SendResult
 from cometmq.protocol.batch import encode_batch
@@ -19,14 +19,13 @@ from cometmq.protocol.codes import (
     UNSENDABLE_TOPICS,
     SysFlag,
 )
+from cometmq.protocol.compression import Compression, compress
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved
 
 __all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_half", "prepare_system"]
-
-_ZLIB_FLAGS = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
 _TIMES = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
@@ -50,6 +49,7 @@ class Outgoing:
     flag: int = 0
     sys_flag: int = 0
     batch: bool = False
+    reply: bool = False
     reconsume: tuple[int, int] | None = None
     """See send_request."""
     messages: Sequence[Message] = ()
@@ -58,7 +58,8 @@ class Outgoing:
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(
             group, self.topic, queue, self.body, self.properties,
-            flag=self.flag, sys_flag=self.sys_flag, batch=self.batch, reconsume=self.reconsume,
+            flag=self.flag, sys_flag=self.sys_flag, batch=self.batch, reply=self.reply,
+            reconsume=self.reconsume,
             template=options.create_topic_key, template_queue_nums=options.default_topic_queue_nums,
         )  # fmt: skip
 
@@ -90,9 +91,10 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
     msg_id, properties = _properties(message, keys)
     sys_flag = 0
     if len(body) >= options.compress_over:
-        packed = zlib.compress(body, options.compress_level)
+        how = Compression.of(options.compress_type)
+        packed = compress(body, how, options.compress_level)
         if len(packed) < len(body):
-            body, sys_flag = packed, _ZLIB_FLAGS
+            body, sys_flag = packed, how.sys_flag
     return Outgoing(
         message.topic,
         body,
@@ -100,6 +102,7 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
         msg_id,
         flag=message.flag,
         sys_flag=sys_flag,
+        reply=is_reply(message),
         messages=(message,),
     )
 

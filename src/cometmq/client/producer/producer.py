@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 
+from cometmq.client.cluster.hooks import Sending, tell
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
@@ -22,11 +23,21 @@ from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
 from cometmq.client.cluster.workers import for_each
+from cometmq.client.producer.latency import SlowBrokers
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
+from cometmq.client.producer.request_reply import as_request
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin
-from cometmq.errors import BrokerError, MessageIllegal, NoRouteError, RemotingError
+from cometmq.errors import (
+    BrokerError,
+    CometError,
+    MessageIllegal,
+    NoRouteError,
+    RemotingError,
+    ReplyTimeout,
+    SendTries,
+)
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.codes import SysFlag, check_group_name
 from cometmq.protocol.timers import RecallHandle
@@ -76,7 +87,11 @@ class Producer(LookingClient):
         self.group = group
         self.options = options if options is not None else ProducerOptions()
         self._robin = RoundRobin(random.getrandbits(31))
+        self._slow = SlowBrokers() if self.options.send_latency_fault_enable else None
+        hooked = self.options.check_forbidden or self.options.send_hooks
+        self._attempt = self._hooked_try if hooked else self._try
         self._room = asyncio.Semaphore(self.options.max_in_flight)
+        self._requests = asyncio.Semaphore(self.options.max_requests)
         self._under_way = 0
         """Sends that were begun, those that wait for room included."""
         self._idle = asyncio.Event()
@@ -148,9 +163,16 @@ class Producer(LookingClient):
         route = await self._route(message.topic)
         if selector is not None:
             queue = self._select(selector, route.write_queues, message, argument)
-        chosen = queue if queue is not None else self._robin.select(route.write_queues)
-        connection = await client.remoting.connect(self._master_of(chosen))
-        connection.oneway(outgoing.frame(self.group, chosen, self.options))
+        chosen = queue if queue is not None else self._choose(route)
+        sending = self._begin_sending(outgoing, chosen, oneway=True)
+        try:
+            connection = await client.remoting.connect(sending.broker_addr)
+            connection.oneway(outgoing.frame(self.group, chosen, self.options))
+        except BaseException as error:
+            sending.error = error
+            raise
+        finally:
+            tell(self.options.send_hooks, "after_send", sending)
 
     @spanned
     async def send_batch(
@@ -180,6 +202,48 @@ class Producer(LookingClient):
         """
         return await for_each(messages, self.send, concurrency)
 
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        argument: object = None,
+        timeout_s: float = 3.0,
+    ) -> MessageExt:
+        """Send a message as `send` does and wait for the reply of a consumer that sends `reply_to(message,
+        body)`. Many may wait at once.
+
+        `timeout_s` is the time for sending and for the reply. Raises what `send` raises, and ReplyTimeout:
+        the message was sent, and no reply came.
+        """
+        client = self._running()
+        check_kind(message)
+        self._under_way += 1  # a stop waits for it
+        correlation_id = ""
+        try:
+            async with self._requests:
+                end = client.loop.time() + timeout_s
+                correlation_id, asking = as_request(message, client.client_id, timeout_s)
+                reply = client.replies.expect(correlation_id)
+                await client.introduce(await self._route_within(message.topic, timeout_s), timeout_s)
+                left_s = max(end - client.loop.time(), 0.0)
+                try:
+                    sent = await self.send(
+                        asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
+                    )
+                    async with asyncio.timeout_at(end):
+                        return await reply
+                except TimeoutError:
+                    raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s) from None
+                except CometError:
+                    if reply.done():  # so the message got there
+                        return reply.result()
+                    raise
+        finally:
+            client.replies.forget(correlation_id)
+            self._ended()
+
     async def recall(self, recall_handle: str) -> str:
         """Take back a message that waits for its time, by the handle of its SendResult; returns its id.
 
@@ -188,7 +252,7 @@ class Producer(LookingClient):
         """
         client = self._running()
         handle = RecallHandle.decode(recall_handle)
-        await self._route(handle.topic)
+        await self._route(client.namespace.unwrap(handle.topic))
         addr = client.master_addr(handle.broker_name, handle.topic)
         return await client.brokers.recall(addr, self.group, handle.topic, recall_handle)
 
@@ -220,19 +284,17 @@ class Producer(LookingClient):
             if route is None or route.from_template or not route.write_queues:
                 route = await self._route_within(topic, budget_s)
                 left_s = attempts.timeout_s(loop.time())
-            chosen = queue if queue is not None else self._robin.select(route.write_queues)
+            chosen = queue if queue is not None else self._choose(route)
             stored: SendResult | None = None
             while True:
                 try:
                     if attempts.outcomes:
                         route = await self._route_within(topic, attempts.timeout_s(loop.time()))
-                        chosen = self._robin.select(route.write_queues, avoid_broker=chosen.broker_name)
+                        chosen = self._choose(route, chosen.broker_name)
                         left_s = attempts.timeout_s(loop.time())
-                    result = await self._try(outgoing, chosen, left_s)
+                    result = await self._attempt(outgoing, chosen, left_s)
                 except _TRY_FAILURES as error:
                     failure = error
-                    if tries == 1:
-                        raise
                     if not attempts.failed(chosen.broker_name, error, loop.time()):
                         break
                     if isinstance(error, RemotingError):
@@ -249,14 +311,21 @@ class Producer(LookingClient):
                         break
             if stored is not None:
                 return stored
-            failure.add_note(attempts.story(topic, loop.time() - begun))
+            told = SendTries(topic, loop.time() - begun, tuple(attempts.outcomes))
+            failure.tries = told  # type: ignore[misc] # of this error alone
+            if len(told.outcomes) > 1:
+                failure.add_note(str(told))
             raise failure
         finally:
             if has_room:
                 self._room.release()
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+            self._ended()
+
+    def _ended(self) -> None:
+        """A send is no longer under way."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""
@@ -266,6 +335,10 @@ class Producer(LookingClient):
         except TimeoutError:
             late = [(addr, f"nothing within {seconds(budget_s)}") for addr in self.client.namesrv.addrs]
             raise NameServersUnreachable(topic, late, UNREACHABLE_HINT) from None
+
+    def _choose(self, route: TopicRoute, failed: str | None = None) -> MessageQueue:
+        slow = () if self._slow is None else self._slow.avoided(self.client.loop.time())
+        return self._robin.select(route.write_queues, failed, slow)
 
     def _master_of(self, queue: MessageQueue) -> str:
         client = self.client
@@ -281,15 +354,41 @@ class Producer(LookingClient):
         connection = client.remoting.connection(addr)
         frame = outgoing.frame(self.group, queue, self.options)
         begun_s = time.monotonic()
-        if connection is None:
-            answer = await client.remoting.call(addr, frame, timeout_s)
-        else:
-            answer = await connection.request(frame, timeout_s)
-        result = outgoing.result(answer, queue, addr)
+        try:
+            if connection is None:
+                answer = await client.remoting.call(addr, frame, timeout_s)
+            else:
+                answer = await connection.request(frame, timeout_s)
+            result = outgoing.result(answer, queue, addr)
+        except (RemotingError, BrokerError):
+            if self._slow is not None:
+                self._slow.note(queue.broker_name, 0.0, client.loop.time(), failed=True)
+            raise
+        if self._slow is not None:
+            self._slow.note(queue.broker_name, time.monotonic() - begun_s, client.loop.time())
         if client.traces is not None and outgoing.messages:
             half = bool(outgoing.sys_flag & _PREPARED)
             client.traces.sent(self.group, outgoing.messages, result, addr, begun_s, half=half)
         return result
+
+    async def _hooked_try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
+        sending = self._begin_sending(outgoing, queue)
+        try:
+            sending.result = await self._try(outgoing, queue, timeout_s)
+            return sending.result
+        except BaseException as error:
+            sending.error = error
+            raise
+        finally:
+            tell(self.options.send_hooks, "after_send", sending)
+
+    def _begin_sending(self, outgoing: Outgoing, queue: MessageQueue, *, oneway: bool = False) -> Sending:
+        """Ask the checks, and tell the hooks. Raises what a check raises."""
+        sending = Sending(self.group, outgoing.messages, queue, self._master_of(queue), oneway)
+        for check in self.options.check_forbidden:
+            check(sending)
+        tell(self.options.send_hooks, "before_send", sending)
+        return sending
 
     async def _route(self, topic: str) -> TopicRoute:
         options = self.options

@@ -56,11 +56,5 @@ class SendAttempts:
         self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))
         return self._may_go_on(now)
 
-    def story(self, topic: str, took_s: float) -> str:
-        """For the error of the last try: what all tries met."""
-        tries = "; ".join(f"{broker}: {outcome}" for broker, outcome in self.outcomes)
-        count = len(self.outcomes)
-        return f"sent {count} times to topic {topic} in {took_s * 1000:.0f} ms, always failed: {tries}"
-
     def _may_go_on(self, now: float) -> bool:
         return len(self.outcomes) < self.tries and now < self.deadline

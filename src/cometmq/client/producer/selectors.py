@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cometmq.message import Message, MessageQueue
 from cometmq.protocol.properties.values import java_hash
@@ -23,16 +23,20 @@ class RoundRobin:
     def __init__(self, start: int) -> None:
         self._counter = start
 
-    def select(self, queues: Sequence[MessageQueue], avoid_broker: str | None = None) -> MessageQueue:
-        """The next queue; after a failure the next one on another broker, if there is another broker."""
+    def select(
+        self, queues: Sequence[MessageQueue], failed: str | None = None, slow: Collection[str] = ()
+    ) -> MessageQueue:
+        """The next queue; after a failure the next one on another broker than the one that failed, and then
+        or without a failure on none of the slow ones, if there is such a broker."""
         count = len(queues)
         counter = self._counter
-        if avoid_broker is not None:
-            for step in range(1, count + 1):
-                queue = queues[(counter + step) % count]
-                if queue.broker_name != avoid_broker:
-                    self._counter = (counter + step) & _COUNTER_MASK
-                    return queue
+        if failed is not None or slow:
+            for unwanted in ({failed, *slow}, {failed}):
+                for step in range(1, count + 1):
+                    queue = queues[(counter + step) % count]
+                    if queue.broker_name not in unwanted:
+                        self._counter = (counter + step) & _COUNTER_MASK
+                        return queue
         self._counter = counter = (counter + 1) & _COUNTER_MASK
         return queues[counter % count]
 

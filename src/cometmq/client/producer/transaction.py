@@ -157,10 +157,11 @@ class TransactionProducer(Producer):
         """
         client = self._running()
         check_kind(message)
+        group = client.namespace.wrap(self.group)
         if len(message.body) < COMPRESS_HERE:
-            outgoing = prepare_half(message, self.options, client.keys, self.group)
+            outgoing = prepare_half(message, self.options, client.keys, group)
         else:
-            outgoing = await asyncio.to_thread(prepare_half, message, self.options, client.keys, self.group)
+            outgoing = await asyncio.to_thread(prepare_half, message, self.options, client.keys, group)
         self._under_way += 1  # a stop waits for it
         try:
             sent = await self._send(outgoing, None, timeout_s)
@@ -171,9 +172,7 @@ class TransactionProducer(Producer):
                 state, error = await self._ask(self._listener.execute_local_transaction, begun, argument)
             await self._tell(begun, state, error, trace=sent.trace_on)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+            self._ended()
         return TransactionSendResult(**msgspec.structs.asdict(sent), state=state, error=error)
 
     async def _tell(

@@ -47,6 +47,9 @@ final class Consumers {
         if (args.flag("broadcasting", false)) {
             broadcast(consumer);
         }
+        if (args.has("namespace")) {
+            consumer.setNamespace(args.text("namespace"));
+        }
         for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
             String source = args.text("filterSource", "");
             if (source.isEmpty()) {

@@ -21,6 +21,7 @@ public final class Driver {
 
     private final Producers producers = new Producers();
     private final Consumers consumers = new Consumers();
+    private final Repliers repliers = new Repliers();
     private final Transactions transactions = new Transactions();
 
     private Driver() {
@@ -85,6 +86,8 @@ public final class Driver {
             case "push_start" -> consumers.pushStart(args);
             case "push_stop" -> consumers.pushStop(args);
             case "push_queues" -> consumers.pushQueues(args);
+            case "replier_start" -> repliers.start(args);
+            case "replier_stop" -> repliers.stop(args);
             case "pull_start" -> consumers.pullStart(args);
             case "pull_stop" -> consumers.pullStop(args);
             case "pull" -> consumers.pull(args);

@@ -12,6 +12,7 @@ import org.apache.rocketmq.client.producer.MessageQueueSelector;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Commands on producers, and the look-ups that every client has. */
@@ -33,6 +34,9 @@ final class Producers {
         producer.setHeartbeatBrokerInterval(args.number("heartbeatMillis", 30_000));
         producer.setRetryTimesWhenSendFailed(args.number("retries", 2));
         producer.setMaxMessageSize(args.number("maxSize", 4 * 1024 * 1024));
+        if (args.has("namespace")) {
+            producer.setNamespace(args.text("namespace"));
+        }
         producer.start();
         return producer;
     }
@@ -73,6 +77,8 @@ final class Producers {
         for (Message message : messages) {
             switch (mode) {
                 case "sync" -> results.add(Messages.write(producer.send(message)));
+                case "request" -> results.add(
+                    Messages.write((MessageExt) producer.request(message, args.big("within", 10_000))));
                 case "oneway" -> producer.sendOneway(message);
                 case "queue" -> results.add(
                     Messages.write(producer.send(message, Messages.queue(Args.of(args.map("queue"))))));

@@ -1,0 +1,151 @@
+"""Replies of request-reply: codes 324 and 325 in, 326 to the client that asked (docs/reference/remoting.md,
+Request-reply)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress
+from cometmq.broker.groups.clients import ProducerTable
+from cometmq.broker.send.send import SendProcessor
+from cometmq.broker.send.stored_form import sent_properties
+from cometmq.errors import CommandError, RemotingError
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    PushReplyMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+from cometmq.protocol.properties.values import has_stray_separator, put, stored_tags_code, value_of
+from cometmq.remoting import Connection, LogBudget
+from cometmq.store import StoreRefused
+
+log = logs.logger(__name__)
+
+PUSH_TIMEOUT_S = 10.0
+
+
+@dataclass(eq=False)
+class ReplyProcessor:
+    """Hands replies to the clients that wait for them, and keeps a copy of each.
+
+    A reply is worked on outside the read of its sender's connection, until the client has taken it: the limit
+    of such requests (remoting/limits.py, handlers) bounds how many there are.
+    """
+
+    sends: SendProcessor
+    producers: ProducerTable
+    address: BrokerAddress
+
+    def __post_init__(self) -> None:
+        self._budget = LogBudget()
+
+    async def send_reply_message(self, connection: Connection, frame: Frame) -> Frame:
+        """324, 325: push a reply to its client, store it, and say how the push went."""
+        header = frame.typed
+        if type(header) is not SendMessageRequestHeaderV2:
+            header = frame.header(SendMessageRequestHeader)
+        rules = self.sends.admit(frame, header)
+        queue_id = header.queue_id
+        if queue_id >= rules.queue_limit:
+            raise self.sends.bad_queue(connection, frame, header)
+        if queue_id < 0:
+            queue_id = random.randrange(max(rules.write_queues, 1))
+        properties = sent_properties(header.properties)
+        if has_stray_separator(properties):
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties hold a stray separator")
+        problem = await self._push(connection, header, properties, frame.body)
+        if problem and self._budget.allows():
+            log.warning("%s", problem)
+        answer = SendMessageResponseHeader(msg_id="0", queue_id=queue_id, queue_offset=0)
+        if self.sends.config.store_reply_message_enable:
+            answer = await self._store(connection, header, properties, frame.body, queue_id) or answer
+        answer.region, answer.trace_on = self.sends.config.region_id, str(self.sends.config.trace_on).lower()
+        code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
+        return frame.response(code, problem or None, header=answer)
+
+    send_reply_message_v2 = send_reply_message
+
+    async def _push(
+        self,
+        connection: Connection,
+        header: SendMessageRequestHeader,
+        properties: bytes,
+        body: bytes | memoryview,
+    ) -> str:
+        """What kept the client from taking the reply, in Apache's words; "" if it has taken it."""
+        client_id = value_of(properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
+        if not client_id:
+            return "reply message properties[REPLY_TO_CLIENT] is null"
+        channel: Connection | None = self.producers.channel(client_id)
+        if channel is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        now_ms = self.sends.clock.time_ms()
+        pushed = PushReplyMessageRequestHeader(
+            producer_group=header.producer_group or "",
+            topic=header.topic,
+            default_topic=header.default_topic or "",
+            default_topic_queue_nums=header.default_topic_queue_nums or 0,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            flag=header.flag,
+            born_host=connection.peer,
+            store_host=self.address.text,
+            store_timestamp=now_ms,
+            properties=put(properties, b"PUSH_REPLY_TIME", b"%d" % now_ms).decode("utf-8", "replace"),
+            reconsume_times=header.reconsume_times or 0,
+            unit_mode=bool(header.unit_mode),
+        )
+        request = Frame.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, body)
+        try:
+            taken = await channel.call(request, PUSH_TIMEOUT_S)
+        except RemotingError as error:
+            log.debug("reply to %s not taken: %s", client_id, error)
+        else:
+            if taken.code == ResponseCode.SUCCESS:
+                return ""
+        return f"push reply message to {client_id}fail."
+
+    async def _store(
+        self,
+        connection: Connection,
+        header: SendMessageRequestHeader,
+        properties: bytes,
+        body: bytes | memoryview,
+        queue_id: int,
+    ) -> SendMessageResponseHeader | None:
+        """Keep a copy. One that cannot be stored is only logged, as Apache's broker does: its client has it,
+        or nobody ever will."""
+        done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        try:
+            message = self.sends.store.appender.append(
+                header.topic,
+                queue_id,
+                body,
+                properties,
+                flag=header.flag,
+                sys_flag=header.sys_flag,
+                born_timestamp_ms=header.born_timestamp,
+                born_host=connection.peer_host,
+                reconsume_times=header.reconsume_times or 0,
+                tags_code=stored_tags_code(properties),
+            )
+        except StoreRefused as refusal:
+            problem: str | None = refusal.remark
+        else:
+            self.sends.writer.appended(
+                lambda _code, remark: None if done.done() else done.set_result(remark), True
+            )
+            problem = await done
+        if problem is not None:
+            if self._budget.allows():
+                log.warning("a reply for topic %s is not stored: %s", header.topic, problem)
+            return None
+        ids = self.sends.writer.replies.message_id(message.physical_offset).decode()
+        return SendMessageResponseHeader(msg_id=ids, queue_id=queue_id, queue_offset=message.queue_offset)

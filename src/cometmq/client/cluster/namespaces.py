@@ -1,0 +1,143 @@
+"""Namespaces: names of topics and groups that several users of one cluster may all have.
+
+Everything of a client works with the user's names. They become `namespace%name` where a request leaves, and
+the user's again where an answer is read (docs/reference/client.md, Namespaces).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, LockBatchBody
+from cometmq.protocol.codes import (
+    CLIENT_INNER_PRODUCER_GROUP,
+    DLQ_PREFIX,
+    ORDER_TOPIC_CONFIG,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    TRACE_PRODUCER_GROUP,
+    RequestCode,
+    is_system_topic,
+)
+from cometmq.protocol.frame import Frame
+
+__all__ = ["Namespace", "instance_of"]
+
+_FIELDS = ("topic", "originTopic", "group", "groupName", "consumerGroup", "producerGroup", "compareGroup")
+"""Ext fields that are names, in whatever request."""
+_LETTERS = ("a", "b")
+"""The same of sends: group and topic."""
+_SENDS = frozenset(
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+)
+_LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
+_SYSTEM_GROUPS = frozenset({CLIENT_INNER_PRODUCER_GROUP, TRACE_PRODUCER_GROUP})
+_INSTANCE = re.compile(r"MQ_INST_\w+_\w+(?=\.)")
+
+
+def instance_of(namesrv: Iterable[str]) -> str:
+    """The namespace in the name of the first name server, `MQ_INST_<word>_<word>.…`; "" if it has none."""
+    found = _INSTANCE.match(next(iter(namesrv), ""))
+    return found[0] if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """name: "" for none. v2: 5.x's namespace, a field of each request that proxies understand, "" for none.
+    exempt: topics that belong to nobody's namespace, beside those of the system."""
+
+    name: str = ""
+    v2: str = ""
+    exempt: Collection[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.name or self.v2)
+
+    def wrap(self, name: str) -> str:
+        """The name in this namespace, unless it belongs to the system or has the namespace already."""
+        if not self.name or not name:
+            return name
+        prefix, rest = _split(name)
+        if (
+            rest.startswith(f"{self.name}%")
+            or is_system_topic(rest)
+            or rest.endswith(REPLY_TOPIC_POSTFIX)
+            or rest in _SYSTEM_GROUPS
+            or rest in self.exempt
+        ):
+            return name
+        return f"{prefix}{self.name}%{rest}"
+
+    def unwrap(self, name: str) -> str:
+        """The user's name."""
+        if not self.name:
+            return name
+        prefix, rest = _split(name)
+        return prefix + rest.removeprefix(f"{self.name}%")
+
+    def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
+        """The queue under its name in this namespace."""
+        return MessageQueue(self.wrap(queue.topic), queue.broker_name, queue.queue_id)
+
+    def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
+        """The queue under the user's name."""
+        return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id)
+
+    def unwrap_messages(self, messages: Iterable[MessageExt]) -> None:
+        """Give messages the user's topic. Their properties stay as brokers know them."""
+        if self.name:
+            for message in messages:
+                message.topic = self.unwrap(message.topic)
+
+    def wrap_request(self, frame: Frame) -> None:
+        """Put the namespace into a request that leaves; once more does no harm."""
+        ext = dict(frame.ext or {})
+        if self.v2:
+            ext |= {"nsd": "true", "ns": self.v2}
+        if self.name:
+            for field in _LETTERS if frame.code in _SENDS else _FIELDS:
+                if field in ext:
+                    ext[field] = self.wrap(ext[field])
+            if frame.code == RequestCode.GET_KV_CONFIG and ext.get("namespace") == ORDER_TOPIC_CONFIG:
+                ext["key"] = self.wrap(ext["key"])
+            self._wrap_body(frame)
+        frame.ext_fields, frame.typed = ext, None
+
+    def _wrap_body(self, frame: Frame) -> None:
+        if frame.code == RequestCode.HEART_BEAT:
+            beat = HeartbeatData.decode(frame.body)
+            producers = [
+                replace(each, group_name=self.wrap(each.group_name)) for each in beat.producer_data_set
+            ]
+            consumers = [self._consumer(each) for each in beat.consumer_data_set]
+            frame.body = replace(beat, producer_data_set=producers, consumer_data_set=consumers).encode()
+        elif frame.code in _LOCKS:
+            lock = LockBatchBody.decode(frame.body)
+            queues = [self.wrap_queue(queue) for queue in lock.mq_set]
+            group = self.wrap(lock.consumer_group)
+            frame.body = replace(lock, consumer_group=group, mq_set=queues).encode()
+        elif frame.code == RequestCode.CHECK_CLIENT_CONFIG:
+            asked = CheckClientRequestBody.decode(frame.body)
+            wanted = asked.subscription_data
+            if wanted is not None:
+                wanted = replace(wanted, topic=self.wrap(wanted.topic))
+            frame.body = replace(
+                asked, group=self.wrap(asked.group), subscription_data=wanted, namespace=self.name
+            ).encode()
+
+    def _consumer(self, data: ConsumerData) -> ConsumerData:
+        wanted = [replace(each, topic=self.wrap(each.topic)) for each in data.subscription_data_set]
+        return replace(data, group_name=self.wrap(data.group_name), subscription_data_set=wanted)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """(prefix of a retry or dead-letter topic, the rest)."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name[len(prefix) :]
+    return "", name

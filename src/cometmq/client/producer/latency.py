@@ -1,0 +1,44 @@
+"""Which brokers sends avoid for a while because they were slow or failed (sendLatencyFaultEnable). Times are
+seconds of a monotonic clock.
+
+Java's 4.9 leaves a broker alone for ten minutes after one time-out, 5.x for ten seconds; 5.x's table is taken
+(docs/reference/client.md, Sends and retries).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+__all__ = ["SlowBrokers"]
+
+_LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
+_AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
+"""By how many of the latencies a try has reached."""
+_AS_SLOW_AS_S = 10.0
+"""What a failure counts as."""
+_MOST = 10_000
+"""Brokers that are remembered: more than a client takes in one route."""
+
+
+class SlowBrokers:
+    """Broker name -> until when it is avoided."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def note(self, broker_name: str, took_s: float, now: float, *, failed: bool = False) -> None:
+        """A try ended. A quick answer does not shorten what an earlier one has earned the broker."""
+        avoided_s = _AVOIDED_FOR_S[bisect_right(_LATENCY_S, _AS_SLOW_AS_S if failed else took_s)]
+        until = now + avoided_s
+        if not avoided_s or until <= self._until.get(broker_name, 0.0):
+            return
+        if len(self._until) >= _MOST:
+            self._until = {name: end for name, end in self._until.items() if end > now}
+        if len(self._until) < _MOST:
+            self._until[broker_name] = until
+
+    def avoided(self, now: float) -> frozenset[str]:
+        """The brokers to leave alone now."""
+        if not self._until:
+            return frozenset()
+        return frozenset(name for name, until in self._until.items() if until > now)

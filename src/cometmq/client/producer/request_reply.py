@@ -1,0 +1,65 @@
+"""The two messages of request-reply (docs/reference/client.md, Request-reply)."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from cometmq.errors import MessageIllegal
+from cometmq.message import Message, MessageExt
+from cometmq.protocol.codes import REPLY_TOPIC_POSTFIX
+from cometmq.protocol.properties import values as names
+
+__all__ = ["as_request", "is_reply", "reply_to"]
+
+_REPLY = "reply"
+_COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
+
+
+def as_request(message: Message, client_id: str, timeout_s: float) -> tuple[str, Message]:
+    """(correlation id, the message that asks this client for a reply). The message itself is not changed."""
+    correlation_id = str(uuid.uuid4())
+    asking = {
+        names.CORRELATION_ID: correlation_id,
+        names.REPLY_TO_CLIENT: client_id,
+        names.TTL: str(math.ceil(timeout_s * 1000)),
+    }
+    return correlation_id, replace(message, properties={**message.properties, **asking})
+
+
+def reply_to(
+    request: MessageExt,
+    body: bytes,
+    *,
+    tags: str | None = None,
+    keys: Sequence[str] = (),
+    flag: int = 0,
+    properties: Mapping[str, str] | None = None,
+) -> Message:
+    """The reply to a message that a producer's `request` sent; any producer may send it.
+
+    Raises MessageIllegal for a message that asks for none: its properties CORRELATION_ID, REPLY_TO_CLIENT,
+    TTL (set by `request`) and CLUSTER (set by the broker) say where the reply goes.
+    """
+    asked = request.properties
+    for name in (names.CLUSTER, *_COPIED):
+        if not asked.get(name):
+            problem = f"message {request.msg_id} asks for no reply: it has no property {name}"
+            raise MessageIllegal(problem, request.topic, name)
+    carried = {name: asked[name] for name in _COPIED}
+    return Message(
+        asked[names.CLUSTER] + REPLY_TOPIC_POSTFIX,
+        body,
+        tags,
+        keys,
+        flag,
+        properties={**(properties or {}), **carried, names.MSG_TYPE: _REPLY},
+    )
+
+
+def is_reply(message: Message) -> bool:
+    """Whether a message goes to the client that asked for it."""
+    return message.properties.get(names.MSG_TYPE) == _REPLY

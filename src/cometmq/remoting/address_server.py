@@ -1,0 +1,130 @@
+"""Name servers from an HTTP address server, for clients and brokers
+(docs/reference/client.md, Name servers)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
+from io import BytesIO
+from typing import Any, cast
+
+from cometmq import logs
+from cometmq.errors import ConnectError
+from cometmq.periodic import Periodic
+from cometmq.protocol.addresses import parse_address
+from cometmq.text import printable, seconds
+
+log = logs.logger(__name__)
+
+DEFAULT_DOMAIN = "jmenv.tbsite.net"
+DEFAULT_SUB_GROUP = "nsaddr"
+
+_EVERY_S = 120.0
+_AT_FIRST_S = 10.0
+"""Until the first answer."""
+_LIMIT_S = 3.0
+_ANSWER_MAX = 64 << 10
+"""Bytes: a list of a thousand name servers."""
+
+
+class AddressServer:
+    """Asks an address server for the name servers, every two minutes.
+
+    domain: its host, or host:port if the port is not 8080. unit: asks for the name servers of a unit. found:
+    called with the addresses whenever they came, at least one. Methods belong to the loop.
+    """
+
+    def __init__(
+        self, domain: str, sub_group: str, unit: str | None, found: Callable[[tuple[str, ...]], None]
+    ) -> None:
+        self._addr = domain if ":" in domain else f"{domain}:8080"
+        self._path = f"/rocketmq/{sub_group}" + (f"-{unit}?nofix=1" if unit else "")
+        self.url = f"http://{self._addr}{self._path}"
+        self._found = found
+        self._answered = False
+        self._problem = ""
+        self._rounds = Periodic(
+            asyncio.get_running_loop(),
+            lambda: _EVERY_S if self._answered else _AT_FIRST_S,
+            self._round,
+            name=f"name servers from {self.url}",
+        )
+
+    async def start(self) -> None:
+        """Ask now, and from then on periodically. Raises ConnectError; it is asked again all the same."""
+        self._rounds.start()
+        await self._ask()
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        self._rounds.cancel()
+        await self._rounds.stop()
+
+    async def _round(self) -> None:
+        try:
+            await self._ask()
+        except ConnectError as error:
+            if self._problem != str(error):
+                self._problem = str(error)
+                log.warning("the name servers stay as they are: %s", error)
+
+    async def _ask(self) -> None:
+        addrs = await self._fetch()
+        self._answered, self._problem = True, ""
+        self._found(addrs)
+
+    async def _fetch(self) -> tuple[str, ...]:
+        parsed = parse_address(self._addr)
+        if parsed is None:
+            raise self._failed("its address is not host or host:port")
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                answer = await _get(*parsed, self._path)
+        except TimeoutError:
+            raise self._failed(f"no answer within {seconds(_LIMIT_S)}") from None
+        except (OSError, UnicodeError) as error:
+            raise self._failed(str(error)) from None
+        if len(answer) > _ANSWER_MAX:
+            raise self._failed(f"its answer has over {_ANSWER_MAX} bytes")
+        response = HTTPResponse(cast(Any, _Received(answer)))
+        try:
+            response.begin()
+            body = response.read()
+        except (HTTPException, ValueError, OSError) as error:
+            raise self._failed(f"its answer is no HTTP: {error!r}") from None
+        if response.status != 200:
+            raise self._failed(f"it answered {response.status} {response.reason}")
+        first_line = body.decode("utf-8", "replace").strip().partition("\n")[0].strip()
+        addrs = tuple(dict.fromkeys(part.strip() for part in first_line.split(";") if part.strip()))
+        bad = next((addr for addr in addrs if parse_address(addr) is None), None)
+        if not addrs or bad is not None:
+            raise self._failed(f"its answer names no host:port: {first_line if bad is None else bad!r}")
+        return addrs
+
+    def _failed(self, problem: str) -> ConnectError:
+        return ConnectError(self.url, printable(problem, 300))
+
+
+async def _get(host: str, port: int, path: str) -> bytes:
+    """All that the server sends, or the first bytes of it that are too many."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        named = f"[{host}]" if ":" in host else host
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {named}:{port}\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while len(answer) <= _ANSWER_MAX and (piece := await reader.read(_ANSWER_MAX)):
+            answer += piece
+        return answer
+    finally:
+        writer.close()
+
+
+class _Received:
+    """What HTTPResponse takes for a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _mode: str) -> BytesIO:
+        return BytesIO(self._data)

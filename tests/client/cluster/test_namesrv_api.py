@@ -1,0 +1,103 @@
+"""Name servers that hang, are gone, come back, and disagree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import Message, NoRouteError, Producer, SendStatus
+from cometmq.client.cluster.namesrv_api import NamesrvApi
+from cometmq.remoting import RemotingClient
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+async def other(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
+    async with FakeNamesrv() as server:
+        server.serve("T", broker, queues=1)
+        yield server
+
+
+@asynccontextmanager
+async def api(*addrs: str, current: str) -> AsyncIterator[NamesrvApi]:
+    """Asks `current` first."""
+    remoting = RemotingClient()
+    names = NamesrvApi(remoting, [current])
+    names.use(addrs)
+    yield names
+    await remoting.close()
+
+
+async def test_one_that_hangs_is_passed_over_within_a_send(namesrv: FakeNamesrv, other: FakeNamesrv) -> None:
+    namesrv.hangs = True
+    async with asyncio.timeout(2.5), Producer("p", namesrv=f"{namesrv.addr};{other.addr}") as producer:
+        producer.client.namesrv.current = namesrv.addr
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        assert producer.client.namesrv.current == other.addr
+
+
+async def test_one_that_is_gone_is_passed_over_at_once(namesrv: FakeNamesrv) -> None:
+    async with asyncio.timeout(0.4), api(NOBODY, namesrv.addr, current=NOBODY) as names:
+        await names.route("T")
+        assert names.current == namesrv.addr
+        assert await names.route("T")
+    assert namesrv.asked == ["T", "T"]
+
+
+async def test_one_that_answers_is_kept_though_another_would_too(
+    namesrv: FakeNamesrv, other: FakeNamesrv
+) -> None:
+    async with api(namesrv.addr, other.addr, current=other.addr) as names:
+        for _ in range(5):
+            await names.route("T")
+    assert (namesrv.asked, len(other.asked)) == ([], 5)
+
+
+async def test_what_one_does_not_know_is_asked_of_the_others(
+    namesrv: FakeNamesrv, other: FakeNamesrv, broker: FakeBroker
+) -> None:
+    other.serve("U", broker)
+    async with api(NOBODY, namesrv.addr, other.addr, current=namesrv.addr) as names:
+        assert (await names.route("U")).broker_datas[0].broker_name == "broker-a"
+        assert names.current == namesrv.addr  # it answers
+        with pytest.raises(NoRouteError) as caught:
+            await names.route("nowhere")
+        assert [addr for addr, _ in caught.value.asked] == [namesrv.addr, other.addr, NOBODY]
+
+
+async def test_where_two_disagree_the_current_one_counts_until_it_is_gone(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    async with FakeBroker("broker-b") as newer, api(namesrv.addr, current=namesrv.addr) as names:
+        async with FakeNamesrv() as other:
+            other.serve("T", broker, newer)
+            names.use([namesrv.addr, other.addr])
+            names.current = other.addr
+            for _ in range(3):
+                assert len((await names.route("T")).broker_datas) == 2
+        assert len((await names.route("T")).broker_datas) == 1
+        assert names.current == namesrv.addr
+
+
+async def test_a_list_that_is_replaced_keeps_the_current_one(namesrv: FakeNamesrv) -> None:
+    async with api("a:1", "b:1", current="a:1") as names:
+        names.use(["c:1", "a:1"])
+        assert names.current == "a:1"
+        names.use(["c:1"])
+        assert names.current == "c:1"
+        names.use([])
+        with pytest.raises(NoRouteError, match="no name server was asked"):
+            await names.route("T")
+        names.use([namesrv.addr])
+        assert await names.route("T")
+
+
+async def test_a_host_name_is_an_address_too(namesrv: FakeNamesrv) -> None:
+    port = namesrv.addr.rpartition(":")[2]
+    async with Producer("p", namesrv=f"localhost:{port}") as producer:
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
