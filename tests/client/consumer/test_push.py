@@ -22,6 +22,7 @@ from cometmq import (
     MessageModel,
     MessageQueue,
     NoRouteError,
+    PullOptions,
     PushConsumer,
     PushOptions,
     sql92,
@@ -108,8 +109,14 @@ def test_nonsense_is_refused_before_anything_starts() -> None:
         PushConsumer("g", ignore, {"T": " || "})
     with pytest.raises(ConfigError, match="consume_concurrency"):
         PushOptions(consume_concurrency=0)
-    with pytest.raises(ConfigError, match=r"max_reconsume_times = .-1"):
-        PushOptions(max_reconsume_times=-1)
+    for options in (PushOptions, PullOptions):
+        with pytest.raises(ConfigError, match=r"max_reconsume_times = .-1"):
+            options(max_reconsume_times=-1)
+        with pytest.raises(ConfigError, match="pull_batch_size"):
+            options(pull_batch_size=1025)
+    for seconds in (-1.0, float("nan")):
+        with pytest.raises(ConfigError, match="handover_timeout_s"):
+            PushOptions(handover_timeout_s=seconds)
 
 
 async def test_topics_without_route_are_awaited(namesrv: FakeNamesrv, broker: FakeBroker, box: Box) -> None:

@@ -1,4 +1,7 @@
-"""Queue locks of orderly consumers: which client of a group may consume which queue."""
+"""Queue locks: which client of a group may consume which queue.
+
+Orderly consumers need them; our others hand queues over with them (client/consumer/hand_over.py).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from cometmq.message import MessageQueue
 # A lock that is not renewed for this long is free again. Clients renew it every 20 s and believe it for 30 s
 # (client/consumer/orderly_queue.py), so none believes in a lock that was given away.
 LOCK_LIVE_MS = 60_000
-# Locks of a broker: a hundred ordered groups on two thousand queues each. 70 MB at most.
+# Locks of a broker: a hundred groups on two thousand queues each. 70 MB at most.
 MOST_LOCKS = 200_000
 
 

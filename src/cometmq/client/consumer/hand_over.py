@@ -84,7 +84,8 @@ class HandOver:
                 continue
             limit_s = self._group.options.handover_timeout_s
             self._timers[queue.message_queue] = self._loop.call_later(limit_s, self._give_up, queue)
-        self._start(self._hand_over(idle))
+        if idle:
+            self._start(self._hand_over(idle))
 
     def ended(self, queue: ProcessQueue) -> None:
         """The last call of a queue that is given up has ended."""

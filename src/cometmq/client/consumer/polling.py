@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cometmq.client.consumer.reading_ahead import Fetched, Fetcher, PullAt
@@ -168,7 +169,7 @@ class Polling:
                 except GeneratorExit:
                     # Not waited for: Python may close this iterator in any thread, or at its exit, when the
                     # loop's thread does not run any more. What is asked of the loop next comes after it.
-                    later(lambda messages=messages, number=number: self._left_at(messages, number))  # type: ignore[misc]
+                    later(partial(self._left_at, messages, number))
                     raise
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:

@@ -105,6 +105,10 @@ class PullOptions(MemberOptions):
     max_reconsume_times: int = 16
     """Retries after which a message that is sent back becomes a dead letter."""
 
+    def __post_init__(self) -> None:
+        MemberOptions.__post_init__(self)
+        _check_range("max_reconsume_times", self.max_reconsume_times, 0, _WITHOUT_END)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions(MemberOptions):
@@ -151,6 +155,8 @@ class PushOptions(MemberOptions):
         if self.orderly and self.message_model is MessageModel.BROADCASTING:
             expected = "CLUSTERING with orderly=True, because brokers lock a queue for one member"
             raise ConfigError("message_model", self.message_model.name, expected)
+        if not self.handover_timeout_s >= 0:
+            raise ConfigError("handover_timeout_s", str(self.handover_timeout_s), "seconds, 0 or more")
         _check_range("consume_concurrency", self.consume_concurrency, 1, MOST_CONCURRENCY)
         _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
         if self.max_reconsume_times is not None:
