@@ -61,6 +61,21 @@ async def test_a_reply_is_a_message(broker: FakeBroker, asker: Producer) -> None
     assert int(reply.properties["ARRIVE_TIME"]) > 0
 
 
+async def test_every_broker_that_takes_replies_knows_the_client_before_the_request(
+    namesrv: FakeNamesrv, broker: FakeBroker, asker: Producer
+) -> None:
+    async with FakeBroker("broker-b") as other, FakeBroker("broker-gone") as gone:
+        gone.addr = "127.0.0.1:1"
+        namesrv.serve("C_REPLY_TOPIC", broker, other, gone)
+        known: list[bool] = []
+        broker.on(SEND, lambda frame: known.append(bool(broker.heartbeats and other.heartbeats)))  # type: ignore[func-returns-value]
+        for _ in range(2):
+            with pytest.raises(RequestTimeout):
+                await asker.request(Message("T", b"x"), timeout_s=0.2)
+        assert set(known) == {True}
+        assert namesrv.asked.count("C_REPLY_TOPIC") == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "body", "code"),
     [
