@@ -78,7 +78,7 @@ def ours() -> Counter[str]:
     gc.collect()
     rooms = ("cometmq.client.", "cometmq.remoting.", "cometmq.testing.")
     kinds = (type(each) for each in gc.get_objects())
-    return Counter(kind.__name__ for kind in kinds if kind.__module__.startswith(rooms))
+    return Counter(kind.__name__ for kind in kinds if str(kind.__module__).startswith(rooms))
 
 
 @pytest.mark.timeout(600 + SCENARIOS)

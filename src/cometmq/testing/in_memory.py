@@ -25,6 +25,9 @@ from cometmq.testing.memory import MemoryNetwork
 
 _numbers = itertools.count()
 
+# A test may hold up the loop that it shares with the broker, which is no reason to refuse its sends.
+PATIENT = {"waitTimeMillsInSendQueue": "60000"}
+
 
 class TestBroker:
     """A name server and a broker in this process, without sockets, in a directory that is removed afterwards.
@@ -40,7 +43,7 @@ class TestBroker:
         self._host = f"127.54.{number >> 8 & 0xFF}.{number & 0xFF}"
         self.namesrv = f"{self._host}:{DEFAULT_NAMESRV_PORT}"
         """What producers, consumers and Admin of this process are given; good before the start too."""
-        self._settings = dict(settings or {})
+        self._settings = {**PATIENT, **(settings or {})}
         self._cluster: Standalone | None = None
         self._run: Run | None = None  # of the thread, in `with`
         self._exits = AsyncExitStack()
