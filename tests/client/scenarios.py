@@ -368,7 +368,7 @@ async def leaving_in_order_repeats_nothing(namesrv: str) -> None:
     merged = Ledger()
 
     async def slow(messages: list[MessageExt]) -> None:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.02)
         merged.add(messages)
 
     one = consuming(namesrv, name, slow)
