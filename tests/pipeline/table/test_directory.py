@@ -7,15 +7,17 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import fs
 
+from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.directory import ArchiveTable
+from cometmq.pipeline.table.formats import open_lake, open_table
 
 CHANGES = ("create_dir", "move", "delete_dir", "delete_file", "open_output_stream")
 FILES = [f"topic=t/dt=2026-11-22/hour={hour:02}/part-{hour}.parquet" for hour in range(3)]
@@ -277,6 +279,38 @@ def test_a_lock_that_is_refused_says_why(
     refuse_locks(monkeypatch, code)
     with pytest.raises(ArchiveError, match=words):
         ArchiveTable(output).prepare()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "\0"])
+def test_a_damaged_archive_json_is_named_and_keeps_no_lock(output: str, content: str) -> None:
+    table = ArchiveTable(output)
+    table.prepare()
+    table.close()
+    path = Path(output, "_cometmq/archive.json")
+    whole = path.read_text()
+    path.write_text(content)
+    damaged = [ArchiveTable(output), open_table(output, "delta")]
+    for each in damaged:
+        with pytest.raises(ArchiveError, match=r"archive\.json: is damaged"):
+            each.prepare()
+    with pytest.raises(ArchiveError, match=r"archive\.json: is damaged"):
+        open_lake(output)
+    path.write_text(whole)
+    with closing(ArchiveTable(output)) as again:
+        again.prepare()
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("below", ["", "/archive"])
+def test_a_file_is_no_directory(tmp_path: Path, table_format: str, below: str) -> None:
+    (tmp_path / "file").touch()
+    output = f"{tmp_path}/file{below}"
+    assert open_lake(output) is None
+    with (
+        closing(open_table(output, table_format)) as table,
+        pytest.raises(ConfigError, match=r"output = .*/file.*: expected a directory"),
+    ):
+        table.prepare()
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

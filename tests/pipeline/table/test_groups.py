@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from cometmq.pipeline.table.groups import GroupLog
 
 QUEUES = [MessageQueue("t", "b", number) for number in range(4)]
 ENDS = dict.fromkeys(QUEUES, 1000)
-DAY_S = 86_400
 
 
 @pytest.fixture
@@ -34,12 +34,16 @@ def keep(log: GroupLog, number: int, **offsets: int) -> None:
     log.keep(number, {group: {QUEUES[0]: offset} for group, offset in offsets.items()}, ENDS)
 
 
+def taken_on(picture: Path, day: int) -> None:
+    time = datetime(2026, 6, 1, tzinfo=UTC) + timedelta(days=day)
+    picture.write_text(json.dumps(json.loads(picture.read_text()) | {"time": time.isoformat()}))
+
+
 def test_the_newest_hundred_stay_and_one_a_day_before(tmp_path: Path, kept: GroupLog) -> None:
     for number in range(150):
         keep(kept, number, g=number)
         # Three a day; the last hundred are of no matter.
-        when = datetime(2026, 6, 1, tzinfo=UTC).timestamp() + number // 3 * DAY_S
-        os.utime(pictures(tmp_path)[-1], (when, when))
+        taken_on(pictures(tmp_path)[-1], number // 3)
     keep(kept, 150, g=500)
     numbers = [int(path.stem) for path in pictures(tmp_path)]
     assert numbers == [*range(2, 49, 3), 50, *range(51, 151)]
@@ -50,7 +54,7 @@ def test_the_newest_hundred_stay_and_one_a_day_before(tmp_path: Path, kept: Grou
 def test_of_days_a_hundred(tmp_path: Path, kept: GroupLog) -> None:
     for number in range(230):
         keep(kept, number, g=number)
-        os.utime(pictures(tmp_path)[-1], (number * DAY_S, number * DAY_S))
+        taken_on(pictures(tmp_path)[-1], number)
     assert [int(path.stem) for path in pictures(tmp_path)] == list(range(30, 230))
 
 
@@ -79,6 +83,27 @@ def test_readers_of_the_newest_read_one_file(tmp_path: Path, kept: GroupLog) -> 
     pictures(tmp_path)[0].write_text("not read")
     (tmp_path / "_cometmq/groups/00000000000000000009.json.tmp").write_text("nor this")
     assert kept.newest()["offset"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "null", '{"batch": 2, "time": "x"}', '{"batch": 2, "time": "x", "positions": 5}',
+        '{"batch": 2, "time": "x", "positions": [1]}',
+        '{"batch": 2, "time": "x", "positions": [{"group": 1}]}',
+        '{"batch": 2, "time": "x", "positions": [{"group": "g"}]}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_picture_is_passed_over(
+    tmp_path: Path, kept: GroupLog, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    for number in range(3):
+        keep(kept, number, g=number)
+    path = pictures(tmp_path)[-1]
+    path.write_text(content)
+    assert kept.newest()["offset"].to_pylist() == [1]
+    assert kept.read()["offset"].to_pylist() == [0, 1]
+    assert f"{path} is damaged" in caplog.text
 
 
 def test_a_picture_has_an_end(kept: GroupLog, monkeypatch: pytest.MonkeyPatch) -> None:

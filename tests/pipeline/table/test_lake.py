@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -281,12 +282,60 @@ def test_a_position_that_is_nowhere_is_an_error(output: str) -> None:
         table.prepare()
 
 
-def test_copies_that_the_table_does_not_have_are_removed(table: LakeTable, output: str) -> None:
+@pytest.mark.parametrize("loss", ["all", "older"])
+def test_a_table_that_was_lost_is_not_made_anew(
+    kind: TableFormat, table: LakeTable, output: str, tmp_path: Path, loss: str
+) -> None:
     table.prepare()
-    stray = Path(output, "_cometmq/commits/00000000000000000000.json")
-    stray.write_text("{}")
+    table.commit(batch(table, 0))
+    shutil.copytree(output, tmp_path / "older")
+    table.commit(batch(table, 1))
+    table.close()
+    its_own = Path(output, "_delta_log" if kind == "delta" else "_cometmq/catalog.db")
+    kept = tmp_path / "kept"
+    shutil.move(its_own, kept)
+    if loss == "older":
+        shutil.move(tmp_path / "older" / its_own.relative_to(output), its_own)
+    before = sorted(Path(output).rglob("*.*"))
+    stands = "none" if loss == "all" else "only 0"
+    for _ in range(2):
+        with (
+            closing(opened(kind, output)) as again,
+            pytest.raises(ArchiveError, match=f"_cometmq/commits knows batch 1, the table {stands}"),
+        ):
+            again.prepare()
+    assert set(before) <= set(Path(output).rglob("*.*"))
+    if its_own.is_file():
+        its_own.unlink()
+    shutil.rmtree(its_own, ignore_errors=True)
+    shutil.move(kept, its_own)
+    with closing(opened(kind, output)) as again:
+        last = again.prepare()
+    assert last is not None
+    assert last["batch"] == 1
+
+
+def test_a_damaged_catalogue_is_named(output: str) -> None:
+    with closing(opened("iceberg", output)) as table:
+        table.prepare()
+        table.commit(batch(table, 0))
+    Path(output, "_cometmq/catalog.db").write_bytes(b"no database" * 100)
+    with (
+        closing(opened("iceberg", output)) as again,
+        pytest.raises(ArchiveError, match=r"catalog\.db cannot"),
+    ):
+        again.prepare()
+
+
+def test_a_table_may_go_on_from_where_it_was_put_back_to(table: LakeTable, output: str) -> None:
     table.prepare()
-    assert not stray.exists()
+    table.commit(batch(table, 0))
+    later = Path(output, f"_cometmq/commits/{1:020d}.json")
+    later.write_text("{}")
+    with pytest.raises(ArchiveError, match="remove the later files"):
+        table.prepare()
+    later.unlink()
+    assert table.prepare() is not None
 
 
 def test_columns_are_added_as_bodies_get_more(kind: TableFormat, table: LakeTable, output: str) -> None:
@@ -364,6 +413,30 @@ def test_files_that_a_killed_job_left_are_deleted_when_they_are_old(
         table.commit(batch(table, 3) | {"files": left})
 
 
+def test_the_age_of_files_is_told_by_the_clock_of_the_store(table: LakeTable) -> None:
+    table.prepare()
+    table.commit(batch(table, 0))
+    batch(table, 1)  # another job is about to commit it
+
+    class Late:
+        """A store whose clock is three days late."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(fs.LocalFileSystem(), name)
+
+        def get_file_info(self, asked: Any) -> Any:
+            found = fs.LocalFileSystem().get_file_info(asked)
+            return [late(info) for info in found] if isinstance(found, list) else late(found)
+
+    def late(info: fs.FileInfo) -> fs.FileInfo:
+        mtime = info.mtime and info.mtime - timedelta(days=3)
+        return fs.FileInfo(info.path, info.type, mtime=mtime, size=info.size)
+
+    store: Any = Late()
+    table.filesystem = store
+    assert table.vacuum(timedelta(days=1)) == 0
+
+
 def test_no_file_is_deleted_while_a_copy_is_missing(table: LakeTable, output: str) -> None:
     table.prepare()
     for number in range(3):
@@ -385,9 +458,9 @@ def test_copies_are_summed_up(
     Path(output, "_cometmq/commits/00000000000000000000.json").unlink()
     assert ArchiveTable(output).log().files["batch"].to_pylist() == list(range(5))
     (checkpoints / f"{9:020d}.parquet").touch()
-    with closing(opened(kind, output)) as again:  # the table was put back to an older state
-        again.prepare()
-    assert sorted(int(path.stem) for path in checkpoints.iterdir()) == [1, 3]
+    with closing(opened(kind, output)) as again, pytest.raises(ArchiveError, match="knows batch 9"):
+        again.prepare()  # the table was put back to an older state
+    assert sorted(int(path.stem) for path in checkpoints.iterdir()) == [1, 3, 9]
 
 
 def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
@@ -272,10 +273,93 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
         read_log(LOCAL, str(tmp_path))
 
 
+def test_each_flipped_bit_of_a_checkpoint_is_seen(tmp_path: Path) -> None:
+    for number in range(9):
+        add(tmp_path, number)
+        if number in (3, 6):
+            checkpoint(tmp_path, read_log(LOCAL, str(tmp_path)))
+    whole = rows(read_log(LOCAL, str(tmp_path)))
+    newest = tmp_path / table_log.checkpoint_path(6)
+    content = newest.read_bytes()
+    for at in range(0, len(content), 5):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << at % 8
+        newest.write_bytes(flipped)
+        assert rows(read_log(LOCAL, str(tmp_path))) == whole, at
+
+
+def test_checkpoints_without_a_checksum_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(4):
+        add(tmp_path, number)
+    log = read_log(LOCAL, str(tmp_path))
+    checkpoint(tmp_path, log)
+    path = tmp_path / table_log.checkpoint_path(3)
+    pq.write_table(pq.read_table(path), path)  # as it was written before there were sums
+    (tmp_path / commit_path(0)).unlink()
+    assert rows(read_log(LOCAL, str(tmp_path))) == rows(log)
+    assert not caplog.text
+
+
+def test_what_a_readable_checkpoint_needs_stays_while_a_newer_one_is_damaged(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_log, "CHECKPOINT_EVERY", 10)
+    table = ArchiveTable(output)
+    table.prepare()
+
+    def commit(upto: int) -> list[int]:
+        for number in range((table_log.last_number(LOCAL, output) or -1) + 1, upto):
+            table.commit(commit_of(number) | {"files": [], "quarantine": []})
+            os.utime(Path(output, commit_path(number)), (0, 0))
+        return sorted(int(path.stem) for path in Path(output, table_log.CHECKPOINTS).iterdir())
+
+    assert commit(25) == [9, 19]
+    for damaged, checkpoints in ((19, [9, 19, 29]), (29, [9, 19, 29, 39])):
+        Path(output, table_log.checkpoint_path(damaged)).write_bytes(b"damaged")
+        assert commit(damaged + 16) == checkpoints
+        assert table.log().ranges["start"].to_pylist() == list(range(damaged + 16))
+    assert commit(50) == [39, 49], "the one before can be read again"
+    assert table.log().ranges.num_rows == 50
+    table.close()
+
+
+def test_a_fallback_whose_commits_end_too_early_is_an_error(tmp_path: Path) -> None:
+    for number in range(9):
+        add(tmp_path, number)
+        if number in (3, 8):
+            checkpoint(tmp_path, read_log(LOCAL, str(tmp_path)))
+    (tmp_path / table_log.checkpoint_path(8)).write_bytes(b"")
+    for number in range(6, 9):
+        (tmp_path / commit_path(number)).unlink()
+    with pytest.raises(ArchiveError, match=r"08\.parquet cannot be read"):
+        read_log(LOCAL, str(tmp_path))
+
+
+def test_a_commit_far_ahead_costs_nothing(tmp_path: Path) -> None:
+    add(tmp_path, 0)
+    add(tmp_path, 10**15)
+    log = read_log(LOCAL, str(tmp_path))
+    assert (log.missing, log.first_missing) == (10**15 - 1, 1)
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"{}", b"\xff", b'{"batch": 1}', b'{"batch": 2, "files": [], "quarantine": []}'],
-)
+    [
+        b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"batch": 1}',
+        b'{"batch": 2, "files": [], "quarantine": []}', b'{"batch": true, "files": [], "quarantine": []}',
+        *(
+            b'{"batch": 1, "quarantine": [], %s}' % rest
+            for rest in (
+                b'"files": [1]', b'"files": [{"path": null}]', b'"files": [{"path": "x", "staged": 1}]',
+                b'"files": [{"path": "x", "rows": "many"}]', b'"files": [], "removes": ["a"]',
+                b'"files": [], "removes": 5', b'"files": [], "removes": [1], "time": "2026-11-23"',
+                b'"files": [], "removes": ["a"], "time": 5', b'"files": [], "ranges": null',
+                b'"files": [], "ranges": [1]', b'"files": [], "ranges": [{"start": "x"}]',
+                b'"files": [], "ranges": [{"start": 100000000000000000000}]',
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_a_damaged_commit_is_named(tmp_path: Path, content: bytes) -> None:
     for number in range(3):
         add(tmp_path, number)
@@ -297,5 +381,5 @@ def test_a_missing_commit_is_told_and_nothing_is_summed_up_over_it(
     assert "1 commits are missing, the first is 1" in caplog.text
     assert not list(Path(output, table_log.CHECKPOINTS).iterdir())
     assert "01.json is missing" in str(table.checkpoints.problem)
-    assert table.log().missing == [1]
+    assert (table.log().missing, table.log().first_missing) == (1, 1)
     table.close()

@@ -25,8 +25,9 @@ from pyarrow import fs
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import ReplayError
-from cometmq.pipeline.table.directory import create_local, open_filesystem, sync_local
+from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import conditional_put, shown
+from cometmq.pipeline.table.small_files import sync_local
 
 FORMAT = 1
 _ID = re.compile("[0-9a-f]{32}")

@@ -48,6 +48,9 @@ class DeltaArchive(LakeTable):
     def _open(self) -> DeltaTable:
         return DeltaTable(self.output, storage_options=self._options)
 
+    def _exists(self) -> bool:
+        return DeltaTable.is_deltatable(self.output, self._options)
+
     def _create(self) -> None:
         try:
             self._open()

@@ -43,6 +43,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table import log as table_log
 from cometmq.pipeline.table.log import Checkpoints, Log, commit_path, listing, read_commit, read_log
 from cometmq.pipeline.table.objects import conditional_put, shown
+from cometmq.pipeline.table.small_files import read_json, sync_local
 
 log = logs.logger(__name__)
 
@@ -86,11 +87,19 @@ class ArchiveTable:
         """Create or check the directory, finish what a failed or killed run left, and return the last commit
         (None: no batch yet).
 
-        Raises ArchiveError if another job has the directory, or if a committed file is nowhere to be found.
+        Raises ArchiveError if another job has the directory, or if a committed file is nowhere to be found;
+        the lock is then released.
         """
+        try:
+            return self._prepared()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _prepared(self) -> dict[str, Any] | None:
         if not self.direct:
             for directory in (table_log.COMMITS, table_log.CHECKPOINTS):
-                self.filesystem.create_dir(self._at(directory), recursive=True)
+                make_directory(self.filesystem, self._at(directory), self.output)
             self._lock()
         self._check_kind()
         last = self.last_commit()
@@ -135,17 +144,17 @@ class ArchiveTable:
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
             # Of two jobs that begin an archive at once, one makes the file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
-        with self.filesystem.open_input_stream(path) as stream:
-            content = stream.read()
-        found = json.loads(content).get("format")
+        found = (read_json(self.filesystem, path) or {}).get("format")
         if found != FORMAT:
             raise ArchiveError(self.output, f"an archive of format {found}; this is format {FORMAT}")
         if self._put is not None:
-            self._try_put(path, content)
+            self._try_put(path)
 
-    def _try_put(self, path: str, content: bytes) -> None:
+    def _try_put(self, path: str) -> None:
         """Some stores take a conditional put and ignore the condition. So put a file over itself."""
         assert self._put is not None
+        with self.filesystem.open_input_stream(path) as stream:
+            content = stream.read()
         try:
             ignored = self._put(path, content)
         except OSError as error:
@@ -260,7 +269,7 @@ class ArchiveTable:
             self.abandon()
 
     def _delete(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self.filesystem.delete_dir(path)
 
     def _delete_file(self, path: str) -> None:
@@ -280,7 +289,10 @@ class ArchiveTable:
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
         # Commits have their job's time, files the store's.
-        replaced, left = table_log.now_utc() - retention, self._now() - max(retention, unnamed)
+        replaced, left = (
+            table_log.now_utc() - retention,
+            store_now(self.filesystem, self.root) - max(retention, unnamed),
+        )
         old = [
             path
             for path, written in found.items()
@@ -289,13 +301,6 @@ class ArchiveTable:
         for path in old:
             self._delete_file(path)
         return len(old)
-
-    def _now(self) -> datetime:
-        """By the store's clock, which dates files: that of this machine may be days off."""
-        path = self._at(_HOME, "clock")
-        with self.filesystem.open_output_stream(path) as stream:
-            stream.write(b"-")
-        return self.filesystem.get_file_info(path).mtime or table_log.now_utc()
 
     def _create(self, path: str, content: bytes) -> bool:
         """Create a whole file, durably, or none; False if there is another one of that name. On a local disk
@@ -348,6 +353,14 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
     return filesystem, path.rstrip("/")
 
 
+def make_directory(filesystem: fs.FileSystem, path: str, output: str) -> None:
+    """Create a directory of an archive. Raises ConfigError where the output can be none."""
+    try:
+        filesystem.create_dir(path, recursive=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError("output", output, f"a directory ({error.strerror or error})") from None
+
+
 def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
     """When each file was written that a task of ours has written below its final name."""
     tops = [info.path for info in listing(filesystem, root) if info.base_name.startswith("topic=")]
@@ -359,10 +372,18 @@ def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
     }
 
 
+def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
+    """By the clock of the archive's store, which dates files: that of this machine may be days off."""
+    path = f"{root}/{_HOME}/clock"
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(b"-")
+    return filesystem.get_file_info(path).mtime or table_log.now_utc()
+
+
 def check_whole(log: Log, output: str) -> None:
     """Raise ArchiveError if a commit is missing: its files cannot be told from those of no commit."""
     if log.missing:
-        problem = f"{commit_path(log.missing[0])} is missing: nobody knows which files are its own"
+        problem = f"{commit_path(log.first_missing)} is missing: nobody knows which files are its own"
         raise ArchiveError(output, f"{problem}, none is deleted")
 
 
@@ -387,15 +408,6 @@ def create_local(path: str, content: bytes) -> bool:
         os.unlink(temporary)
     sync_local(os.path.dirname(path))
     return True
-
-
-def sync_local(path: str) -> None:
-    """Make a local file, or the names in a local directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:

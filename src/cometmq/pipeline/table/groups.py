@@ -11,23 +11,27 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
+from cometmq import logs
 from cometmq.errors import BrokerError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.base.offsets import Offsets
 from cometmq.pipeline.live.cluster import Cluster
-from cometmq.pipeline.table.log import listing
+from cometmq.pipeline.table.log import WRONG_TYPES, listing
 from cometmq.pipeline.table.small_files import read_json, replace_json
 from cometmq.protocol.bodies_admin import GroupList
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import TopicRequestHeader
+
+log = logs.logger(__name__)
 
 POSITIONS = pa.schema(
     [
@@ -46,6 +50,7 @@ _MOST_POSITIONS = 100_000  # of one picture: about 15 MB of JSON
 _MOST_READ = 1_000_000  # positions of all pictures together
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
+_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100  # behind the batch's number
 _IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 
@@ -63,6 +68,14 @@ def stored_groups(cluster: Cluster, queues: Iterable[MessageQueue]) -> list[str]
     return sorted(names)
 
 
+def _picture(kept: dict[str, Any]) -> pa.Table:
+    facts = {"batch": kept["batch"], "time": kept["time"]}
+    picture = pa.Table.from_pylist([facts | row for row in kept["positions"]], POSITIONS)
+    if any(column.null_count for column in picture.columns):
+        raise ValueError("a position lacks a field")
+    return picture
+
+
 class GroupLog:
     """The groups' positions beside the archive in this directory."""
 
@@ -70,6 +83,7 @@ class GroupLog:
         self._filesystem = filesystem
         self._home = f"{root}/{_HOME}"
         self._written: list[dict[str, Any]] | None = None
+        self._days: dict[str, str] = {}
 
     def keep(self, batch: int, groups: Mapping[str, Offsets], archived: Offsets) -> int:
         """Write what changed since the last time; how many groups found no room. archived: up to where the
@@ -110,10 +124,14 @@ class GroupLog:
     def _pictures(self) -> Iterator[pa.Table]:
         """Newest first."""
         for info in self._files():
-            kept = read_json(self._filesystem, info.path)
-            if kept is not None:  # else it was thinned out meanwhile
-                facts = {"batch": kept["batch"], "time": kept["time"]}
-                yield pa.Table.from_pylist([facts | row for row in kept["positions"]], POSITIONS)
+            try:
+                kept = read_json(self._filesystem, info.path)
+                picture = None if kept is None else _picture(kept)  # None: it was thinned out meanwhile
+            except (ArchiveError, *WRONG_TYPES) as error:
+                log.warning("%s is damaged and passed over: %s", info.path, error)
+            else:
+                if picture is not None:
+                    yield picture
 
     def _files(self) -> list[fs.FileInfo]:
         found = [
@@ -124,10 +142,20 @@ class GroupLog:
     def _thin_out(self) -> None:
         """Delete old pictures. Another job that does the same deletes the same ones: by number none of them
         is among the newest, and none will be."""
-        days: set[date] = set()
+        days: set[str] = set()
+        known, self._days = self._days, {}
         for info in self._files()[_NEWEST:]:
-            day = info.mtime.date() if info.mtime else date.min
-            if day in days or len(days) >= _DAYS:
-                with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                day = known.get(info.path) or self._day(info.path)
+                if day in days or len(days) >= _DAYS:
                     self._filesystem.delete_file(info.path)
-            days.add(day)
+                else:
+                    self._days[info.path] = day
+                days.add(day)
+
+    def _day(self, path: str) -> str:
+        """The day of a picture by what it says itself, at its beginning: a copied file has the time of the
+        copy. Empty if it is damaged."""
+        with self._filesystem.open_input_stream(path) as stream:
+            found = _TIME.search(stream.read(_HEAD))
+        return found[1].decode() if found else ""

@@ -91,7 +91,7 @@ class IcebergArchive(LakeTable):
     @property
     def _catalogue(self) -> SqlCatalog:
         if self._opened is None:
-            if "://" in self.output and not os.path.exists(self._file) and self._copies():
+            if "://" in self.output and not os.path.exists(self._file) and self._copied() >= 0:
                 raise ArchiveError(self.output, f"its catalogue {self._file} is not on this machine")
             given = s3_settings(self.uri, self.filesystem) if "://" in self.output else {}
             access = {name: given[key] for key, name in _ACCESS.items() if key in given}
@@ -103,6 +103,15 @@ class IcebergArchive(LakeTable):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+    def _exists(self) -> bool:
+        try:
+            return self._catalogue.table_exists(TABLE)
+        except SQLAlchemyError as error:
+            problem = str(error).partition("\n")[0]
+            raise ArchiveError(
+                self.output, f"its catalogue {self._file} cannot be read: {problem}"
+            ) from error
 
     def _create(self) -> None:
         try:

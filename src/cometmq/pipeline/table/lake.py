@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import uuid
 from abc import ABC, abstractmethod
 from datetime import timedelta
@@ -30,22 +29,25 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.table.directory import UNNAMED_FOR, check_whole, open_filesystem, written_files
-from cometmq.pipeline.table.log import CHECKPOINTS, COMMITS, Checkpoints, listing, now_utc, read_log
+from cometmq.pipeline.table.directory import (
+    UNNAMED_FOR,
+    check_whole,
+    make_directory,
+    open_filesystem,
+    store_now,
+    written_files,
+)
+from cometmq.pipeline.table.log import COMMITS, Checkpoints, last_checkpoint, last_number, listing, read_log
 from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
-
-log = logs.logger(__name__)
 
 PROPERTY = "cometmq.commit"
 """Under this name a transaction keeps what its batch says, as JSON."""
 
 _HOME = "_cometmq"
 _ATTEMPTS = 5
-_IS_COPY = re.compile(r"[0-9]{20}\.(json|parquet)")
 
 
 def with_directories(columns: pa.Schema) -> pa.Schema:
@@ -85,17 +87,24 @@ class LakeTable(ABC):
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table, and return the last commit (None: no batch yet).
 
-        Raises ArchiveError if the directory holds something else, or a position that cannot be found."""
+        Raises ArchiveError if the directory holds something else, a position that cannot be found, or copies
+        of batches that the table does not have: then it was lost or put back, and a new one would begin at
+        the first message again."""
         if isinstance(self.filesystem, fs.LocalFileSystem):
-            self.filesystem.create_dir(self._at(_HOME, "commits"), recursive=True)
+            make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        self._create()
-        copies = self._copies()  # listed before the table is read: a copy comes behind its transaction
-        last = self.last_commit()
-        for name in copies:
-            if last is None or int(os.path.basename(name)[:20]) > last["batch"]:
-                log.warning("%s: the table does not have the batch of %s: removed", self.output, name)
-                self._remove(self._at(name))
+        known = self._copied()  # listed before the table is read: a copy comes behind its transaction
+        if known < 0:
+            self._create()
+        last = self.last_commit() if known < 0 or self._exists() else None
+        if known > (-1 if last is None else last["batch"]):
+            stands = "none" if last is None else f"only {last['batch']}"
+            raise ArchiveError(
+                self.output,
+                f"_cometmq/commits knows batch {known}, the table {stands}: what is lost of the table must "
+                "come back from a copy. To go on from where it stands, remove the later files of "
+                "_cometmq/commits and _cometmq/checkpoints",
+            )
         if last is not None:
             self._keep(last)
         self.checkpoints.begin(self.filesystem, self.root)
@@ -140,7 +149,7 @@ class LakeTable(ABC):
         check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             named.add(os.path.basename(path))
-        then = now_utc() - max(age, UNNAMED_FOR)
+        then = store_now(self.filesystem, self.root) - max(age, UNNAMED_FOR)
         old = [path for path, at in found.items() if at <= then and os.path.basename(path) not in named]
         for path in old:
             self._remove(path)
@@ -153,6 +162,10 @@ class LakeTable(ABC):
     @abstractmethod
     def last_commit(self) -> dict[str, Any] | None:
         """Read the table as it is now; the newest commit of an archive job, or None."""
+
+    @abstractmethod
+    def _exists(self) -> bool:
+        """Whether the table is there."""
 
     @abstractmethod
     def _create(self) -> None:
@@ -184,14 +197,10 @@ class LakeTable(ABC):
         elif found != self.kind:
             raise ArchiveError(self.output, f"an archive of format {found}; asked for was {self.kind}")
 
-    def _copies(self) -> list[str]:
-        """Paths of the copies and of what sums them up."""
-        return [
-            f"{directory}/{info.base_name}"
-            for directory in (COMMITS, CHECKPOINTS)
-            for info in listing(self.filesystem, self._at(directory))
-            if _IS_COPY.fullmatch(info.base_name)
-        ]
+    def _copied(self) -> int:
+        """The newest batch that has a copy, or is in a sum of copies; -1 if there is none."""
+        last = last_number(self.filesystem, self.root)
+        return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 
     def _keep(self, commit: dict[str, Any]) -> None:
         path = self._at(_HOME, "commits", f"{commit['batch']:020d}.json")

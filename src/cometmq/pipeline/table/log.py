@@ -12,6 +12,7 @@ Ranges that follow each other become one when they are old, so that the log grow
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -43,10 +44,14 @@ REMEMBERED = timedelta(days=30)
 DETAILED = 10_000
 """So many of the newest ranges stay as they were committed."""
 
+WRONG_TYPES = (pa.ArrowException, LookupError, TypeError, ValueError, OverflowError)
+"""What JSON of other types than ours becomes when a table is made of it."""
+
 _LISTS = ("files", "quarantine")  # that each commit has
 _IS_COMMIT = re.compile(r"([0-9]{20})\.json")
 _IS_CHECKPOINT = re.compile(r"([0-9]{20})\.parquet")
 _MAX_INT64 = (1 << 63) - 1
+_SUM, _NO_SUM = b"cometmq.sha256", b"0" * 64
 _QUEUE = ("topic", "broker_name", "queue_id")
 _TRIES = 5
 _READS = 16  # at once
@@ -87,7 +92,9 @@ class Log:
     files: pa.Table  # live ones; `batch` is the newest of the batches whose messages are in the file
     quarantine: pa.Table  # the same for files of bad records, which have no topic
     removed: pa.Table  # files that a compaction has replaced, and when
-    missing: Sequence[int] = ()  # numbers of commits that should be there
+    missing: int = 0  # how many commits should be there and are not
+    first_missing: int = -1
+    checkpoint: int = -1  # the one that was read
 
 
 def empty_log() -> Log:
@@ -107,7 +114,7 @@ def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> L
         if newest == last_checkpoint(filesystem, root):
             if found.missing:
                 what = "%s: %d commits are missing, the first is %d: their files are not seen"
-                log.warning(what, root, len(found.missing), found.missing[0])
+                log.warning(what, root, found.missing, found.first_missing)
             return found
     raise ArchiveError(root, "the log changes faster than it can be read")
 
@@ -120,8 +127,11 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
         for number in _numbers(filesystem, f"{root}/{COMMITS}", _IS_COMMIT)
         if number > checkpoint and (upto is None or number <= upto)
     )
-    missing = sorted(set(range(checkpoint + 1, numbers[-1])).difference(numbers)) if numbers else ()
-    if checkpoint < newest and (missing or not numbers):
+    # A stray name may have any number: only the gaps are looked at.
+    last = numbers[-1] if numbers else checkpoint
+    missing = last - checkpoint - len(numbers)
+    gaps = (number for number, found in enumerate(numbers, checkpoint + 1) if number != found)
+    if checkpoint < newest and (missing or last < newest):
         problem = f"{checkpoint_path(newest)} cannot be read, and commits before it are gone"
         raise ArchiveError(root, f"{problem}. If it is damaged, it must come back from a copy")
 
@@ -129,7 +139,17 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
         return read_commit(filesystem, root, number)
 
     with ThreadPoolExecutor(_READS) as threads:
-        return replace(_after(before, list(threads.map(read, numbers))), missing=missing)
+        commits = list(threads.map(read, numbers))
+    try:
+        now = _after(before, commits)
+    except WRONG_TYPES:
+        for number, commit in zip(numbers, commits, strict=True):
+            try:
+                _after(empty_log(), [commit])
+            except WRONG_TYPES:
+                raise _damaged(root, number) from None
+        raise
+    return replace(now, missing=missing, first_missing=next(gaps, -1), checkpoint=checkpoint)
 
 
 def _newest_readable(filesystem: fs.FileSystem, root: str) -> Log:
@@ -137,7 +157,7 @@ def _newest_readable(filesystem: fs.FileSystem, root: str) -> Log:
     for number in sorted(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT), reverse=True):
         try:
             return _read_checkpoint(filesystem, f"{root}/{checkpoint_path(number)}", number)
-        except (pa.ArrowException, KeyError, OSError) as error:
+        except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
             problem = str(error).partition("\n")[0]
@@ -151,12 +171,20 @@ def read_commit(filesystem: fs.FileSystem, root: str, number: int) -> dict[str, 
         content = stream.read()
     try:
         commit: dict[str, Any] = json.loads(content)
-        whole = commit["batch"] == number and all(isinstance(commit[key], list) for key in _LISTS)
-    except (ValueError, LookupError, TypeError):
+        whole = type(commit["batch"]) is int and commit["batch"] == number
+        whole = whole and all(isinstance(commit[key], list) for key in _LISTS)
+        names = [file["path"] for key in _LISTS for file in commit[key]]
+        names += [file.get("staged", "") for key in _LISTS for file in commit[key]]
+        whole = whole and all(isinstance(name, str) for name in (*names, *commit.get("removes", ())))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
-        raise ArchiveError(root, f"{commit_path(number)} is damaged: it must come back from a copy")
+        raise _damaged(root, number)
     return commit
+
+
+def _damaged(root: str, number: int) -> ArchiveError:
+    return ArchiveError(root, f"{commit_path(number)} is damaged: it must come back from a copy")
 
 
 def last_checkpoint(filesystem: fs.FileSystem, root: str) -> int:
@@ -256,7 +284,8 @@ def _folded(ranges: pa.Table) -> pa.Table:
 
 
 def checkpoint_content(now: Log, time: datetime) -> bytes:
-    """A Parquet file with one row, whose columns are lists of the log's rows."""
+    """A Parquet file with one row, whose columns are lists of the log's rows. Its metadata has the SHA-256 of
+    the file, taken with zeros in its place: a flipped bit would be other files, which nobody would miss."""
     remembered = pc.greater(now.removed["time"], pa.scalar(time - REMEMBERED, pa.timestamp("ms", "UTC")))
     tables = {
         "ranges": now.ranges,
@@ -268,10 +297,17 @@ def checkpoint_content(now: Log, time: datetime) -> bytes:
     for table in tables.values():
         rows = pa.concat_arrays(table.to_struct_array().chunks or [_no_rows(table.schema)])
         lists.append(pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows))
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(lists, names=list(tables)), sink, compression="zstd")
+    sink, row = pa.BufferOutputStream(), pa.table(lists, names=list(tables))
+    with pq.ParquetWriter(sink, row.schema, compression="zstd") as writer:
+        writer.write_table(row)
+        writer.add_key_value_metadata({_SUM: _NO_SUM})
     content: bytes = sink.getvalue().to_pybytes()
-    return content
+    before, _, behind = content.rpartition(_NO_SUM)
+    return before + _sum_of(content) + behind
+
+
+def _sum_of(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _no_rows(schema: pa.Schema) -> pa.Array:
@@ -279,8 +315,15 @@ def _no_rows(schema: pa.Schema) -> pa.Array:
 
 
 def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
-    with filesystem.open_input_file(path) as stream:
-        row = pq.read_table(stream)
+    with filesystem.open_input_stream(path) as stream:
+        content = stream.read()
+    file = pq.ParquetFile(pa.BufferReader(content))
+    given = (file.metadata.metadata or {}).get(_SUM)  # None: written before there were sums
+    if given is not None and (
+        len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
+    ):
+        raise ValueError("its checksum does not fit")
+    row = file.read()
 
     def rows(name: str, schema: pa.Schema) -> pa.Table:
         return pa.Table.from_struct_array(row[name].combine_chunks().flatten()).cast(schema)
@@ -325,28 +368,28 @@ def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes],
     """Write a checkpoint, and delete what nobody reads any more."""
     now = read_log(filesystem, root)
     if now.missing:
-        raise ArchiveError(root, f"{commit_path(now.missing[0])} is missing")
+        raise ArchiveError(root, f"{commit_path(now.first_missing)} is missing")
     if now.last is None:
         return
     create(f"{root}/{checkpoint_path(now.last)}", checkpoint_content(now, now_utc()))
-    for path in _covered(filesystem, root):
+    for path in _covered(filesystem, root, now.checkpoint):
         with contextlib.suppress(FileNotFoundError):
             filesystem.delete_file(f"{root}/{path}")
 
 
-def _covered(filesystem: fs.FileSystem, root: str) -> list[str]:
+def _covered(filesystem: fs.FileSystem, root: str, before: int) -> list[str]:
     """Paths that may be deleted after a checkpoint was written: commits of more than a day ago that the one
-    before it covers too, and checkpoints before that. What counts is the clock of who holds the files."""
+    `before` it covers too, from which the log was just read, and checkpoints before that. What counts is the
+    clock of who holds the files."""
     written = {
         int(found[1]): info.mtime
         for info in listing(filesystem, f"{root}/{CHECKPOINTS}")
         if (found := _IS_CHECKPOINT.fullmatch(info.base_name))
     }
-    numbers = sorted(written)
-    if len(numbers) < 2:
+    if before < 0 or not written:
         return []
-    before, now = numbers[-2], written[numbers[-1]]
-    old = [checkpoint_path(number) for number in numbers[:-2]]
+    now = written[max(written)]
+    old = [checkpoint_path(number) for number in written if number < before]
     for info in listing(filesystem, f"{root}/{COMMITS}"):
         found = _IS_COMMIT.fullmatch(info.base_name)
         if found and int(found[1]) <= before and now and info.mtime and info.mtime < now - KEEP:

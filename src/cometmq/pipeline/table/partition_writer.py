@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from cometmq.pipeline.table.directory import partition_value, sync_local
+from cometmq.pipeline.table.directory import partition_value
+from cometmq.pipeline.table.small_files import sync_local
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024

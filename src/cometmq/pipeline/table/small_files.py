@@ -9,17 +9,23 @@ from typing import Any
 
 from pyarrow import fs
 
-from cometmq.pipeline.table.directory import sync_local
+from cometmq.pipeline.base.errors import ArchiveError
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
-    """The object in a file, None if there is no file."""
+    """The object in a file, None if there is no file. Raises ArchiveError for other content."""
     try:
         with filesystem.open_input_stream(path) as stream:
-            content: dict[str, Any] = json.loads(stream.read())
-    except FileNotFoundError:
+            content = stream.read()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return content
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ArchiveError(path, "is damaged: it must come back from a copy")
+    return found
 
 
 def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) -> None:
@@ -39,3 +45,12 @@ def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
         sync_local(where)
         filesystem.move(where, path)
         sync_local(os.path.dirname(path))
+
+
+def sync_local(path: str) -> None:
+    """Make a local file, or the names in a local directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
