@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections import defaultdict
@@ -209,6 +210,9 @@ def test_on_an_object_store_no_key_is_shown(
         summary = replay(spark, output, topic.namesrv, state=state)
         assert (summary.messages, summary.complete) == (sent, True)
         assert KEY not in repr(summary)
+    assert ReplayState(state).bad_path == s3.uri(f"{topic.name}/state/bad")
+    absent = replay(spark, output, topic.namesrv, topics=[topic.name, "nosuch"], dry_run=True)
+    assert (absent.planned, absent.absent) == (20, ["nosuch"])
     paths = s3.paths(f"{topic.name}/state")
     assert len(paths) > 2
     for path in paths:
@@ -394,6 +398,48 @@ def test_the_state_keeps_no_secret_of_the_source(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="has source s3://bucket/archive; go on") as raised:
         state.begin(other)
     assert "key:" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "older", ["s3://bucket/archive", "s3://k:s@bucket/archive?endpoint_override=minio-east"]
+)
+def test_a_state_belongs_to_one_store_of_several(older: str, tmp_path: Path) -> None:
+    state = ReplayState(str(tmp_path / "state"))
+    east, west = (
+        msgspec.structs.replace(ASKED, source=f"s3://k:s@bucket/archive?endpoint_override=minio-{name}")
+        for name in ("east", "west")
+    )
+    id_ = begun(state, east).id
+    with pytest.raises(ReplayError, match="has source s3://bucket/archive with other options"):
+        state.begin(west)
+    other_key = msgspec.structs.replace(east, source=east.source.replace("k:s", "l:t/"))
+    assert state.begin(other_key).id == id_
+    file = tmp_path / "state" / "replay.json"
+    content = msgspec.json.decode(file.read_bytes())
+    del content["asked"]["source_hash"]
+    content["asked"]["source"] = older
+    file.write_bytes(msgspec.json.encode(content))
+    assert state.begin(east).id == id_
+    if "?" in older:
+        with pytest.raises(ReplayError, match="other options"):
+            state.begin(west)
+
+
+def test_a_state_that_a_kill_left_half_written_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = ReplayState(str(tmp_path))
+
+    def died(*_: object) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "unlink", lambda _: None)
+        killed.setattr(os, "link", died)
+        with pytest.raises(ReplayError, match="killed"):
+            begun(state)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert state.begin(ASKED).queues == {}
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
