@@ -121,7 +121,9 @@ def test_a_queue_that_began_anew_is_no_gap(spark: SparkSession, tmp_path: Path) 
     assert (summary.anew, summary.missing, summary.doubled, summary.complete) == (2, 0, 0, True)
 
 
-def test_a_topic_without_messages_and_traces_is_named(spark: SparkSession, store: str, traced: str) -> None:
+def test_a_topic_without_messages_and_traces_is_named(
+    spark: SparkSession, store: str, traced: str, tmp_path: Path
+) -> None:
     names = ["nosuch", "T"]
     assert audit(spark, store, topics=names).absent == ["nosuch"]
     nothing = audit(spark, store, topics=["nosuch"])
