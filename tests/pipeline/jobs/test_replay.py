@@ -230,6 +230,16 @@ def test_on_an_object_store_no_key_is_shown(
         assert KEY not in str(raised.value)
 
 
+def test_another_run_is_named_without_a_key(
+    topic: Topic, s3: S3, at: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.send(5)
+    monkeypatch.setattr(ReplayState, "owned_by", lambda *_: False)  # of this process, not of the tasks
+    with pytest.raises(ReplayError, match="another run has taken over") as raised:
+        replay(spark, f"live:{topic.namesrv}", topic.namesrv, topics=[topic.name], state=s3.uri(at))
+    assert KEY not in str(raised.value)
+
+
 def test_ten_thousand_queues(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
     files = StoreFiles(segment=1 << 22)
     for number in range(10_000):
