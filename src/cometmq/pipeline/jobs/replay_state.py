@@ -124,11 +124,11 @@ class ReplayState:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
-        if not replay.asked.source_hash:  # an older state, which holds the source as given or as shown
-            old = _kept(replay.asked)
-            if old.source == replay.asked.source:
-                old = msgspec.structs.replace(old, source_hash=asked.source_hash)
-            replay.asked = old
+        # Older states hold the source as given, or as shown and without a hash.
+        old, hash_ = _kept(replay.asked), replay.asked.source_hash
+        if hash_ or old.source == replay.asked.source:
+            old = msgspec.structs.replace(old, source_hash=hash_ or asked.source_hash)
+        replay.asked = old
         kept, given = msgspec.to_builtins(replay.asked), msgspec.to_builtins(asked)
         if kept != given:
             names = sorted(name for name in kept | given if kept.get(name) != given.get(name))
