@@ -60,7 +60,7 @@ faults/test_power_loss.py: testing/crash_images testing/history testing/recordin
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
-    pipeline/jobs/replay_groups pipeline/jobs/replay_state pipeline/jobs/replay_task pipeline/session
+    pipeline/jobs/replay_groups pipeline/jobs/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/small_files
 pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/table/iceberg

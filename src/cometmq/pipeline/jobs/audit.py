@@ -379,8 +379,7 @@ def audit(
         begin_ms=begin_ms, end_ms=end_ms, window_s=window_s, delay_ms=delay_s * 1000,
         late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
     )  # fmt: skip
-    output = None if output is None else spark_directory(spark, output, _JOB)
-    summary = AuditSummary(shown(source), output)
+    summary = AuditSummary(shown(source), output and spark_directory(spark, output, _JOB))
     span = limits.wider()
     chosen = pattern if topics or pattern is not None or source.startswith(LIVE) else OF_USERS
     every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), limits)
@@ -408,7 +407,7 @@ def audit(
         for name, table in tables.items():
             tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
         _sum_up(summary, tables)
-        summary.absent = absent(topics, *(frame for frame in (every, said) if frame is not None))
+        summary.absent = absent(topics, *(frame for frame in (found, said) if frame is not None))
 
     report_on(_JOB, summary, kept, work, lambda: tables, on_progress=on_progress, stop=stop)
     return summary
