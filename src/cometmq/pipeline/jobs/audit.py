@@ -379,7 +379,7 @@ def audit(
         begin_ms=begin_ms, end_ms=end_ms, window_s=window_s, delay_ms=delay_s * 1000,
         late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
     )  # fmt: skip
-    summary = AuditSummary(shown(source), output and spark_directory(spark, output, _JOB))
+    summary = AuditSummary(shown(source), None if output is None else spark_directory(spark, output, _JOB))
     span = limits.wider()
     chosen = pattern if topics or pattern is not None or source.startswith(LIVE) else OF_USERS
     every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), limits)
