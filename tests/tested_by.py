@@ -60,14 +60,13 @@ faults/test_power_loss.py: testing/crash_images testing/history testing/recordin
 filtersrv/test_filters.py: filtersrv/worker
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
-    pipeline/jobs/replay_groups pipeline/jobs/replay_state pipeline/jobs/replay_task pipeline/session
+    pipeline/jobs/replay_groups pipeline/jobs/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/small_files
 pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/table/iceberg
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer
-pipeline/test_trace.py: pipeline/jobs/results
 pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns

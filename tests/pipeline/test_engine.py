@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.feeding import wait_for
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.base.engine import run_units, slots
+from cometmq.pipeline.base.engine import run_action, run_units, slots
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 
@@ -166,3 +166,9 @@ def test_ctrl_c_cancels_what_runs(session: SparkSession, tmp_path: Path) -> None
         run_units(session, "endless", endless.work(), range(2))
     interrupting.join()
     assert run_units(session, "the next", neg, range(3)) == [0, -1, -2]
+
+
+def test_what_spark_refuses_is_said_in_its_own_words(spark: SparkSession) -> None:
+    with pytest.raises(JobFailed, match='No FileSystem for scheme "nosuch"') as raised:
+        run_action(spark, "job", lambda: spark.range(1).write.parquet("nosuch://bucket/a"))
+    assert "calling o" not in str(raised.value)

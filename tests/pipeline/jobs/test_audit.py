@@ -121,6 +121,19 @@ def test_a_queue_that_began_anew_is_no_gap(spark: SparkSession, tmp_path: Path) 
     assert (summary.anew, summary.missing, summary.doubled, summary.complete) == (2, 0, 0, True)
 
 
+def test_a_topic_without_messages_and_traces_is_named(
+    spark: SparkSession, store: str, traced: str, tmp_path: Path
+) -> None:
+    names = ["nosuch", "T"]
+    assert audit(spark, store, topics=names).absent == ["nosuch"]
+    nothing = audit(spark, store, topics=["nosuch"])
+    assert (nothing.windows, nothing.complete) == (0, False)
+    files = StoreFiles(segment=65536)
+    files.add(b"x", "U")
+    other = f"store:{files.write(tmp_path / 'other')}"
+    assert audit(spark, other, topics=["T"], traces=traced).absent == []
+
+
 @pytest.fixture
 def traced(tmp_path: Path, store: str) -> str:
     """Producers say that a, b, c, d and "gone" were stored. `readers` consumed a and b, b twice, and failed
@@ -170,6 +183,7 @@ def test_positions_alone_say_what_was_acknowledged(spark: SparkSession, store: s
     file.rename(tmp_path / "lag" / "samples" / "lag-0000000000002.parquet")
     (group,) = run(spark, store, positions=str(tmp_path / "lag")).groups
     assert (group.messages, group.acknowledged, group.consumed, group.lost) == (5, 3, None, None)
+    assert group.again is None
 
 
 def test_offsets_of_damaged_records_end_no_audit(spark: SparkSession, tmp_path: Path) -> None:

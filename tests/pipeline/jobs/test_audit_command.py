@@ -22,6 +22,16 @@ def test_a_gap_in_a_store_is_found(run_job: RunJob, tmp_path: Path) -> None:
     assert "missing 2: T store/0@3" in done.stderr
 
 
+def test_a_name_that_is_not_there_and_windows_that_are_all_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report(AuditSummary("s", windows=2, open_windows=2, absent=["no\x1bsuch"]))
+    assert capsys.readouterr().err.splitlines() == [
+        "no window is closed: --to TIME closes those before it",
+        "not complete: no messages of topic no\\x1bsuch",
+    ]
+
+
 def test_topics_groups_and_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     topic = TopicAudit("T", 9, 1, 2, 3, 4, 0, None, None)
     group = GroupAudit("T", "readers", 9, 8, None, None, None, None, None)

@@ -114,3 +114,8 @@ def test_a_stream_passes_one_message_of_each_key_on(
         )
         assert query.awaitTermination(60)
     assert sorted(passed) == ["A", "B", "C"]
+
+
+def test_a_topic_that_is_not_there_is_named(spark: SparkSession, source: str, tmp_path: Path) -> None:
+    summary = dedup(spark, source, str(tmp_path / "table"), ["nosuch", "U"])
+    assert (summary.messages, summary.absent, summary.complete) == (1, ["nosuch"], False)

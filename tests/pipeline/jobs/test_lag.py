@@ -12,21 +12,26 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import asdict
 from pyspark.sql import SparkSession
+from tests.pipeline.base.test_report import Page
 from tests.pipeline.feeding import Topic
+from tests.pipeline.s3_server import KEY, S3
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.errors import UnknownNameError
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.pipeline.base.options import Topics
+from cometmq.pipeline.jobs.inputs import group_offsets
 from cometmq.pipeline.jobs.lag import (
     SCHEMA,
     QueueLag,
+    SampleFiles,
     Samples,
     group_windows,
     lag,
     queue_windows,
     sample,
 )
+from cometmq.pipeline.jobs.reports import lag_report
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.protocol.codes import RETRY_PREFIX
 
@@ -236,3 +241,50 @@ def test_what_cannot_be_sampled_is_named(topic: Topic, spark: SparkSession) -> N
         lag(spark, topic.namesrv, ["nobody"], samples=1)
     with pytest.raises(ConfigError, match="interval_s"):
         lag(spark, topic.namesrv, interval_s=0)
+
+
+def test_a_table_without_room_ends_no_sampling(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    answers = Answers(*(([row(int(time.time() * 1000) + number)], []) for number in range(2)))
+    monkeypatch.setattr("cometmq.pipeline.jobs.lag.sample", answers)
+    monkeypatch.setattr(Samples, "append", full)
+    given: dict[str, Any] = {"samples": 2, "interval_s": 0.001, "output": str(tmp_path / "lag")}
+    summary = lag(spark, "h:1", **given)
+    assert (summary.samples, summary.problem_count, summary.complete) == (2, 2, False)
+    assert "not in the table: [Errno 28]" in summary.problems[0]
+    assert summary.groups[0].samples == 2, "of what was taken"
+    monkeypatch.undo()
+    monkeypatch.setattr("cometmq.pipeline.jobs.lag.sample", Answers(([row(int(time.time() * 1000))], [])))
+    assert lag(spark, "h:1", **given | {"samples": 1}).complete
+
+
+def test_only_the_files_that_are_needed_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    table, files = Samples(str(tmp_path / "lag"), 1), SampleFiles(str(tmp_path / "lag"))
+    assert (files.newest(spark), files.evenly(spark, 3)) == (None, None)
+    times = [NOW - 4 * HOUR_MS, NOW - 3 * HOUR_MS, NOW - HOUR_MS - 1000, NOW - HOUR_MS, NOW]
+    for number, taken_ms in enumerate(times):
+        table.append([row(taken_ms, group_offset=number)], taken_ms)
+    for taken_ms in times[1:4:2]:
+        (tmp_path / "lag" / "samples" / f"lag-{taken_ms:013d}.parquet").write_bytes(b"no sample")
+    some = files.evenly(spark, 3)
+    assert some is not None
+    assert sorted(each.sampled_ms for each in some.collect()) == times[::2]
+    (tmp_path / "lag" / "samples" / f"lag-{times[3]:013d}.parquet").unlink()
+    (tmp_path / "lag" / "samples" / f"lag-{times[2]:013d}.parquet").write_bytes(b"no sample")
+    assert [each.offset for each in group_offsets(spark, str(tmp_path / "lag")).collect()] == [4]
+
+
+def test_samples_on_an_object_store_need_no_hadoop(
+    s3: S3, at: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.pipeline.jobs.lag.sample", Answers(([row(int(time.time() * 1000))], [])))
+    summary = lag(spark, "h:1", samples=1, output=s3.uri(at))
+    assert (summary.complete, summary.output, summary.groups[0].samples) == (True, f"s3://bucket/{at}", 1)
+    assert [name.partition("/")[0] for name in s3.paths(at)] == ["_cometmq_job.json", "samples"]
+    assert KEY not in repr(summary)
+    assert len(Page(lag_report(spark, summary, s3.uri(at)).html()).images) == 3
+    assert [each.offset for each in group_offsets(spark, s3.uri(at)).collect()] == [100]

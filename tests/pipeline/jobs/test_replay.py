@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.pipeline.feeding import Topic
+from tests.pipeline.jobs.test_replay_state import begun
 from tests.pipeline.s3_server import BUCKET, KEY, S3
 from tests.pipeline.store_files import START_MS, StoreFiles
 from tests.pipeline.test_jobs_killed import start_job
@@ -28,7 +28,7 @@ from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.inputs import group_offsets, messages
 from cometmq.pipeline.jobs.rebuild import rebuild
 from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
-from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
+from cometmq.pipeline.jobs.replay_state import ReplayState, reached
 from cometmq.pipeline.jobs.replay_task import Pace, ReplayTask, Sending, Share, replayed
 from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.live.cluster import Cluster
@@ -37,8 +37,6 @@ from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.compression import compress
 from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.one import body_crc
-
-ASKED = Asked(source="/data", into="{topic}-replay", order="queue")
 
 
 def sent_to(spark: SparkSession, topic: Topic, name: str) -> list[Row]:
@@ -209,6 +207,9 @@ def test_on_an_object_store_no_key_is_shown(
         summary = replay(spark, output, topic.namesrv, state=state)
         assert (summary.messages, summary.complete) == (sent, True)
         assert KEY not in repr(summary)
+    assert ReplayState(state).bad_path == s3.uri(f"{topic.name}/state/bad")
+    absent = replay(spark, output, topic.namesrv, topics=[topic.name, "nosuch"], dry_run=True)
+    assert (absent.planned, absent.absent) == (20, ["nosuch"])
     paths = s3.paths(f"{topic.name}/state")
     assert len(paths) > 2
     for path in paths:
@@ -224,6 +225,16 @@ def test_on_an_object_store_no_key_is_shown(
         with pytest.raises(ConfigError) as raised:
             ask()
         assert KEY not in str(raised.value)
+
+
+def test_another_run_is_named_without_a_key(
+    topic: Topic, s3: S3, at: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.send(5)
+    monkeypatch.setattr(ReplayState, "owned_by", lambda *_: False)  # of this process, not of the tasks
+    with pytest.raises(ReplayError, match="another run has taken over") as raised:
+        replay(spark, f"live:{topic.namesrv}", topic.namesrv, topics=[topic.name], state=s3.uri(at))
+    assert KEY not in str(raised.value)
 
 
 def test_ten_thousand_queues(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
@@ -344,96 +355,6 @@ def test_what_cannot_be_done_is_named(
 # -- without Spark
 
 
-def begun(state: ReplayState, asked: Asked = ASKED, run: str = "one") -> Replay:
-    """A replay that has begun."""
-    replay = state.begin(asked)
-    replay.queues["T2"] = [MessageQueue("T2", "broker-a", 0)]
-    state.start(replay, run, begun=False)
-    return replay
-
-
-def test_a_state_directory_belongs_to_one_replay(tmp_path: Path) -> None:
-    state = ReplayState(str(tmp_path / "state"))
-    assert state.begin(ASKED).id != state.begin(ASKED).id
-    assert state.begin(ASKED).id != begun(state).id == state.begin(ASKED).id
-    other = Asked(source="/other", into="{topic}-replay", order="queue")
-    with pytest.raises(ReplayError, match="source /data"):
-        state.begin(other)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.png").touch()
-    with pytest.raises(ReplayError, match="not the state directory"):
-        ReplayState(str(tmp_path / "photos")).begin(ASKED)
-
-
-@pytest.mark.parametrize("where", ["local", "s3"])
-def test_of_two_first_runs_one_begins(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    path = str(tmp_path / "state") if where == "local" else request.getfixturevalue("s3").uri(tmp_path.name)
-    one, two = ReplayState(path), ReplayState(path)
-    late = two.begin(ASKED)
-    late.queues["T2"] = [MessageQueue("T2", "broker-a", 1)]
-    first = begun(one)
-    with pytest.raises(ReplayError, match="another run has begun here at the same time") as raised:
-        two.start(late, "two", begun=False)
-    assert KEY not in str(raised.value)
-    assert (two.begin(ASKED), two.owned_by("one")) == (first, True)
-    two.take_over("two")
-    with pytest.raises(ReplayError, match="another run has taken over"):
-        one.start(first, "one", begun=True)
-
-
-def test_the_state_keeps_no_secret_of_the_source(tmp_path: Path) -> None:
-    state, source = ReplayState(str(tmp_path)), "s3://key:secret@bucket/archive?endpoint_override=host:1"
-    asked = msgspec.structs.replace(ASKED, source=source)
-    replay = begun(state, asked)
-    content = (tmp_path / "replay.json").read_text()
-    assert not any(word in content for word in ("key:", "secret", "host"))
-    assert state.begin(asked).id == replay.id
-    (tmp_path / "replay.json").write_text(content.replace("s3://bucket/archive", source))
-    assert state.begin(asked).id == replay.id, "as older versions wrote it"
-    other = msgspec.structs.replace(ASKED, source="s3://key:secret@bucket/other")
-    with pytest.raises(ReplayError, match="has source s3://bucket/archive; go on") as raised:
-        state.begin(other)
-    assert "key:" not in str(raised.value)
-
-
-def test_a_damaged_state_is_named(tmp_path: Path) -> None:
-    state = ReplayState(str(tmp_path / "state"))
-    begun(state)
-    state.save("one", 0, Progress([Sent(MessageQueue("T", "broker-a", 1), 7)], messages=8))
-    state.save_positions(3)
-    readers = {
-        "replay.json": state.replay,
-        "progress/one-0.json": state.all_saved,
-        "positions.json": state.positions_set,
-    }
-    for name, read in readers.items():
-        path = tmp_path / "state" / name
-        content = path.read_bytes()
-        foreign = [b"\xff\xfe", b"null", b"[]", b"[" * 2000, content.replace(b":", b"="), b"0" * 100]
-        for damaged in (*foreign, *(content[:size] for size in range(len(content)))):
-            path.write_bytes(damaged)
-            with pytest.raises(ReplayError, match="cannot be read"):
-                read()
-        path.write_bytes(content)
-        read()
-    path = tmp_path / "state" / "replay.json"
-    content = path.read_bytes()
-    for damage in ({"id": "x' OR '1"}, {"queues": {}}, {"queues": {"T2": []}}):
-        path.write_bytes(msgspec.json.encode(msgspec.json.decode(content) | damage))
-        with pytest.raises(ReplayError, match="cannot be read"):
-            state.replay()
-    path.write_bytes(content.replace(b'"format":1', b'"format":2'))
-    with pytest.raises(ReplayError, match="of format 2"):
-        state.replay()
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(ReplayError, match=r"replay\.json cannot be"):
-        state.replay()
-    (tmp_path / "file").touch()
-    with pytest.raises(ReplayError, match="cannot be"):
-        begun(ReplayState(str(tmp_path / "file")))
-
-
 class Sink:
     """A Sender that keeps what it is given."""
 
@@ -506,18 +427,6 @@ def test_a_task_that_waits_for_its_turn_looks_whether_it_may_go_on(task: ReplayT
     assert (sink.sent, now) == ([b"x"], pytest.approx(12, abs=5))
     assert state.saved("one", 0) == progress, "what was sent before is written down"
     assert (progress.messages, [sent.offset for sent in progress.queues]) == (1, [9])
-
-
-def test_the_newest_owner_sends_and_progress_adds_up(tmp_path: Path) -> None:
-    state, queue = ReplayState(str(tmp_path / "state")), MessageQueue("T", "broker-a", 1)
-    state.take_over("one")
-    state.save("one", 0, Progress([Sent(queue, 7)], messages=8))
-    state.take_over("two")
-    assert (state.owned_by("one"), state.owned_by("two")) == (False, True)
-    state.save("two", 0, Progress([Sent(queue, 9)], messages=2))
-    assert reached(state.all_saved()) == {queue: Sent(queue, 9)}
-    assert [progress.messages for progress in state.all_saved("one")] == [8]
-    assert state.saved("two", 5) == Progress()
 
 
 def test_a_pace_lets_no_more_through_than_its_share() -> None:

@@ -61,6 +61,7 @@ def test_live_topics_and_a_time_without_messages(topic: Topic, spark: SparkSessi
     found = throughput(spark, f"live:{topic.namesrv}", pattern=topic.name)
     assert (found.messages, found.topics[0].topic) == (30, topic.name)
     none = throughput(spark, f"live:{topic.namesrv}", [topic.name], end_ms=1)
+    assert (found.complete, none.complete, none.absent) == (True, False, [topic.name])
     assert (none.messages, none.first_ms, none.topics, none.messages_per_s) == (0, None, [], 0.0)
 
 

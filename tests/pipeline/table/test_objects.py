@@ -18,7 +18,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table import directory, log
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
-from cometmq.pipeline.table.objects import conditional_put, shown
+from cometmq.pipeline.table.objects import conditional_put, joined, shown
 
 CHANGES = ("open_output_stream", "delete_file")
 NOW = timedelta(seconds=-5)  # a retention that is over for all files: a store may round times up
@@ -117,10 +117,26 @@ def test_a_bad_uri_is_named_without_its_secret(ending: str, words: str) -> None:
         ("/data/a?b", "/data/a?b"),
         ("s3://k:s%2F@bucket/a/b?endpoint_override=x", "s3://bucket/a/b"),
         ("hdfs://me@host:9000/a", "hdfs://host:9000/a"),
+        ("s3://k:s/e?c#r@t@bucket/a?region=x", "s3://bucket/a"),
+        ("store:s3://k:s/@b/x", "store:s3://b/x"),
+        ("store:s3://k:s@b/x?region=x,s3://l:t/,@c/y,/d?e", "store:s3://b/x,s3://c/y,/d?e"),
+        ("live:h:1;h:2", "live:h:1;h:2"),
     ],
 )
 def test_what_people_see_of_a_uri(uri: str, people_see: str) -> None:
     assert shown(uri) == people_see
+
+
+@pytest.mark.parametrize(
+    ("uri", "below"),
+    [
+        ("/data/a?b/", "/data/a?b/n"),
+        ("s3://k:s@bucket/a/?endpoint_override=x&scheme=http", "s3://k:s@bucket/a/n?endpoint_override=x&scheme=http"),
+        ("hdfs://host:9000/a", "hdfs://host:9000/a/n"),
+    ],
+)  # fmt: skip
+def test_a_name_is_joined_to_the_path_of_a_uri(uri: str, below: str) -> None:
+    assert joined(uri, "n") == below
 
 
 def test_errors_of_the_store_do_not_name_the_secret(s3: S3, at: str) -> None:

@@ -8,7 +8,7 @@ import click
 
 from cometmq.cli.options import COUNT, HELP
 from cometmq.cli.pipeline.job import job_options, report_option, run_job
-from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.cli.pipeline.reports import print_table, say_absent, source_options
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import counted, local_time, printable
 
@@ -46,6 +46,9 @@ def report(summary: AuditSummary) -> None:
     """Say what the closed windows show."""
     opened = f", {summary.open_windows:,} of them still open and not counted" if summary.open_windows else ""
     click.echo(f"{counted(summary.messages, 'message')} in {counted(summary.windows, 'window')}{opened}")
+    if summary.windows and summary.windows == summary.open_windows:
+        click.echo("no window is closed: --to TIME closes those before it", err=True)
+    say_absent(summary.absent)
     columns = ("messages", "missing", "doubled", "out_of_order", "late", "anew", "sent", "lost")
     if summary.topics:
         print_table(summary.topics, {"topic": "topic"} | {name: name for name in columns})

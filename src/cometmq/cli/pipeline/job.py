@@ -205,7 +205,7 @@ def run_job(
         if report_path is not None:
             from cometmq.pipeline.jobs.reports import REPORTS
 
-            write_report(REPORTS[name](job.spark, summary), report_path)
+            write_report(REPORTS[name](job.spark, summary, arguments.get("output")), report_path)
     finish(summary, as_json, say)
 
 

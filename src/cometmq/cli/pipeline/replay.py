@@ -8,6 +8,7 @@ import click
 
 from cometmq.cli.options import COUNT, HELP, check_utf8, moment, namesrv_option
 from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.pipeline.reports import say_absent
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def report(summary: ReplaySummary) -> None:
         click.echo(f"{many} of groups set by an earlier run, and not again")
     if summary.positions:
         click.echo(f"{counted(summary.positions, 'position')} of groups set")
+    say_absent(summary.absent)
     if summary.bad:
         where = printable(f"{summary.state}/bad", None)
         click.echo(f"not complete: {counted(summary.bad, 'message')} could not be sent: {where}", err=True)

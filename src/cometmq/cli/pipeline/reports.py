@@ -43,6 +43,12 @@ def source_options(command: F, *, give_namesrv: bool = False) -> F:
     return read  # type: ignore[return-value]
 
 
+def say_absent(topics: Iterable[str]) -> None:
+    """Name on standard error the topics that were asked for and are not there."""
+    for topic in topics:
+        click.echo(f"not complete: no messages of topic {printable(topic, 200)}", err=True)
+
+
 def print_table(
     rows: Iterable[object], columns: Mapping[str, str | Callable[[Any], object]], words: int = 1
 ) -> None:

@@ -120,7 +120,7 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     # Given, because Spark would take a topic named 007 for a number, and one file's columns for those of all.
     columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
-        return _by_workers(spark, table.uri, live.to_pylist(), _divided(columns))
+        return by_workers(spark, table.uri, live.to_pylist(), _divided(columns))
     base = (read_as or output).rstrip("/")
     reader = _plain(spark).option("basePath", base).schema(from_arrow_schema(with_directories(columns)))
     return reader.parquet(*(f"{base}/{path}" for path in live["path"].to_pylist()))
@@ -140,11 +140,11 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
     base = (read_as or lake.root).rstrip("/")
     paths = [f"{base}/{file['path']}" for file in live]
     reader = _plain(spark).schema(from_arrow_schema(columns))
-    by_workers = lake.uri != lake.root and read_as is None
+    elsewhere = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
         # All is in the files, wherever they are, but for what other archives have as directories (UTC).
         reader = reader.option("recursiveFileLookup", "true")
-        rows = _by_workers(spark, lake.uri, live, columns) if by_workers else reader.parquet(*paths)
+        rows = by_workers(spark, lake.uri, live, columns) if elsewhere else reader.parquet(*paths)
         day, hour = (
             "unix_micros(store_timestamp) div 86400000000",
             "unix_micros(store_timestamp) div 3600000000",
@@ -153,8 +153,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
     # Directories that the format's own tools make do not escape the name that Spark takes for null.
-    if by_workers or any(file["path"].startswith(f"topic={NULL}/") for file in live):
-        return _by_workers(spark, lake.uri, live, _divided(columns))
+    if elsewhere or any(file["path"].startswith(f"topic={NULL}/") for file in live):
+        return by_workers(spark, lake.uri, live, _divided(columns))
     return reader.option("basePath", base).parquet(*paths)
 
 
@@ -166,7 +166,7 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
     return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
 
 
-def _by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
+def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
     """The rows of these files. columns: their own, and behind them what their directories name."""
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
     reader = _reader(uri, live, columns)

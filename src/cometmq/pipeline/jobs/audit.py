@@ -19,7 +19,7 @@ from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.jobs.inputs import LIVE, OF_USERS, check_span, group_offsets, messages
-from cometmq.pipeline.jobs.results import at_least, own_directory, report_on, window
+from cometmq.pipeline.jobs.results import absent, at_least, report_on, spark_directory, window
 from cometmq.pipeline.jobs.trace import calls
 from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.table.objects import shown
@@ -150,12 +150,15 @@ class AuditSummary(msgspec.Struct):
     topics: list[TopicAudit] = []
     groups: list[GroupAudit] = []
     samples: list[Finding] = []
+    absent: list[str] = []
+    """Topics that were named, and have no messages and no traces."""
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was lost, as far as can be seen. Doubled messages are allowed to RocketMQ."""
-        return not (self.missing or self.lost or self.group_lost)
+        """Whether nothing was lost, as far as can be seen, and each topic that was named is there. Doubled
+        messages are allowed to RocketMQ."""
+        return not (self.missing or self.lost or self.group_lost or self.absent)
 
 
 def checked(rows: DataFrame, limits: Limits) -> DataFrame:
@@ -303,7 +306,7 @@ def group_windows(rows: DataFrame) -> DataFrame:
         F.count("*").alias("messages"),
         _many(F.col("acknowledged")).alias("acknowledged"),
         _many(times > 0).alias("consumed"),
-        F.sum(F.greatest(times - 1, F.lit(0))).alias("again"),
+        F.sum(F.when(times > 1, times - 1).when(times.isNotNull(), 0)).alias("again"),
         _many(times == 0).alias("unconsumed"),
         _many(F.col("lost")).alias("lost"),
         _many(F.col("late")).alias("late"),
@@ -376,8 +379,7 @@ def audit(
         begin_ms=begin_ms, end_ms=end_ms, window_s=window_s, delay_ms=delay_s * 1000,
         late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
     )  # fmt: skip
-    output = None if output is None else own_directory(output, _JOB)
-    summary = AuditSummary(shown(source), output)
+    summary = AuditSummary(shown(source), None if output is None else spark_directory(spark, output, _JOB))
     span = limits.wider()
     chosen = pattern if topics or pattern is not None or source.startswith(LIVE) else OF_USERS
     every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), limits)
@@ -405,6 +407,7 @@ def audit(
         for name, table in tables.items():
             tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
         _sum_up(summary, tables)
+        summary.absent = absent(topics, *(frame for frame in (found, said) if frame is not None))
 
     report_on(_JOB, summary, kept, work, lambda: tables, on_progress=on_progress, stop=stop)
     return summary

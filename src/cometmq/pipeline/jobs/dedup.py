@@ -23,7 +23,7 @@ from pyspark.sql.window import Window
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import own_directory
+from cometmq.pipeline.jobs.results import absent, spark_directory
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "dedup"
@@ -68,7 +68,14 @@ class DedupSummary(msgspec.Struct):
     removed: int = 0
     topics: list[TopicCount] = []
     samples: list[Removed] = []
+    absent: list[str] = []
+    """Topics that were named, and have no messages in that time."""
     seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether each topic that was named is there."""
+        return not self.absent
 
     @property
     def kept(self) -> int:
@@ -164,17 +171,17 @@ def dedup(
         raise ConfigError("window_s", str(window_s), "0 or more seconds")
     found = messages(spark, source, topics, begin_ms, end_ms, pattern=pattern)
     rows = marked(found, key, keep=keep, window_s=window_s)
-    summary = DedupSummary(shown(source), own_directory(output, _JOB), key, keep)
+    summary = DedupSummary(shown(source), spark_directory(spark, output, _JOB), key, keep)
     report = None if on_progress is None else lambda done: on_progress(done, None)
     table = f"{summary.output}/messages"
     write = partial(rows.write.mode("overwrite").partitionBy("state").parquet, table)
     run_action(spark, _JOB, write, on_progress=report, stop=stop)
-    run_action(spark, _JOB, lambda: _sum_up(spark, table, summary), on_progress=report, stop=stop)
+    run_action(spark, _JOB, lambda: _sum_up(spark, table, summary, topics), on_progress=report, stop=stop)
     summary.seconds = time.monotonic() - began
     return summary
 
 
-def _sum_up(spark: SparkSession, table: str, summary: DedupSummary) -> None:
+def _sum_up(spark: SparkSession, table: str, summary: DedupSummary, topics: Sequence[str]) -> None:
     written = spark.read.schema(_SUMMED).parquet(table)
     counted = written.groupBy("topic").agg(
         F.count("*").alias("messages"),
@@ -184,6 +191,7 @@ def _sum_up(spark: SparkSession, table: str, summary: DedupSummary) -> None:
     counts = ["messages", "without_key", "removed"]
     total = counted.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in counts)).collect()[0]
     summary.messages, summary.without_key, summary.removed = (total[name] for name in counts)
+    summary.absent = absent(topics, counted)
     worst = counted.orderBy(F.desc("removed"), "topic").limit(50).collect()
     summary.topics = [TopicCount(**row.asDict()) for row in worst]
     gone = written.filter("state = 'removed'").orderBy("topic", *_ORDER).limit(_SAMPLES)

@@ -25,7 +25,7 @@ from cometmq.pipeline.base.engine import run_action, slots
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import own_directory, write_tables
+from cometmq.pipeline.jobs.results import spark_directory, write_tables
 from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import DLQ_PREFIX, TRACE_TOPIC
@@ -193,8 +193,8 @@ def dlq(
     """Count the dead letters that `letters` gives for these arguments, by group, topic, reason and hour.
     output: a directory for the table `triage`. Raises ConfigError, JobFailed, JobStopped."""
     began = time.monotonic()
-    path = None if output is None else own_directory(output, _JOB)
-    summary = DlqSummary(shown(source), None if path is None else shown(path))
+    path = None if output is None else spark_directory(spark, output, _JOB)
+    summary = DlqSummary(shown(source), path)
     report = None if on_progress is None else lambda done: on_progress(done, None)
     found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
     table = triage(found).persist()
@@ -257,8 +257,8 @@ def redrive(
     found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
     summary, path = RedriveSummary(shown(source), run=uuid.uuid4().hex[:12], dry_run=dry_run), None
     if output is not None and not dry_run:
-        path = own_directory(output, _JOB)
-        summary.output = shown(path)
+        path = spark_directory(spark, output, _JOB)
+        summary.output = path
     report = None if on_progress is None else lambda done: on_progress(done, None)
     found = found.withColumn("refusal", _refusal(max_resends))
 

@@ -13,13 +13,13 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.jobs.archive_query import archived
+from cometmq.pipeline.jobs.lag import SampleFiles
 from cometmq.pipeline.live.source import full_schema
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.groups import GroupLog
@@ -132,15 +132,14 @@ def _of_archive(
 
 def group_offsets(spark: SparkSession, path: str) -> DataFrame:
     """Where groups stood: group, topic, broker_name, queue_id and offset, the next one to consume; by the
-    newest picture that an archive keeps of them, or the newest samples in the lag job's table."""
+    newest picture that an archive keeps of them, or the samples of the newest hour in the lag job's table."""
     newest = GroupLog(*open_filesystem(path)).newest()
     if newest.num_rows:
         return spark.createDataFrame(newest.drop_columns(["batch", "time"]))
-    try:
-        rows = spark.read.option("pathGlobFilter", "lag-*.parquet").parquet(f"{path.rstrip('/')}/samples")
-    except (PySparkException, Py4JError):  # Spark knows no object store by itself
+    rows = SampleFiles(path).newest(spark)
+    if rows is None:
         expected = "an archive that keeps positions of groups (--groups), or the lag job's table"
-        raise ConfigError("positions", shown(path), expected) from None
+        raise ConfigError("positions", shown(path), expected)
     offset = F.max_by("group_offset", "sampled_ms").alias("offset")
     return rows.groupBy("group", "topic", "broker_name", "queue_id").agg(offset)
 

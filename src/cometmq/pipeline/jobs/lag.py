@@ -36,9 +36,11 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.plan import Bounds
+from cometmq.pipeline.jobs.archive_query import by_workers
 from cometmq.pipeline.jobs.results import at_least, own_directory
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.table.objects import joined, shown
 from cometmq.text import local_time
 
 log = logs.logger(__name__)
@@ -49,6 +51,8 @@ _GROUPS_AT_ONCE = 16
 _MOST = 50  # rows of a summary's lists
 _PROBLEMS = 10  # the first of a run, and the latest
 _FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # staged ones, too
+_SPARK_READS = ("local", "hdfs")  # by itself
+_RECENT = 1000  # files at most
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _JOB = "lag"
 
@@ -229,6 +233,44 @@ async def _ask(namesrv: str, groups: Sequence[str]) -> tuple[list[GroupProgress]
     return [each for each in found if each is not None], problems
 
 
+class SampleFiles:
+    """The files of the table of samples in the lag job's directory `output`, oldest first by name."""
+
+    def __init__(self, output: str) -> None:
+        self._uri = joined(output, "samples")
+        self.filesystem, self.root = open_filesystem(self._uri)
+
+    def names(self) -> list[str]:
+        found = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
+        return sorted(info.base_name for info in found if info.base_name.startswith("lag-"))
+
+    def read(self, spark: SparkSession, names: Sequence[str]) -> DataFrame:
+        """The samples in these files."""
+        if self.filesystem.type_name not in _SPARK_READS:
+            return by_workers(spark, self._uri, [{"path": name} for name in names], SCHEMA)
+        place = shown(self._uri) if "://" in self._uri else self.root
+        paths = [f"{place}/{name}" for name in names]
+        return spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
+
+    def newest(self, spark: SparkSession) -> DataFrame | None:
+        """The newest sample, and those of the hour before it, as a broker may have been away; None if there
+        is none."""
+        names = [name for name in self.names() if _FILE.fullmatch(name)]
+        last_ms = _taken_ms(names[-1]) if names else 0
+        recent = [name for name in names[-_RECENT:] if _taken_ms(name) >= last_ms - _HOUR_MS]
+        return self.read(spark, recent) if recent else None
+
+    def evenly(self, spark: SparkSession, most: int) -> DataFrame | None:
+        """At most so many samples, evenly chosen, the newest among them; None if there is none."""
+        names = self.names()
+        step = -(-len(names) // most)
+        return self.read(spark, names[::-step]) if names else None
+
+
+def _taken_ms(name: str) -> int:
+    return int(name.removeprefix("lag-").removesuffix(".parquet"))
+
+
 class Samples:
     """The table of samples: a Parquet file for each, named by the interval in which it was taken.
 
@@ -237,8 +279,10 @@ class Samples:
     removed, once an hour."""
 
     def __init__(self, output: str, interval_s: float, keep_days: float = 30.0) -> None:
-        self.output = own_directory(output, _JOB)
-        self._filesystem, self._root = open_filesystem(f"{self.output}/samples")
+        place = own_directory(output, _JOB)
+        self.output = shown(place)
+        self._files = SampleFiles(place)
+        self._filesystem, self._root = self._files.filesystem, self._files.root
         self._filesystem.create_dir(self._root, recursive=True)
         self._interval_ms = max(int(interval_s * 1000), 1)
         self._keep_ms = int(keep_days * _DAY_MS)
@@ -261,11 +305,10 @@ class Samples:
         return True
 
     def read(self, spark: SparkSession, since_ms: int) -> DataFrame:
-        """The samples that were taken then or later."""
+        """The samples that were taken then or later, in files of then or later: there is at least one."""
         least = f"lag-{max(since_ms - self._interval_ms, 0):013d}.parquet"
-        paths = [f"{self.output}/samples/{name}" for name in self._names() if name >= least]
-        frame = spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
-        return frame.filter(F.col("sampled_ms") >= since_ms)
+        names = [name for name in self._files.names() if name >= least]
+        return self._files.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
 
     def _remove(self, before_ms: int) -> None:
         """Remove samples of intervals before then, and what killed runs left of them."""
@@ -274,10 +317,6 @@ class Samples:
             if taken and int(taken[1]) < before_ms:
                 with suppress(FileNotFoundError):  # another run was quicker
                     self._filesystem.delete_file(info.path)
-
-    def _names(self) -> list[str]:
-        found = self._filesystem.get_file_info(fs.FileSelector(self._root))
-        return sorted(info.base_name for info in found if info.base_name.startswith("lag-"))
 
 
 def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: float) -> DataFrame:
@@ -340,6 +379,7 @@ class _Sampling:
         self.samples = 0
         self.newest: list[QueueLag] = []
         self.newest_ms = 0
+        self.kept = False  # whether the table has one of them
         self._taken: list[QueueLag] = []
         self.failed: CometError | None = None
         self.problem_count = 0
@@ -361,14 +401,18 @@ class _Sampling:
             self.newest_ms = time.time_ns() // 1_000_000
             self._note(problems)
             if self._table is not None:
-                self._table.append(self.newest, self.newest_ms)
-            else:
+                try:
+                    self._table.append(self.newest, self.newest_ms)
+                    self.kept = True
+                except (OSError, pa.ArrowException) as error:  # the next one may find room
+                    self._note([f"not in the table: {error}"])
+            if not self.kept:
                 since_ms = self._since_ms()
                 self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
 
     def read(self, spark: SparkSession) -> DataFrame:
         """The samples of the longest window, those of earlier runs too."""
-        if self._table is not None:
+        if self._table is not None and self.kept:
             return self._table.read(spark, self._since_ms())
         return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))
 

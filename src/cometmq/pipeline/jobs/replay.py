@@ -84,6 +84,8 @@ class ReplaySummary(msgspec.Struct):
     """Of groups in queues of the targets, that were set."""
     positions_before: int = 0
     """That an earlier run set. They are set once: the groups have gone on since."""
+    absent: list[str] = []
+    """Topics that were named, and have no messages in that time."""
     left: int = 0
     """Messages of `planned` that are still to be sent."""
     seconds: float = 0.0
@@ -91,8 +93,8 @@ class ReplaySummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether all of the window is sent."""
-        return not (self.left or self.bad)
+        """Whether all of the window is sent, and each topic that was named is there."""
+        return not (self.left or self.bad or self.absent)
 
 
 def replay(
@@ -178,6 +180,8 @@ def _count(
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
+    there = {each.queue.topic for each in planned} | {queue.topic for queue in after}
+    summary.absent = sorted(set(asked.topics) - there)
 
 
 _COUNTED = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_size")
@@ -433,7 +437,7 @@ class _Run:
         except JobStopped:
             pass  # before anything was sent
         if not self._state.owned_by("" if self.stopped else self._run):
-            raise ReplayError(self._state.path, "another run has taken over")
+            raise ReplayError(self._state.shown, "another run has taken over")
         if self._on_progress:
             self._on_progress(self._sent(), self._total)
 

@@ -12,6 +12,7 @@ leaves the old or the new one. All but the last name a later run needs to go on.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import re
@@ -26,7 +27,7 @@ from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import ReplayError
 from cometmq.pipeline.table.directory import create_local, open_filesystem
-from cometmq.pipeline.table.objects import conditional_put, shown
+from cometmq.pipeline.table.objects import conditional_put, joined, shown, without_user
 from cometmq.pipeline.table.small_files import sync_local
 
 FORMAT = 1
@@ -35,9 +36,11 @@ T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What must stay the same for a replay to go on. source: as it is shown, without keys and secrets."""
+    """What must stay the same for a replay to go on. source: as it is shown, without keys, secrets and
+    options; source_hash: SHA-256 of a URI with its options, as the endpoint is one, "" for a path."""
 
     source: str
+    source_hash: str = ""
     topics: list[str] = []
     pattern: str | None = None
     begin_ms: int | None = None
@@ -97,7 +100,7 @@ class ReplayState:
         # Workers may have another working directory.
         self.path = path if "://" in path else self._root
         self.shown = shown(self.path)
-        self.bad_path = f"{self.path.rstrip('/')}/bad"
+        self.bad_path = joined(self.path, "bad")
 
     def replay(self) -> Replay | None:
         """The replay of this directory, None for an empty or missing one."""
@@ -117,17 +120,22 @@ class ReplayState:
         """The replay to go on with, or a new one, which is not written yet. Raises ReplayError for a
         directory of another replay. Without times the ones that it began with are meant."""
         replay = self.replay()
-        asked = msgspec.structs.replace(asked, source=shown(asked.source))
+        asked = _kept(asked)
         if replay is None:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
-        # Older states hold the source as it was given.
-        replay.asked = msgspec.structs.replace(replay.asked, source=shown(replay.asked.source))
+        # Older states hold the source as given, or as shown and without a hash.
+        old, hash_ = _kept(replay.asked), replay.asked.source_hash
+        if hash_ or old.source == replay.asked.source:
+            old = msgspec.structs.replace(old, source_hash=hash_ or asked.source_hash)
+        replay.asked = old
         kept, given = msgspec.to_builtins(replay.asked), msgspec.to_builtins(asked)
         if kept != given:
             names = sorted(name for name in kept | given if kept.get(name) != given.get(name))
-            was = ", ".join(f"{name} {kept.get(name)}" for name in names)
+            if names == ["source_hash"]:
+                raise self._error(f"the replay in it has source {asked.source} with other options")
+            was = ", ".join(f"{name} {kept.get(name)}" for name in names if name != "source_hash")
             raise self._error(f"the replay in it has {was}; go on with that, or take another directory")
         return replay
 
@@ -249,6 +257,12 @@ class ReplayState:
             os.fsync(file.fileno())
         os.replace(hidden, path)
         sync_local(posixpath.dirname(path))
+
+
+def _kept(asked: Asked) -> Asked:
+    """As the state holds it."""
+    hash_ = hashlib.sha256(without_user(asked.source).encode()).hexdigest() if "://" in asked.source else ""
+    return msgspec.structs.replace(asked, source=shown(asked.source), source_hash=hash_)
 
 
 def reached(saved: Iterable[Progress]) -> dict[MessageQueue, Sent]:

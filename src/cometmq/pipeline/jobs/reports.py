@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, Report
 from cometmq.pipeline.jobs.audit import AuditSummary
-from cometmq.pipeline.jobs.lag import LagSummary, Samples
+from cometmq.pipeline.jobs.lag import LagSummary, SampleFiles
 from cometmq.pipeline.jobs.throughput import ThroughputSummary
 from cometmq.pipeline.jobs.trace import TraceSummary
 
@@ -55,18 +55,21 @@ def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:
     return report
 
 
-def lag_report(spark: SparkSession, summary: LagSummary) -> Report:
-    """How far groups are behind, now and by all samples."""
+def lag_report(spark: SparkSession, summary: LagSummary, output: str | None = None) -> Report:
+    """How far groups are behind, now and by samples of all times. output: the job's directory, if its URI
+    has keys or options, which the summary leaves out."""
     report = Report("Lag of consumer groups")
     report.bars("Lag", {row.group: float(row.lag) for row in reversed(summary.groups)}, "messages")
-    if summary.output is not None:
-        taken = Samples(summary.output, 1.0).read(spark, 0)
+    output = output or summary.output
+    taken = None if output is None else SampleFiles(output).evenly(spark, POINTS_MAX)
+    if taken is not None:
         groups = taken.groupBy("sampled_ms", "group").agg(
             F.sum("lag").alias("lag"), (F.max("time_lag_ms") / 1000).alias("time_lag_s")
         )
-        timed = groups.withColumn("window", F.timestamp_millis("sampled_ms"))
+        timed = groups.withColumn("window", F.timestamp_millis("sampled_ms")).persist()
         report.lines("Lag by sample", _over_time(timed, ["group"], "lag"), "messages", times=True)
         report.lines("Time lag by sample", _over_time(timed, ["group"], "time_lag_s"), "s", times=True)
+        timed.unpersist()
     report.summary(summary)
     return report
 
@@ -103,9 +106,9 @@ def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str
     return lines
 
 
-REPORTS: dict[str, Callable[[SparkSession, Any], Report]] = {
-    "audit": audit_report,
+REPORTS: dict[str, Callable[[SparkSession, Any, str | None], Report]] = {
+    "audit": lambda spark, summary, _output: audit_report(spark, summary),
     "lag": lag_report,
-    "throughput": throughput_report,
-    "trace": trace_report,
+    "throughput": lambda spark, summary, _output: throughput_report(spark, summary),
+    "trace": lambda spark, summary, _output: trace_report(spark, summary),
 }

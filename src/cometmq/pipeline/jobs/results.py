@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Protocol
 
+from py4j.protocol import Py4JError
 from pyarrow import fs
-from pyspark.sql import Column, DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.table.directory import open_filesystem
+from cometmq.pipeline.base.engine import cause, run_action
+from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
+_HALF = re.compile(r"_.*\.tmp")  # what a killed run left of a mark
 
 
 class Summary(Protocol):
@@ -39,6 +43,15 @@ def window(at_ms: str | Column, window_s: int) -> Column:
     """The column `window`: when the window of a time begins."""
     at = F.col(at_ms) if isinstance(at_ms, str) else at_ms
     return F.timestamp_millis(at - F.pmod(at, F.lit(window_s * 1000))).alias("window")
+
+
+def absent(topics: Sequence[str], *frames: DataFrame) -> list[str]:
+    """Of these topics those that have no row in any of the frames."""
+    if not topics:
+        return []
+    found = reduce(DataFrame.union, [frame.select("topic") for frame in frames])
+    rows = found.filter(F.col("topic").isin(*topics)).distinct().collect()
+    return sorted(set(topics) - {row.topic for row in rows})
 
 
 def report_on(
@@ -72,18 +85,35 @@ def own_directory(output: str, job: str) -> str:
     files that this job did not write."""
     filesystem, root = open_filesystem(output)
     mark = f"{root}/{_MARK}"
-    if filesystem.get_file_info(mark).type == fs.FileType.File:
-        with filesystem.open_input_stream(mark) as stream:
-            content = stream.read(4096)
-        if _job_in(content) != job:
-            raise ConfigError("output", shown(output), f"a new directory, or one of the job {job}")
-    else:
-        if filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+    if filesystem.get_file_info(mark).type != fs.FileType.File:
+        found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        if any(not _HALF.fullmatch(info.base_name) for info in found):
             raise ConfigError("output", shown(output), f"a new directory, or one of the job {job}")
         filesystem.create_dir(root, recursive=True)
-        with filesystem.open_output_stream(mark) as stream:
-            stream.write(json.dumps({"job": job}).encode())
+        content = json.dumps({"job": job}).encode()
+        if isinstance(filesystem, fs.LocalFileSystem):
+            create_local(mark, content)
+        else:
+            with filesystem.open_output_stream(mark) as stream:  # object stores create on close
+                stream.write(content)
+    with filesystem.open_input_stream(mark) as stream:
+        content = stream.read(4096)
+    if _job_in(content) != job:
+        raise ConfigError("output", shown(output), f"a new directory, or one of the job {job}")
     return output.rstrip("/") if "://" in output else root
+
+
+def spark_directory(spark: SparkSession, output: str, job: str) -> str:
+    """As `own_directory`, for a job whose tables Spark writes: the path or URI as Spark takes it, without
+    key, secret and options, which Spark has in its own configuration. Raises ConfigError if it does not find
+    the directory there."""
+    place = shown(own_directory(output, job))
+    if "://" in place:
+        try:
+            _ = spark.read.text(place).schema  # Spark Connect looks only now
+        except (PySparkException, Py4JError) as error:
+            raise ConfigError("output", place, f"a place that Spark can write to ({cause(error)})") from None
+    return place
 
 
 def _job_in(content: bytes) -> object:
@@ -101,9 +131,8 @@ def write_tables(
     on_progress: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write each table to `output/NAME`, in place of what an earlier run wrote there. A table without the
-    file `_SUCCESS` is not whole. Raises ConfigError, JobFailed, JobStopped."""
-    root = own_directory(output, job)
+    """Write each table to `output/NAME`, in place of what an earlier run wrote there; output: of
+    `spark_directory`. A table without the file `_SUCCESS` is not whole. Raises JobFailed, JobStopped."""
     for name, table in tables.items():
-        write = partial(table.write.mode("overwrite").parquet, f"{root}/{name}")
+        write = partial(table.write.mode("overwrite").parquet, f"{output}/{name}")
         run_action(table.sparkSession, f"{job}: {name}", write, on_progress=on_progress, stop=stop)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import at_least, own_directory, report_on, window
+from cometmq.pipeline.jobs.results import absent, at_least, report_on, spark_directory, window
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "throughput"
@@ -42,7 +42,14 @@ class ThroughputSummary(msgspec.Struct):
     first_ms: int | None = None
     last_ms: int | None = None
     topics: list[TopicRate] = []
+    absent: list[str] = []
+    """Topics that were named, and have no messages in that time."""
     seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether each topic that was named is there."""
+        return not self.absent
 
     @property
     def messages_per_s(self) -> float:
@@ -117,15 +124,20 @@ def throughput(
     Raises ConfigError, JobFailed, JobStopped.
     """
     at_least(1, window_s=window_s, top=top)
-    output = None if output is None else own_directory(output, _JOB)
+    output = None if output is None else spark_directory(spark, output, _JOB)
     summary = ThroughputSummary(shown(source), output, window_s)
     found = messages(spark, source, topics, begin_ms, end_ms, _COLUMNS, pattern=pattern, lenient=True)
     queues = queue_rates(found, window_s)
+
+    def work() -> None:
+        _sum_up(queues, summary, top)
+        summary.absent = absent(topics, queues)
+
     report_on(
         _JOB,
         summary,
         [queues],
-        lambda: _sum_up(queues, summary, top),
+        work,
         lambda: {"queues": queues, "topics": topic_rates(queues, window_s)},
         on_progress=on_progress,
         stop=stop,

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import at_least, own_directory, report_on, window
+from cometmq.pipeline.jobs.results import at_least, report_on, spark_directory, window
 from cometmq.pipeline.jobs.trace_records import COLUMNS, PLACE, SCHEMA, decoded
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
@@ -196,7 +196,7 @@ def trace(
     Raises ConfigError, JobFailed, JobStopped.
     """
     at_least(1, window_s=window_s)
-    output = None if output is None else own_directory(output, _JOB)
+    output = None if output is None else spark_directory(spark, output, _JOB)
     summary = TraceSummary(shown(source), output)
     rows = traces(spark, source, topic, begin_ms, end_ms)
 

@@ -394,7 +394,8 @@ def carried(commit: dict[str, Any]) -> dict[str, Any]:
 
 def create_local(path: str, content: bytes) -> bool:
     """Create a whole file, durably, or none; False if there is one of that name."""
-    temporary = f"{path}.{uuid.uuid4().hex[:12]}.tmp"
+    directory, _, name = path.rpartition("/")
+    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"  # no reader looks at it
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as stream:

@@ -7,6 +7,7 @@ It is what makes a commit exclusive where nothing can be locked or renamed. S3 h
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -89,9 +90,22 @@ def _bucket(netloc: str) -> str:
     return netloc.rpartition("@")[2]
 
 
+_USER = re.compile(r"(?<=://)(?:(?!://).)*@", re.DOTALL)
+_OPTIONS = re.compile(r"(://[^,?#]*)[?#][^,]*")
+
+
+def without_user(uri: str) -> str:
+    """A path, URI or list of them without key and secret. Secrets may hold a `/`: the key begins behind `://`
+    and the last `@` in front of the next URI ends the secret."""
+    return _USER.sub("", uri)
+
+
 def shown(uri: str) -> str:
-    """A path or URI as people may see it: without key, secret and options."""
-    if "://" not in uri:
-        return uri
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{_bucket(parts.netloc)}{parts.path}"
+    """A path or URI, or a list of them, as people may see it: without key, secret and options."""
+    return _OPTIONS.sub(r"\1", without_user(uri))
+
+
+def joined(uri: str, name: str) -> str:
+    """`name` below a path or URI: behind the path and in front of a URI's options."""
+    path, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
