@@ -58,10 +58,11 @@ def test_the_archive_job_reports_to_a_file(
     file = tmp_path / "cometmq.prom"
     with PipelineMetrics(str(file)) as metrics:
         done = archive(spark, topic.namesrv, [topic.name], output, on_progress=metrics.archived)
+        again = archive(spark, topic.namesrv, [topic.name], f"{output}2", on_progress=metrics.archived)
 
-    assert done.records == 30
+    assert done.records == again.records == 30
     text = file.read_text()
-    assert 'cometmq_pipeline_rows_total{query="archive"} 30.0' in text
+    assert 'cometmq_pipeline_rows_total{query="archive"} 60.0' in text
     assert 'cometmq_pipeline_lag{query="archive"} 0.0' in text
 
 
@@ -138,6 +139,22 @@ def test_numbers_of_queries_that_ended_long_ago_are_removed(monkeypatch: pytest.
     assert 'cometmq_pipeline_running{query="n4"} 0.0' in page
     assert page.count("cometmq_pipeline_queue_lag{") == 3  # those of n2 went, and made room
     assert "cometmq_pipeline_queues_left_out 1.0" in page
+
+
+def test_a_queue_that_gets_room_is_no_longer_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDED_MAX", 0)
+    monkeypatch.setattr(module, "QUEUES_MAX", 1)
+    position = '{"T": {"b": {"0": 5}}}'
+    with PipelineMetrics("0") as metrics:
+        for name in ("first", "second"):
+            metrics.started(name, name)
+            metrics.progressed(Progress(position, position, name))  # type: ignore[arg-type]
+        assert value(metrics, "queues_left_out") == 1
+        metrics.ended("first", None)
+        metrics.progressed(Progress(position, position, "second"))  # type: ignore[arg-type]
+
+        assert value(metrics, "queue_offset", query="second", topic="T", broker="b", queue="0") == 5
+        assert value(metrics, "queues_left_out") == 0
 
 
 def test_labels_from_outside_are_bounded() -> None:

@@ -31,6 +31,7 @@ _POLL_S = 0.2
 _CANCEL_S = 10.0  # workers are killed two seconds after their task was
 _MANY = 1_000_000  # more than slots
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
+_CALLED = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.$]+: )?")
 _FAILURE = re.compile(r"most recent failure: Lost task .*?\): (?:[\w.$]+: )?(.+)")
 
 U = TypeVar("U")
@@ -241,7 +242,7 @@ def _watched(
 
 def cause(error: Exception) -> str:
     """The one line of Spark's many that says what happened: a task's own exception, if it raised one."""
-    text = str(error)
+    text = _CALLED.sub("", str(error))
     raised = _RAISED.findall(text)
     found = raised[-1] if raised else _FAILURE.search(text)
     return (found if isinstance(found, str) else found[1] if found else text).strip().partition("\n")[0]
