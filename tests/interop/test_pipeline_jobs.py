@@ -97,7 +97,7 @@ def test_a_stream_in_batches_by_bytes_and_what_lag_and_audit_say_of_it(
     spark: SparkSession, cluster: ApacheCluster, space: Space, tmp_path: Path
 ) -> None:
     topic, group = Topic(f"Stream{space.topic}", cluster.namesrv), space.group
-    space.push()  # brokers know groups that were online once
+    consumer = space.push()  # brokers know groups that were online once
     topic.send(MESSAGES, body_size=1000)
     wait_until("all are in queues", lambda: sum(held.maximum for held in topic.bounds().values()) == MESSAGES)
     options = topic.options | {"consumerGroup": group, "startingOffsets": "earliest"}
@@ -113,6 +113,7 @@ def test_a_stream_in_batches_by_bytes_and_what_lag_and_audit_say_of_it(
 
     published = sum(topic.committed(group).values())  # Spark does not report the last batch
     assert 0 < published <= MESSAGES
+    space.stop(consumer)  # of a group that is online they show only the topics of its subscription
     found = lag(spark, cluster.namesrv, [group], samples=1)
     assert {(row.group, row.lag) for row in found.groups} == {(group, MESSAGES - published)}
     checked = audit(
