@@ -143,8 +143,8 @@ def test_what_went_wrong_beside_the_messages_is_a_warning(capsys: pytest.Capture
     problem = "the log has no checkpoint of batch 9: No space left on device"
     summary = ArchiveSummary("/a", checkpoint_problem=problem, groups_left_out=3)
     assert summary.complete
-    report(summary, as_json=False)
-    compact_report(CompactSummary("/a", checkpoint_problem=problem), as_json=False)
+    report(summary)
+    compact_report(CompactSummary("/a", checkpoint_problem=problem))
     assert capsys.readouterr().err.splitlines() == [
         f"warning: {problem}",
         "warning: positions of 3 consumer groups were not kept: there are too many",

@@ -1,7 +1,8 @@
-"""Jobs of the pipeline against Apache's servers: archive, replay, dead letters of a Java group, redrive."""
+"""Jobs of the pipeline against Apache's servers: archive, replay, a stream, lag, audit, redrive."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ from tests.pipeline.feeding import Topic
 
 from cometmq.errors import BrokerError
 from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.audit import audit
 from cometmq.pipeline.jobs.dlq import dlq, redrive
 from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.lag import lag
 from cometmq.pipeline.jobs.replay import replay
 from cometmq.pipeline.session import spark_session
 
@@ -88,6 +91,35 @@ def test_an_archive_and_its_replay(
     assert (again[0], again[3]) == (2 * MESSAGES, True)
     again = run(spelled, "other", pattern=f"{topic.name}.*", into=f"{topic.name}-all")
     assert (again[0], again[2]) == (0, [f"{topic.name}-all"])
+
+
+def test_a_stream_in_batches_by_bytes_and_what_lag_and_audit_say_of_it(
+    spark: SparkSession, cluster: ApacheCluster, space: Space, tmp_path: Path
+) -> None:
+    topic, group = Topic(f"Stream{space.topic}", cluster.namesrv), space.group
+    consumer = space.push()  # brokers know groups that were online once
+    topic.send(MESSAGES, body_size=1000)
+    wait_until("all are in queues", lambda: sum(held.maximum for held in topic.bounds().values()) == MESSAGES)
+    options = topic.options | {"consumerGroup": group, "startingOffsets": "earliest"}
+    options |= {"maxBytesPerTrigger": "200000", "minOffsetsPerTrigger": "50"}
+    stream = spark.readStream.format("cometmq").options(**options).schema("body binary").load()
+    writer = stream.writeStream.format("parquet").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "cp")).start(str(tmp_path / "out"))
+    assert query.awaitTermination(120)
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert Counter(bytes(row.body).decode() for row in rows) == Counter(topic.sent)
+    batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+    assert len(batches) >= 3, batches
+
+    published = sum(topic.committed(group).values())  # Spark does not report the last batch
+    assert 0 < published <= MESSAGES
+    space.stop(consumer)  # of a group that is online they show only the topics of its subscription
+    found = lag(spark, cluster.namesrv, [group], samples=1)
+    assert {(row.group, row.lag) for row in found.groups} == {(group, MESSAGES - published)}
+    checked = audit(
+        spark, f"live:{cluster.namesrv}", topics=[topic.name], end_ms=time.time_ns() // 1_000_000, delay_s=0
+    )
+    assert (checked.messages, checked.missing, checked.doubled) == (MESSAGES, 0, 0)
 
 
 def test_dead_letters_of_a_java_group_are_sent_again_once(

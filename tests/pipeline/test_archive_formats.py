@@ -22,7 +22,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.jobs import archive as archive_module
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.archive_query import archived, completeness, manifest
-from cometmq.pipeline.table.formats import TableFormat
+from cometmq.pipeline.table.formats import TableFormat, open_table
 
 
 @pytest.fixture(params=["delta", "iceberg"])
@@ -65,6 +65,19 @@ def test_all_is_there_for_every_reader(
     assert manifest(spark, output).filter("records > 0").select("batch").distinct().count() > 1
     times = table.selectExpr("dt", "hour", "date_format(store_timestamp, 'yyyy-MM-dd H') AS text").distinct()
     assert {f"{row.dt} {row.hour}" for row in times.collect()} == {row.text for row in times.collect()}
+
+
+@pytest.mark.parametrize("uri", ["", "file://"])
+def test_the_wrong_format_is_answered_with_the_right_one(output: str, kind: TableFormat, uri: str) -> None:
+    for made, asked in ((kind, "parquet"), ("parquet", kind)):
+        place = f"{uri}{output}-{made}"
+        with closing(open_table(place, made)) as table:
+            assert table.prepare() is None
+        with (
+            closing(open_table(place, asked)) as table,
+            pytest.raises(ArchiveError, match=f"--format {made}"),
+        ):
+            table.prepare()
 
 
 def test_it_goes_on_where_it_stopped(

@@ -66,7 +66,7 @@ class PipelineMetrics:
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by label of a query
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
-        self._archived = self._archived_bytes = 0
+        self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs
         self._metrics()
         self.listener = _Listener(self)
         try:
@@ -181,9 +181,12 @@ class PipelineMetrics:
     def archived(self, at: ArchiveProgress) -> None:
         """Progress of the archive job (its `on_progress`)."""
         with self._lock:
-            self._of(self._rows, "archive").inc(max(at.records - self._archived, 0))
-            self._of(self._bytes, "archive").inc(max(at.bytes - self._archived_bytes, 0))
-            self._archived, self._archived_bytes = at.records, at.bytes
+            records, size = self._archived.pop(at.run, (0, 0))
+            self._of(self._rows, "archive").inc(max(at.records - records, 0))
+            self._of(self._bytes, "archive").inc(max(at.bytes - size, 0))
+            self._archived[at.run] = (at.records, at.bytes)
+            if len(self._archived) > QUERIES_MAX:
+                del self._archived[next(iter(self._archived))]
             self._of(self._lag, "archive").set(max(at.total - at.records, 0))
             self._of(self._newest, "archive").set_to_current_time()
             self._written()
@@ -199,11 +202,12 @@ class PipelineMetrics:
             if values not in self._queues and len(self._queues) >= QUEUES_MAX:
                 if len(self._left_out) < 10 * QUEUES_MAX:
                     self._left_out.add(values)
-                    self._queues_left_out.set(len(self._left_out))
                 continue
             self._queues.add(values)
+            self._left_out.discard(values)
             self._of(self._offset, *values).set(offset)
             self._of(self._queue_lag, *values).set(behind)
+        self._queues_left_out.set(len(self._left_out))
         return lag
 
     def _written(self) -> None:

@@ -113,6 +113,7 @@ def test_values_are_shown_as_people_write_them() -> None:
 class Row(msgspec.Struct):
     topic_name: str
     messages: int
+    last_ms: int = 1_795_000_000_000
 
 
 class Summary(msgspec.Struct):
@@ -121,6 +122,8 @@ class Summary(msgspec.Struct):
     away: list[str]
     kinds: dict[str, int]
     seconds: float = 1.5
+    first_ms: int | None = 1_795_000_001_500
+    cost_ms: int = 7000
 
     @property
     def complete(self) -> bool:
@@ -131,9 +134,10 @@ def test_a_summary_becomes_facts_and_tables() -> None:
     report = Report("t")
     report.summary(Summary("/out", [Row("orders", 7)], ["a", "b"], {"Pub": 3}))
 
-    assert Page(report.html()).text[-15:] == [
+    assert Page(report.html()).text[-21:] == [
         "complete", "no", "output", "/out", "away", "a, b", "kinds", "Pub: 3", "seconds", "1.5",
-        "Rows", "topic name", "messages", "orders", "7",
+        "first ms", "2026-11-18 11:06:41", "cost ms", "7,000",
+        "Rows", "topic name", "messages", "last ms", "orders", "7", "2026-11-18 11:06:40",
     ]  # fmt: skip
 
 

@@ -1,32 +1,49 @@
 """Every job over one topic, as a program. Arguments: Spark's master, name servers, topic, root, group.
 
-The topic is archived in `root`/archive, and the group has dead letters of it. Prints what the summaries say,
-as JSON. A process uses a classic Spark session or Spark Connect, not both: PySpark's functions make columns
-of one kind.
+The topic is archived in `root`/archive, the group has dead letters of it, the topic `trace_topic` holds
+traces, and `root`/store is a store. Prints what the summaries say, as JSON. A process uses a classic Spark
+session or Spark Connect, not both: PySpark's functions make columns of one kind.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
+from tests.pipeline.jobs.test_compact_command import archive_of
+from tests.store.kit import small
 
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.audit import audit
-from cometmq.pipeline.jobs.compaction import compact
+from cometmq.pipeline.jobs.compaction import CompactSummary, compact
 from cometmq.pipeline.jobs.dedup import dedup
 from cometmq.pipeline.jobs.dlq import dlq, redrive
 from cometmq.pipeline.jobs.lag import lag
+from cometmq.pipeline.jobs.rebuild import rebuild
 from cometmq.pipeline.jobs.replay import replay
+from cometmq.pipeline.jobs.run import RunSummary, run
 from cometmq.pipeline.jobs.throughput import throughput
 from cometmq.pipeline.jobs.trace import trace
 from cometmq.pipeline.session import spark_session
 
-PASSING = {"target", "seconds", "output", "state", "into", "id", "sampled_ms", "run"}
+PASSING = {"target", "seconds", "output", "state", "into", "id", "sampled_ms", "run", "file", "to"}
+PASSING |= {"closed_to_ms", "verify_seconds"}
+RUN = """\
+sources:
+  stored: {{format: archive, path: {archive}}}
+  live: {{format: cometmq, options: {{namesrv: "{namesrv}", topic: {topic}}}}}
+steps:
+  both: SELECT tags FROM stored UNION ALL SELECT tags FROM live
+  counts: SELECT tags, count(*) AS n FROM both GROUP BY tags
+sinks:
+  files: {{from: counts, format: parquet, path: {output}}}
+"""
 
 
 @dataclass
@@ -48,13 +65,42 @@ class Place:
         return f"{self.root}/{self.mark}-{job}"
 
     @property
+    def store(self) -> str:
+        return f"{self.root}/store"
+
+    @property
+    def trace_topic(self) -> str:
+        return f"{self.topic}_traces"
+
+    @property
     def mark(self) -> str:
         return self.master.partition(":")[0].partition("[")[0]
 
 
+def _compact(spark: SparkSession, at: Place) -> CompactSummary:
+    """Of an archive whose only hour is long over."""
+    archive_of(Path(at.new("compact")), 3)
+    return compact(spark, at.new("compact"))
+
+
+def _run(spark: SparkSession, at: Place) -> RunSummary:
+    file = Path(at.new("run.yml"))
+    file.write_text(RUN.format(archive=at.archive, namesrv=at.namesrv, topic=at.topic, output=at.new("run")))
+    return run(spark, str(file))
+
+
 JOBS: dict[str, Callable[[SparkSession, Place], Any]] = {
     "archive": lambda spark, at: archive(spark, at.namesrv, [at.topic], at.new("archive"), batch_records=100),
-    "audit": lambda spark, at: audit(spark, at.archive, window_s=1, delay_s=0, output=at.new("audit")),
+    "audit": lambda spark, at: audit(
+        spark,
+        at.archive,
+        traces=f"live:{at.namesrv}",
+        trace_topic=at.trace_topic,
+        window_s=1,
+        end_ms=time.time_ns() // 1_000_000,
+        delay_s=0,
+        output=at.new("audit"),
+    ),
     "dedup": lambda spark, at: dedup(spark, at.archive, at.new("dedup"), key="tags"),
     "dlq": lambda spark, at: dlq(
         spark, f"live:{at.namesrv}", [at.group], reason="properties['error']", output=at.new("dlq")
@@ -67,8 +113,12 @@ JOBS: dict[str, Callable[[SparkSession, Place], Any]] = {
         spark, at.archive, at.namesrv, state=at.new("replay"), into="{topic}-" + at.mark
     ),
     "throughput": lambda spark, at: throughput(spark, at.archive, output=at.new("throughput")),
-    "trace": lambda spark, at: trace(spark, at.archive, topic=at.topic, output=at.new("trace")),
-    "compact": lambda spark, at: compact(spark, at.archive),
+    "trace": lambda spark, at: trace(
+        spark, f"live:{at.namesrv}", topic=at.trace_topic, output=at.new("trace")
+    ),
+    "compact": _compact,
+    "rebuild": lambda spark, at: rebuild(spark, at.store, at.new("rebuild"), config=small(at.store)),
+    "run": _run,
 }
 
 

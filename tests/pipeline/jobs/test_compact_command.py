@@ -59,7 +59,12 @@ def test_the_command_and_the_function_agree_on_what_is_usual() -> None:
     [
         (CompactSummary("/a"), "nothing to merge in /a\n"),
         (
-            CompactSummary("/a", 1, 7, 5, 1, 500, 200, 3, 1.5),
+            CompactSummary("/a", "delta", deleted=2),
+            "/a is a table of format delta, which is merged by optimize.compact of deltalake, never here\n"
+            "deleted 2 files that are not part of the table\n",
+        ),
+        (
+            CompactSummary("/a", "parquet", 1, 7, 5, 1, 500, 200, 3, 1.5),
             "merged 5 files (500 bytes) to 1 file (200 bytes) with 7 messages in 1.50 s in /a\n"
             "deleted 3 files that are not part of the table\n",
         ),

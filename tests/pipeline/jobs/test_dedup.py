@@ -95,6 +95,21 @@ def test_settings_that_cannot_be_used_are_named(
     assert not Path(output).exists()
 
 
+def test_what_a_sink_sends_again_is_removed(topic: Topic, spark: SparkSession, output: str) -> None:
+    rows = spark.createDataFrame([(f"body {number}",) for number in range(20)], "body string").coalesce(1)
+    for _ in range(2):  # as when the answer to the first time is lost
+        options = {"namesrv": topic.namesrv, "topic": topic.name, "writeId": "load-1"}
+        rows.write.format("cometmq").options(**options).mode("append").save()
+
+    summary = dedup(spark, f"live:{topic.namesrv}", output, key="msg_id", topics=[topic.name])
+
+    assert (summary.messages, summary.removed) == (40, 20)
+    kept = spark.read.parquet(f"{output}/messages").filter("state = 'kept'").select("body").collect()
+    assert sorted(bytes(row.body).decode() for row in kept) == sorted(
+        f"body {number}" for number in range(20)
+    )
+
+
 def test_a_stream_passes_one_message_of_each_key_on(
     topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:

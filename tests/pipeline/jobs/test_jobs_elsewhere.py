@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.all_jobs import Place, results
 from tests.pipeline.jobs.test_dlq import die
+from tests.pipeline.jobs.test_trace import after, before, pub
 from tests.pipeline.spark_servers import environment, standalone_cluster
+from tests.store.inspect.test_rebuild_parts import made_of
+from tests.store.planted import build
 
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.inputs import messages
 
+SENT = 401
 SLOW = long_form("many JVMs")
 ROOT = Path(__file__).parents[3]
 
@@ -29,10 +34,19 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def place(spark: SparkSession, topic: Topic, tmp_path: Path) -> Place:
     topic.send(400)
+    topic.send_raw(b"late", sys_flag=0, born_ms=1)
     archive(spark, topic.namesrv, [topic.name], str(tmp_path / "archive"), batch_records=100)
     group = f"g{topic.name}"
     die(topic, group, (b"dead", {"error": "io"}))
-    return Place("local", topic.namesrv, topic.name, str(tmp_path), group)
+    at = Place("local", topic.namesrv, topic.name, str(tmp_path), group)
+    build(Path(at.store))
+    traces = Topic(at.trace_topic, topic.namesrv)
+    now = time.time_ns() // 1_000_000
+    for number in range(10):
+        name = f"{number:032X}"
+        records = pub(name, now, 4) + before(name, now + 9) + after(name, now + 12, 3) + "nonsense"
+        traces.send_raw(records.encode(), sys_flag=0)
+    return at
 
 
 def elsewhere(place: Place, master: str, **env: str) -> Any:
@@ -49,10 +63,10 @@ def elsewhere(place: Place, master: str, **env: str) -> Any:
 def tables(spark: SparkSession, place: Place) -> dict[str, list[str]]:
     """The rows of all that the jobs have made in one place, in an order of their own."""
     found = {}
-    for name in ("archive", "audit", "dedup", "dlq", "throughput", "trace"):
+    for name in ("archive", "audit", "compact", "dedup", "dlq", "run", "throughput", "trace"):
         root = Path(place.new(name))
-        subs = [root] if name == "archive" else [path for path in root.iterdir() if path.is_dir()]
-        for path in subs:
+        one = name in ("archive", "compact", "run")
+        for path in [root] if one else [path for path in root.iterdir() if path.is_dir()]:
             table = pyarrow.dataset.dataset(path, partitioning="hive").to_table()
             found[f"{name} {path.name if path != root else ''}"] = sorted(map(repr, table.to_pylist()))
     target = f"{place.topic}-{place.mark}"
@@ -68,8 +82,13 @@ def tables(spark: SparkSession, place: Place) -> dict[str, list[str]]:
 
 
 def check(found: Any) -> None:
-    assert found["replay"]["messages"] == found["throughput"]["messages"] == 400
-    assert (found["dlq"]["messages"], found["dedup"]["messages"]) == (1, 400)
+    assert found["replay"]["messages"] == found["throughput"]["messages"] == SENT
+    assert (found["dlq"]["messages"], found["dedup"]["messages"]) == (1, SENT)
+    assert (found["audit"]["messages"], found["audit"]["late"]) == (SENT, 1)
+    assert (found["compact"]["files_before"], found["compact"]["files_after"]) == (3, 1)
+    assert found["trace"]["records"] == {"Pub": 10, "SubAfter": 10, "SubBefore": 10}
+    assert found["trace"]["bad"] == 10
+    assert found["rebuild"]["units"] == 400
 
 
 @SLOW
@@ -87,18 +106,14 @@ def test_on_a_cluster(spark: SparkSession, place: Place, tmp_path: Path) -> None
 def same(spark: SparkSession, here: Place, there: Place, said: Any) -> None:
     """What the jobs say and make there is what they say and make here."""
     expected = json.loads(json.dumps(results(spark, here)))
-    for found in (said, expected):
-        found.pop("compact")  # leaves the hour that is not over alone
     assert said == expected
     check(said)
     made, wanted = tables(spark, there), tables(spark, here)
     assert made.keys() == wanted.keys()
     for name, rows in wanted.items():
+        assert rows, f"{name} is empty: nothing is compared"
         assert made[name] == rows, name
+    assert made_of(Path(there.new("rebuild"))) == made_of(Path(here.store))
     counts = {name: len(rows) for name, rows in wanted.items()}
-    assert (counts["archive "], counts["replay"], counts["dlq triage"]) == (
-        401,
-        400,
-        1,
-    )  # the one that died is newer
-    assert counts["audit topics"] > 0
+    # The one that died is newer.
+    assert (counts["archive "], counts["replay"], counts["dlq triage"]) == (SENT + 1, SENT, 1)

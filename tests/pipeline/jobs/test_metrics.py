@@ -11,7 +11,7 @@ from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline import metrics as module
-from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
 from cometmq.pipeline.metrics import PipelineMetrics
 
 
@@ -63,6 +63,15 @@ def test_the_archive_job_reports_to_a_file(
     text = file.read_text()
     assert 'cometmq_pipeline_rows_total{query="archive"} 30.0' in text
     assert 'cometmq_pipeline_lag{query="archive"} 0.0' in text
+
+
+def test_each_run_of_the_archive_job_counts_from_nothing() -> None:
+    with PipelineMetrics("0") as metrics:
+        for run, records in (("a", 10), ("a", 30), ("b", 20), ("a", 31), ("b", 50)):
+            metrics.archived(ArchiveProgress(run, 0, records, 50, 10 * records, 1.0))
+
+        assert value(metrics, "rows_total", query="archive") == 31 + 50
+        assert value(metrics, "bytes_total", query="archive") == 310 + 500
 
 
 @pytest.mark.parametrize("where", ["99999999", "/nowhere/x.prom"])
@@ -138,6 +147,22 @@ def test_numbers_of_queries_that_ended_long_ago_are_removed(monkeypatch: pytest.
     assert 'cometmq_pipeline_running{query="n4"} 0.0' in page
     assert page.count("cometmq_pipeline_queue_lag{") == 3  # those of n2 went, and made room
     assert "cometmq_pipeline_queues_left_out 1.0" in page
+
+
+def test_a_queue_that_gets_room_is_no_longer_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDED_MAX", 0)
+    monkeypatch.setattr(module, "QUEUES_MAX", 1)
+    position = '{"T": {"b": {"0": 5}}}'
+    with PipelineMetrics("0") as metrics:
+        for name in ("first", "second"):
+            metrics.started(name, name)
+            metrics.progressed(Progress(position, position, name))  # type: ignore[arg-type]
+        assert value(metrics, "queues_left_out") == 1
+        metrics.ended("first", None)
+        metrics.progressed(Progress(position, position, "second"))  # type: ignore[arg-type]
+
+        assert value(metrics, "queue_offset", query="second", topic="T", broker="b", queue="0") == 5
+        assert value(metrics, "queues_left_out") == 0
 
 
 def test_labels_from_outside_are_bounded() -> None:

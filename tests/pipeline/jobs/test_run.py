@@ -16,11 +16,13 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
+from tests.pipeline.s3_server import BUCKET, KEY, S3, SECRET
 
 from cometmq.cli.pipeline.run import report
 from cometmq.pipeline.base.errors import JobFailed, PipelineFileError
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.run import RunSummary, SinkSummary, run
+from cometmq.pipeline.table.formats import TableFormat
 
 BATCH = """\
 sources:
@@ -97,15 +99,43 @@ def test_a_batch_goes_to_all_sinks(spark: SparkSession, topic: Topic, write: Wri
     assert copies.count() == 180  # sent twice: the sink's rows are new messages each time
 
 
-def test_an_archive_is_a_source(spark: SparkSession, topic: Topic, write: Write, output: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "prefix"), [("parquet", ""), ("parquet", "file:"), ("delta", "file://"), ("iceberg", "file://")]
+)
+def test_an_archive_is_a_source(
+    spark: SparkSession, topic: Topic, write: Write, output: str, kind: TableFormat, prefix: str
+) -> None:
     topic.send(30)
-    archive(spark, topic.namesrv, [topic.name], output)
+    archive(spark, topic.namesrv, [topic.name], output, table_format=kind)
     lines: list[str] = []
     text = "sources:\n  a: {{format: archive, path: {output}}}\nsteps:\n  n: SELECT count(*) AS n FROM a\n"
 
-    run(spark, write(text + "sinks:\n  s: {{from: n, format: console}}\n", output=output), show=lines.append)
+    run(
+        spark,
+        write(text + "sinks:\n  s: {{from: n, format: console}}\n", output=prefix + output),
+        show=lines.append,
+    )
 
     assert lines == ['s 0: {"n":30}\n']
+
+
+def test_a_delta_table_on_an_object_store_is_a_source(
+    spark: SparkSession, write: Write, s3: S3, at: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"endpoint": f"http://{s3.host}", "access_key_id": KEY, "secret_access_key": SECRET}
+    rows = pa.table({"c": ["a", "b", "a"], "id": [1, 2, 3], "added": ["x", None, None], "at": [1, 2, 3]})
+    options = settings | {"allow_http": "true", "conditional_put": "etag", "region": "us-east-1"}
+    write_deltalake(f"s3://{BUCKET}/{at}", rows, partition_by=["c"], storage_options=options)
+    lines: list[str] = []
+
+    run(spark, write(DELTA, uri=s3.uri(at)), show=lines.append)
+
+    assert [json.loads(line.partition(": ")[2])["ids"] for line in lines] == [4, 2]
+    with pytest.raises(
+        PipelineFileError, match=rf"t: path = 's3://{BUCKET}/{at}-no': expected a Delta"
+    ) as no:
+        run(spark, write(DELTA, uri=s3.uri(f"{at}-no")))
+    assert SECRET not in str(no.value)
 
 
 DELTA = """\
@@ -163,6 +193,9 @@ def test_what_is_no_delta_table_is_said_with_its_line(
         ("    options:", f"    columns: {DEEP}\n    options:", 4, "nested too deep for Spark"),
         ("    options:", "    columns: body in,\n    options:", 4, "[PARSE_SYNTAX_ERROR]"),
         ("topic: {topic}}}\nsteps", "topic: nowhere}}\nsteps", 2, "no route to topic nowhere: ${COMET_NS} "),
+        ("path: {tmp}/totals", "path: s3://bucket/totals", 11, "s3://bucket/totals: this Spark knows no s3:"),
+        ("format: cometmq\n    options: {{namesrv: \"${{COMET_NS}}\", topic: {topic}}}",
+         "format: parquet\n    path: s3://b/a", 2, 'orders: No FileSystem for scheme "s3"'),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_tables_is_said_with_its_line(
@@ -217,6 +250,8 @@ def test_a_stream_ends_after_the_batch_and_goes_on_from_there(
         ),
         ("column: store_timestamp", "column: store_time", 8, "`store_time` cannot be resolved"),
         ("topic: {topic}, st", "topic: nowhere, st", 3, "no route to topic nowhere"),
+        ("topic: {topic}_copy", "topic: {topic}", 17, "source orders reads the topic T"),
+        ("topic: {topic}, st", "subscribePattern: '{topic}.*', st", 17, "source orders reads the topic T"),
     ],
 )
 def test_what_a_stream_cannot_do_is_said_before_it_starts(

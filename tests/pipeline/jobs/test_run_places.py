@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.pipeline.jobs.run_places import local_path, overlap
+from cometmq.pipeline.jobs.run_places import local_path, overlap, scheme_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,8 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://bucket/a", "s3a://bucket/a/b"),
         ("s3://key:secret@bucket/a?region=x", "s3n://bucket/a"),
         ("gs://b/a", "gcs://b/a/"),
+        ("abfss://box@host/a", "abfs://box@host/a/b"),
+        ("hdfs://host:8020/a", "hdfs://host/a/b"),
         ("/a/" + "{{b,c}}" * 20, "/a/" + "b" * 20),
     ],
 )  # fmt: skip
@@ -69,6 +71,8 @@ def test_places_that_may_be_one(one: str, other: str) -> None:
         ("s3://one/a", "s3://other/a"),
         ("s3://a/b", "/a/b"),
         ("hdfs://one/a", "hdfs://two/a"),
+        ("hdfs://one/a", "hdfs://one:9000/a"),
+        ("abfs://box@host/a", "abfs://other@host/a"),
     ],
 )
 def test_places_that_are_two(one: str, other: str) -> None:
@@ -81,3 +85,4 @@ def test_places_that_are_two(one: str, other: str) -> None:
 )
 def test_a_path_of_this_machine(path: str, local: str | None) -> None:
     assert local_path(path) == local
+    assert scheme_of(path) == ("s3" if local is None else None)

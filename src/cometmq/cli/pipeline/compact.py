@@ -13,6 +13,7 @@ from cometmq.text import counted, printable
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.compaction import CompactSummary
 
+_OWN_TOOLS = {"delta": "optimize.compact of deltalake", "iceberg": "rewrite_data_files of Spark"}
 SECONDS = click.FloatRange(min=0)
 
 
@@ -38,6 +39,10 @@ def report(summary: CompactSummary) -> None:
             f"merged {counted(summary.files_before, 'file')} ({counted(summary.bytes_before, 'byte')}) to "
             f"{counted(summary.files_after, 'file')} ({counted(summary.bytes_after, 'byte')}) with "
             f"{counted(summary.rows, 'message')} in {summary.seconds:.2f} s in {where}"
+        )
+    elif own := _OWN_TOOLS.get(summary.table_format):
+        click.echo(
+            f"{where} is a table of format {summary.table_format}, which is merged by {own}, never here"
         )
     else:
         click.echo(f"nothing to merge in {where}")

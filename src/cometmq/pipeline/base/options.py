@@ -62,6 +62,12 @@ class Topics:
             return re.fullmatch(self.pattern, queue.topic) is not None
         return queue in self.queues or queue.topic in self.names
 
+    def names_topic(self, topic: str) -> bool:
+        """Whether messages of this topic may be read."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.names or any(queue.topic == topic for queue in self.queues)
+
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:

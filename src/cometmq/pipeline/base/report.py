@@ -39,6 +39,7 @@ LINES_MAX = 12
 POINTS_MAX = 2000  # of a line
 _NAME = 40  # characters of a name in a plot
 _CELL = 200  # characters of a cell
+_TIMES_MS = (10**12, 253_402_300_800_000)  # September 2001 to the end of 9999; spans are shorter
 _RC: Any = {"svg.fonttype": "none", "text.parse_math": False, "text.usetex": False, "font.size": 9.0}
 _STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}"
@@ -88,14 +89,14 @@ class Report:
             value, words = getattr(summary, name), name.replace("_", " ")
             if isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
                 columns = value[0].__struct_fields__
-                rows = ([getattr(row, column) for column in columns] for row in value)
+                rows = ([_timed(column, getattr(row, column)) for column in columns] for row in value)
                 self.table(words.capitalize(), [column.replace("_", " ") for column in columns], rows)
             elif isinstance(value, list):
                 self.fact(words, ", ".join(map(str, value)) or "none")
             elif isinstance(value, dict):
                 self.fact(words, ", ".join(f"{key}: {item}" for key, item in value.items()) or "none")
             elif name != "complete":
-                self.fact(words, value)
+                self.fact(words, _timed(name, value))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """The first `ROWS_MAX` rows; columns whose first value is a number are aligned as numbers."""
@@ -178,6 +179,13 @@ class Report:
     def _add(self, title: str, part: str, note: str = "") -> None:
         said = f'\n<p class="note">{_text(note)}</p>' if note else ""
         self._parts.append(f"<h2>{_text(title)}</h2>\n{part}{said}")
+
+
+def _timed(name: str, value: Value) -> Value:
+    """A field's value; times in ms since 1970, by the field's name and size, as dates (UTC)."""
+    if name.endswith("_ms") and isinstance(value, int | float) and _TIMES_MS[0] < value < _TIMES_MS[1]:
+        return datetime.fromtimestamp(value / 1000, UTC)
+    return value
 
 
 def _text(value: Value) -> str:

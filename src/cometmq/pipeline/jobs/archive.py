@@ -63,8 +63,9 @@ log = logs.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """How far the job is. Within a batch records are counted by finished tasks."""
+    """How far the job is. Within a batch records are counted by finished tasks. run: tells runs apart."""
 
+    run: str
     batch: int
     records: int  # archived by this run
     total: int  # to be archived by this run, as known now
@@ -505,7 +506,8 @@ class Job:
         if self.on_progress is not None:
             summary, seconds = self.summary, time.monotonic() - self.started
             records = summary.records + running
-            self.on_progress(ArchiveProgress(batch, records, self.expected, summary.bytes, seconds))
+            run = self.table.run_id
+            self.on_progress(ArchiveProgress(run, batch, records, self.expected, summary.bytes, seconds))
 
 
 def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:

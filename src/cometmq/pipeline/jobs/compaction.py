@@ -44,6 +44,8 @@ class CompactSummary(msgspec.Struct):
     """What a compaction did."""
 
     output: str
+    table_format: str = "parquet"
+    """Of delta and iceberg nothing is merged."""
     commits: int = 0
     rows: int = 0
     """Rows written anew."""
@@ -120,7 +122,7 @@ def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
         if lake.prepare() is None:
             raise ArchiveError(lake.output, "holds no archived messages yet")
         deleted = lake.vacuum(age)
-    return CompactSummary(lake.output, deleted=deleted, seconds=time.monotonic() - began)
+    return CompactSummary(lake.output, lake.kind, deleted=deleted, seconds=time.monotonic() - began)
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:

@@ -32,8 +32,19 @@ from cometmq.pipeline.base.engine import cause, slots
 from cometmq.pipeline.base.errors import JobFailed
 from cometmq.pipeline.base.options import check_package, read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
-from cometmq.pipeline.jobs.run_file import NOW, PATHS, Pipeline, Sink, Source, Step, Table, load_pipeline
-from cometmq.pipeline.jobs.run_places import local_path
+from cometmq.pipeline.jobs.replay import same_cluster
+from cometmq.pipeline.jobs.run_file import (
+    NOW,
+    PATHS,
+    Pipeline,
+    Sink,
+    Source,
+    Step,
+    Table,
+    Text,
+    load_pipeline,
+)
+from cometmq.pipeline.jobs.run_places import local_path, scheme_of
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import check_schema
 from cometmq.pipeline.sink.rows import check_columns
@@ -127,6 +138,47 @@ def _prepare(run: _Run) -> None:
             _check_sink(run, sink, run.tables[sink.table.value.lower()])
         except ConfigError as error:
             raise pipeline.wrong(sink.line, f"sink {sink.name}: {error}") from None
+        for text in (sink.path, sink.checkpoint):
+            if text is not None:
+                _check_scheme(run, text)
+        if pipeline.streaming and sink.format == "cometmq":
+            _check_loop(pipeline, sink)
+
+
+def _check_scheme(run: _Run, text: Text) -> None:
+    """Refuse a place in a store that this Spark has no file system for. Spark Connect has no way to ask: it
+    is found at the start there."""
+    scheme = scheme_of(text.value)
+    if scheme is None or not isinstance(run.spark, SparkSession):
+        return
+    jvm: Any = run.spark._jvm  # noqa: SLF001 - no public way
+    configuration = run.spark._jsc.hadoopConfiguration()  # noqa: SLF001
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, configuration)
+    except Py4JError:
+        problem = f"{text.shown}: this Spark knows no {scheme}: its jars or settings are missing"
+        raise run.pipeline.wrong(text.line, problem) from None
+
+
+def _check_loop(pipeline: Pipeline, sink: Sink) -> None:
+    """Refuse a stream that would read what it sends, for ever."""
+    wanted = write_options(sink.plain())
+    if wanted.topic is None:
+        return
+    line = next((text.line for key, text in sink.options.items() if key.lower() == "topic"), sink.line)
+    for source in pipeline.sources:
+        if source.format != "cometmq":
+            continue
+        given = read_options(source.plain(), streaming=True)
+        if not given.topics.names_topic(wanted.topic):
+            continue
+        try:
+            same = same_cluster(given.namesrv, wanted.namesrv, wanted.topic, wanted.timeout_ms)
+        except CometError as error:
+            raise pipeline.wrong(line, f"sink {sink.name}: {error}") from None
+        if same:
+            problem = f"sink {sink.name}: source {source.name} reads the topic {wanted.topic}, without end"
+            raise pipeline.wrong(line, problem)
 
 
 def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) -> None:
@@ -157,10 +209,9 @@ def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) ->
 def _opened(run: _Run, source: Source) -> DataFrame:
     spark, options = run.spark, source.plain()
     path = source.path.value if source.path else None
-    if source.format == "archive":
-        return archived(spark, str(path))
-    if source.format == "delta":
-        return _of_delta(spark, str(path))
+    if path and source.format in ("archive", "delta"):
+        place = local_path(path) or path
+        return archived(spark, place) if source.format == "archive" else _of_delta(spark, place)
     streaming = run.pipeline.streaming and source.format == "cometmq"
     if source.format == "cometmq":
         # What Spark would find only when it reads: brokers that are away, a topic that is not there.
@@ -177,12 +228,11 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     return frame
 
 
-def _of_delta(spark: SparkSession, path: str) -> DataFrame:
+def _of_delta(spark: SparkSession, place: str) -> DataFrame:
     """The newest version of a Delta table, read by delta-rs in the workers: Spark from PyPI has no reader."""
     check_package("format", "delta", "deltalake", "delta")
     from cometmq.pipeline.table import delta
 
-    place = local_path(path) or path
     version, files, columns = delta.newest(place)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,8 @@ from itertools import islice, zip_longest
 from urllib.parse import unquote
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
-_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
+_PORTS = {"hdfs": ":8020"}  # that may be left out
 _MATCHES_MAX = 1000  # directories that a pattern is followed to
 _BRACES_MAX = 100
 
@@ -21,6 +22,12 @@ def local_path(path: str) -> str | None:
     if found is None:
         return path
     return path[found.end() :] if found[1].lower() == "file" else None
+
+
+def scheme_of(path: str) -> str | None:
+    """The scheme of a URI that is no place on this machine."""
+    found = _SCHEME.match(path)
+    return found[1] if found and local_path(path) is None else None
 
 
 def overlap(one: str, other: str) -> bool:
@@ -74,7 +81,9 @@ def _ways(path: str) -> set[tuple[str, ...]]:
         found = _SCHEME.match(path)
         assert found is not None
         scheme = found[1].lower()
-        store = f"{_SAME.get(scheme, scheme)}://{(found[2] or '').rpartition('@')[2]}"
+        # abfs names a container before the @, s3 a key and a secret.
+        host = found[2] or "" if scheme.startswith("abfs") else (found[2] or "").rpartition("@")[2]
+        store = f"{_SAME.get(scheme, scheme)}://{host.removesuffix(_PORTS.get(scheme, ''))}"
         rest = path[found.end() :]
         # Of a URI what follows `?` are options; of a pattern it is any character.
         return {(store, *_names(os.path.normpath(f"/{part}"))) for part in (rest, rest.partition("?")[0])}

@@ -17,10 +17,12 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
+from pyarrow import fs
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
+from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken, with_directories
 from cometmq.pipeline.table.objects import allows_http, s3_settings, shown
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
@@ -42,8 +44,7 @@ class DeltaArchive(LakeTable):
         super().__init__(output)
         self._options: dict[str, str] | None = None
         if self.uri != self.root:
-            settings = s3_settings(self.uri, self.filesystem)
-            self._options = settings | {"allow_http": str(allows_http(settings)), "conditional_put": "etag"}
+            self._options = _storage(self.uri, self.filesystem) | {"conditional_put": "etag"}
 
     def _open(self) -> DeltaTable:
         return DeltaTable(self.output, storage_options=self._options)
@@ -116,6 +117,11 @@ class DeltaArchive(LakeTable):
         return [file | {"path": unquote(file["path"])} for file in found], pa.schema(table.schema())
 
 
+def _storage(uri: str, filesystem: fs.FileSystem) -> dict[str, str]:
+    settings = s3_settings(uri, filesystem)
+    return settings | {"allow_http": str(allows_http(settings))}
+
+
 def _schema(columns: pa.Schema) -> Schema:
     return Schema.from_arrow(with_directories(columns))
 
@@ -131,12 +137,20 @@ def _added(file: dict[str, Any]) -> AddAction:
     )
 
 
+def _table(path: str, version: int | None = None) -> DeltaTable:
+    """Any Delta table; an s3:// URI has keys and endpoint as archives' URIs have them."""
+    if not path.startswith("s3://"):
+        return DeltaTable(path, version=version)
+    options = _storage(path, open_filesystem(path)[0])
+    return DeltaTable(shown(path), version=version, storage_options=options)
+
+
 def newest(path: str) -> tuple[int, int, pa.Schema]:
     """Version, number of files and columns of any Delta table, which no archive job need have written. Raises
     ConfigError where there is none, or one with features that delta-rs does not read through Arrow, such as
     deletion vectors."""
     try:
-        table = DeltaTable(path)
+        table = _table(path)
         return table.version(), len(table.file_uris()), table.to_pyarrow_dataset().schema
     except (DeltaError, OSError, ValueError) as error:
         problem = str(error).partition("\n")[0].replace(path, shown(path))
@@ -145,7 +159,7 @@ def newest(path: str) -> tuple[int, int, pa.Schema]:
 
 def rows_of_files(path: str, version: int, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
     """The rows of these files of a version, counted from 0."""
-    dataset = DeltaTable(path, version=version).to_pyarrow_dataset()
+    dataset = _table(path, version).to_pyarrow_dataset()
     files = sorted(dataset.get_fragments(), key=lambda file: file.path)
     for number in numbers:
         yield from files[number].to_batches(schema=dataset.schema, batch_size=_BATCH_ROWS)

@@ -9,7 +9,7 @@ exact.
     output/_cometmq/staging/<run>/…                               files of batches that are not committed yet
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
-Names that begin with `_` are invisible to Spark, Hive, DuckDB and pyarrow when they read the directory. A
+Names that begin with `_` are invisible to Spark, Hive and pyarrow when they read the directory. A
 batch becomes part of the table in one step, the creation of its commit file; then its files are renamed from
 staging into the table, and `published` says so. If the job fails or dies in between, its staging directory is
 left in place and the next run finishes the renames, so each file is in the table exactly once. Files
@@ -146,7 +146,10 @@ class ArchiveTable:
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
         found = (read_json(self.filesystem, path) or {}).get("format")
         if found != FORMAT:
-            raise ArchiveError(self.output, f"an archive of format {found}; this is format {FORMAT}")
+            problem = f"an archive of format {found}: name it (--format {found}, or table_format)"
+            if isinstance(found, int):
+                problem = f"an archive of format {found}; this program knows format {FORMAT}"
+            raise ArchiveError(self.output, problem)
         if self._put is not None:
             self._try_put(path)
 

@@ -70,6 +70,8 @@ class LakeTable(ABC):
     """Characters of paths that the format's library takes for something else."""
 
     def __init__(self, output: str) -> None:
+        if output.startswith("file://"):
+            output = open_filesystem(output)[1]
         scheme = output.partition("://")[0] if "://" in output else ""
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
@@ -195,7 +197,11 @@ class LakeTable(ABC):
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
             replace_json(self.filesystem, path, {"format": self.kind} | self.facts)
         elif found != self.kind:
-            raise ArchiveError(self.output, f"an archive of format {found}; asked for was {self.kind}")
+            its = found if found in ("delta", "iceberg") else "parquet"
+            problem = (
+                f"an archive of format {its}, not {self.kind}: name it (--format {its}, or table_format)"
+            )
+            raise ArchiveError(self.output, problem)
 
     def _copied(self) -> int:
         """The newest batch that has a copy, or is in a sum of copies; -1 if there is none."""
