@@ -127,6 +127,7 @@ async def test_a_unit_has_name_servers_of_its_own(pages: Pages) -> None:
         (OK + b"x" * 100_000, "over 65536 bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "no HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\na:1", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 23 + b"\r\n\r\na:1", "no HTTP"),
     ],
 )
 async def test_odd_answers_are_refused_by_name(pages: Pages, answer: bytes, words: str) -> None:

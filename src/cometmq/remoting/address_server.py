@@ -91,7 +91,7 @@ class AddressServer:
         try:
             response.begin()
             body = response.read()
-        except (HTTPException, ValueError, OSError) as error:
+        except (HTTPException, ValueError, ArithmeticError, OSError) as error:
             raise self._failed(f"its answer is no HTTP: {error!r}") from None
         if response.status != 200:
             raise self._failed(f"it answered {response.status} {response.reason}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     BrokerError,
+    ConfigError,
     ConsumeStatus,
     Consuming,
     Message,
@@ -46,6 +48,37 @@ class Broken:
         raise ValueError("a bug")
 
     after_send = before_send
+
+
+class Awaitable:
+    async def before_send(self, sending: Sending) -> None:
+        raise AssertionError
+
+    after_send = before_send
+
+
+async def forbids(sending: Sending) -> None:
+    raise AssertionError
+
+
+async def passes(message: MessageExt) -> bool:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "hook"),
+    [
+        ("send_hooks", ProducerOptions, Awaitable()),
+        ("send_hooks", ProducerOptions, forbids),
+        ("check_forbidden", ProducerOptions, forbids),
+        ("check_forbidden", ProducerOptions, 7),
+        ("filter_hooks", PushOptions, passes),
+        ("consume_hooks", PushOptions, Awaitable()),
+    ],
+)
+def test_hooks_are_plain_functions(key: str, options: Any, hook: object) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.*not async"):
+        options(**{key: [hook]})
 
 
 def hooked(namesrv: FakeNamesrv, *hooks: Noted | Broken) -> Producer:

@@ -13,6 +13,7 @@ from cometmq import (
     ClientStateError,
     ConfigError,
     ConsumeFromWhere,
+    Consuming,
     FlowLimits,
     Message,
     MessageExt,
@@ -226,11 +227,20 @@ async def test_only_what_is_given_out_can_be_acknowledged(local: LocalBroker) ->
     assert [message async for message in stream] == []
 
 
+class Hook:
+    def before_consume(self, consuming: Consuming) -> None:
+        raise AssertionError
+
+    after_consume = before_consume
+
+
 async def test_a_stream_is_used_after_its_start_and_with_single_messages() -> None:
     with pytest.raises(ClientStateError, match="message stream of group g is new"):
         await anext(MessageStream("g", "T"))
     with pytest.raises(ConfigError, match="consume_batch_max_size"):
         MessageStream("g", "T", options=PushOptions(consume_batch_max_size=2))
+    with pytest.raises(ConfigError, match="where no listener is called"):
+        MessageStream("g", "T", options=PushOptions(consume_hooks=[Hook()]))
 
 
 def test_threads_share_a_blocking_stream(local: LocalBroker) -> None:

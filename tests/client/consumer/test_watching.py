@@ -48,6 +48,8 @@ HELD = "T/b/0: none of 5 messages held was done for 60 s"
         ([(0, health(held=5)), (60, health(held=5))], HELD),
         ([(0, health(held=5)), (60, health(held=5, waiting="5 messages held, limit 4"))], HELD),
         ([(0, health(held=6)), (60, health(held=5))], None),
+        # Messages go on coming in behind those of which none is done.
+        ([(0, health(8, held=3)), (60, health(10, held=5))], HELD),
         ([(0, health(held=5)), (60, health(held=5, committed=6))], None),
         ([(0, health(held=5)), (60, health(held=5)), (61, health(held=4))], None),
         ([(0, health(held=5, waiting="suspended")), (60, health(held=5, waiting="suspended"))], None),

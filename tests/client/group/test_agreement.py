@@ -54,10 +54,11 @@ def test_the_others_are_compared_with_us(found: ConsumerConnection, problems: li
         assert all(part in sentence for part in wanted.split(".*")), sentence
 
 
+@pytest.mark.parametrize("namespace", [None, "shop"])
 async def test_who_joins_and_who_was_there_are_both_told(
-    local: LocalBroker, caplog: pytest.LogCaptureFixture
+    local: LocalBroker, caplog: pytest.LogCaptureFixture, namespace: str | None
 ) -> None:
-    quick = ClientOptions(heartbeat_interval_s=0.1)
+    quick = ClientOptions(heartbeat_interval_s=0.1, namespace=namespace)
 
     def member(expression: str) -> PushConsumer:
         return PushConsumer(
@@ -69,7 +70,7 @@ async def test_who_joins_and_who_was_there_are_both_told(
             while any("differently" in each for each in consumer.health().problems) is not expected:
                 await asyncio.sleep(0.02)
 
-    async with Producer("p", namesrv=local.namesrv) as producer:
+    async with Producer("p", namesrv=local.namesrv, client_options=quick) as producer:
         await producer.send(Message("Differ", b"makes the topic"))
     async with member("a") as one:
         await told(one, expected=False)

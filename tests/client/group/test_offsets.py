@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.group import offsets as offsets_module
 from cometmq.client.group.offsets import (
     OffsetStorageError,
     OffsetStore,
@@ -171,6 +172,22 @@ async def test_a_storage_of_the_users_own_keeps_the_offsets() -> None:
     await offsets.persist()
     assert shelf.kept == {Q0: 7}
     assert await offsets.stored(Q0) == 7
+
+
+async def test_a_storage_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Shelf):
+        async def read(self, queue: MessageQueue) -> int | None:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def write(self, table: Mapping[MessageQueue, int]) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(offsets_module, "_STORAGE_S", 0.01)
+    own = OwnOffsets(Hanging())
+    with pytest.raises(OffsetStorageError, match="TimeoutError"):
+        await own.read(Q0)
+    assert isinstance((await own.write({Q0: 7}))[Q0], OffsetStorageError)
 
 
 @pytest.mark.parametrize("found", [RuntimeError("locked"), "seven", -1, 1.5])

@@ -263,7 +263,15 @@ class BrokerApi(Calls):
         without any."""
         header = GetConsumerConnectionListRequestHeader(consumer_group=group)
         answer = await self.call(addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        return ConsumerConnection.decode(answer.body)
+        found = ConsumerConnection.decode(answer.body)
+        for subscription in found.subscription_table.values():
+            subscription.topic = self.namespace.unwrap(subscription.topic)
+        for each in found.connection_set:
+            if each.subscriptions is not None:
+                each.subscriptions = {
+                    self.namespace.unwrap(topic): what for topic, what in each.subscriptions.items()
+                }
+        return found
 
     async def check_client_config(
         self, addr: str, client_id: str, group: str, subscription: SubscriptionData

@@ -6,6 +6,7 @@ happens, as with Java's hooks. Hooks run on the loop: they must not block.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from cometmq import logs
+from cometmq.errors import ConfigError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
 from cometmq.remoting import LogBudget
 
@@ -23,6 +25,7 @@ __all__ = [
     "SendHook",
     "Sending",
     "called_between",
+    "check_hooks",
     "kept",
     "tell",
 ]
@@ -84,6 +87,17 @@ FilterHook = Callable[[MessageExt], bool]
 """Whether a listener is to get a pulled message. One that it does not get counts as handled."""
 
 _budget = LogBudget()
+
+
+def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
+    """Raise ConfigError for a hook that lacks one of these methods (none: that cannot be called itself), or
+    whose call would give a coroutine, which nobody awaits."""
+    for hook in hooks:
+        for method in [getattr(hook, name, None) for name in methods] or [hook]:
+            calls = (method, type(method).__call__) if callable(method) else ()
+            if not calls or any(map(inspect.iscoroutinefunction, calls)):
+                expected = " ".join(["plain functions", " and ".join(methods)]).strip()
+                raise ConfigError(key, repr(hook), f"{expected}, not async ones")
 
 
 def tell(hooks: Sequence[Any], method: str, subject: object) -> None:

@@ -61,6 +61,9 @@ class MessageStream(PushConsumer):
             raise ConfigError(
                 "consume_batch_max_size", size, "1 in a stream, which gives out single messages"
             )
+        if options is not None and options.consume_hooks:
+            count = str(len(options.consume_hooks))
+            raise ConfigError("consume_hooks", count, "none in a stream, where no listener is called")
         super().__init__(
             group,
             _no_listener,

@@ -40,7 +40,8 @@ async def lag_of(
 class _Seen:
     """How a queue stood, and since when (monotonic seconds)."""
 
-    position: tuple[int, int | None, int]
+    position: tuple[int | None, int]
+    """What was committed, and the pulled ones without those held."""
     since: float
 
 
@@ -72,7 +73,8 @@ class Watchdog:
         seen, self._seen = self._seen, {}
         problems: dict[MessageQueue, str] = {}
         for each in self._look(now):
-            position = (each.next_offset, each.committed_offset, each.held_count)
+            # Pulls alone are no progress: they move next_offset and held_count by the same.
+            position = (each.committed_offset, each.next_offset - each.held_count)
             before = seen.get(each.queue)
             if before is None or before.position != position:
                 before = _Seen(position, now)

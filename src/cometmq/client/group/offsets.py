@@ -30,6 +30,7 @@ log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
 _AT_ONCE = 64  # requests under way at a time; a member may hold thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
+_STORAGE_S = 10.0  # a storage that hangs must not hold a stop, or a queue that goes to another member
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
@@ -148,7 +149,8 @@ class OwnOffsets:
 
     async def read(self, queue: MessageQueue) -> int | None:
         try:
-            offset = await self._storage.read(queue)
+            async with asyncio.timeout(_STORAGE_S):
+                offset = await self._storage.read(queue)
             if offset is not None and not (isinstance(offset, int) and offset >= 0):
                 raise TypeError(f"read() gives an offset or None, not {offset!r}")
         except CometError:
@@ -159,7 +161,8 @@ class OwnOffsets:
 
     async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
         try:
-            await self._storage.write(dict(table))
+            async with asyncio.timeout(_STORAGE_S):
+                await self._storage.write(dict(table))
         except CometError as error:
             return dict.fromkeys(table, error)
         except Exception as error:

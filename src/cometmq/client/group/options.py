@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
-from cometmq.client.cluster.hooks import ConsumeHook, FilterHook
+from cometmq.client.cluster.hooks import ConsumeHook, FilterHook, check_hooks
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError
@@ -157,6 +157,8 @@ class PushOptions(MemberOptions):
             raise ConfigError("message_model", self.message_model.name, expected)
         if not self.handover_timeout_s >= 0:
             raise ConfigError("handover_timeout_s", str(self.handover_timeout_s), "seconds, 0 or more")
+        check_hooks("consume_hooks", self.consume_hooks, "before_consume", "after_consume")
+        check_hooks("filter_hooks", self.filter_hooks)
         _check_range("consume_concurrency", self.consume_concurrency, 1, MOST_CONCURRENCY)
         _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
         if self.max_reconsume_times is not None:

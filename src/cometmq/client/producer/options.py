@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cometmq.client.cluster.hooks import SendHook, Sending
+from cometmq.client.cluster.hooks import SendHook, Sending, check_hooks
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
 from cometmq.protocol.compression import Compression
@@ -61,3 +61,5 @@ class ProducerOptions:
         low, high = how.levels
         if not low <= self.compress_level <= high:
             raise ConfigError("compress_level", str(self.compress_level), f"{low} to {high} for {how.name}")
+        check_hooks("check_forbidden", self.check_forbidden)
+        check_hooks("send_hooks", self.send_hooks, "before_send", "after_send")
