@@ -105,6 +105,54 @@ def test_a_handler_that_rolls_back_is_told(connect: Connect, marks: DatabaseMark
     assert marks.once("g", "a", effect)
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_handler_that_commits_and_raises_is_called_again(
+    connect: Connect, marks: DatabaseMarks, goes_on: bool
+) -> None:
+    """goes_on: with another statement, so that a transaction is open again."""
+
+    def commit(cursor: Any) -> None:
+        cursor.connection.commit()
+        if goes_on:
+            effect(cursor)
+        raise ValueError("after the commit")
+
+    with pytest.raises(ValueError, match="after the commit"):
+        marks.once("g", "a", commit)
+    assert (count(connect, "effects"), count(connect, "cometmq_done")) == (0, 0)
+    assert marks.once("g", "a", effect)
+    assert count(connect, "effects") == 1
+
+
+def test_a_failed_handler_leaves_the_mark_of_another_alone(connect: Connect, marks: DatabaseMarks) -> None:
+    def overtaken(cursor: Any) -> None:
+        cursor.connection.rollback()
+        assert marks.once("g", "a", effect)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        marks.once("g", "a", overtaken)
+    assert marks.once("g", "a", effect) is False
+
+
+@pytest.mark.parametrize("how", ["commit", "script"])
+def test_a_handler_that_ends_its_transaction_in_sqlite_is_told(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "ended.db"
+    with SqliteMarks(str(path)) as marks:
+        marks.once("g", "table", lambda cursor: cursor.execute("CREATE TABLE effects (what TEXT)"))
+
+        def end(cursor: Any) -> None:
+            if how == "script":
+                cursor.executescript("INSERT INTO effects VALUES ('paid');")
+            else:
+                cursor.connection.commit()
+
+        for _ in range(2):  # nothing is marked
+            with pytest.raises(ClientStateError, match="'a' has ended its transaction"):
+                marks.once("g", "a", end)
+        assert marks.once("g", "a", effect)
+
+
 def test_of_many_at_once_one_has_its_effect(connect: Connect, marks: DatabaseMarks) -> None:
     """Each waits for the transaction of the one before it."""
     with ThreadPoolExecutor(8) as threads:

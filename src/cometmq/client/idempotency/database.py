@@ -20,6 +20,8 @@ __all__ = ["DatabaseMarks", "SqliteMarks"]
 log = logs.logger("cometmq.client.idempotency")
 
 T = TypeVar("T")
+Mark = Sequence[tuple[str, object]]
+"""Scope, key and time, by the names of their columns."""
 
 _PLACES: dict[str, Callable[[int, str], str]] = {
     "qmark": lambda _number, _name: "?",
@@ -41,7 +43,9 @@ class DatabaseMarks:
     once. paramstyle: that of its module. The database knows `ON CONFLICT DO NOTHING`, as PostgreSQL and
     SQLite do. table: made by `create_table`, else by whoever owns the database.
 
-    A handler leaves commit and rollback to the marks. Two that get the same key wait for each other, as the
+    A handler leaves commit and rollback to the marks, and with sqlite3 `executescript` too, which commits.
+    When one that has committed raises, its mark is deleted again, what it committed stays, and the message
+    comes again. Two that get the same key wait for each other, as the
     database does it.
     """
 
@@ -98,26 +102,62 @@ class DatabaseMarks:
         """Call act(cursor) unless the key is marked, in the transaction that marks it. Raises what the
         database raises: then nothing of it has happened, or a commit whose answer was lost."""
 
+        mark = (("scope", scope), ("message_key", key), ("done_at", time.time()))
+        marked = False
+
         def work(cursor: Any) -> bool:
-            mark = (("scope", scope), ("message_key", key), ("done_at", time.time()))
+            nonlocal marked
             into = f"INSERT INTO {self._table} (scope, message_key, done_at) VALUES"
             self._execute(cursor, f"{into} ({{}}, {{}}, {{}}) ON CONFLICT DO NOTHING", mark)
             first: bool = cursor.rowcount > 0
             if first:
-                # sqlite3's way to say that a connection commits each statement by itself.
-                if getattr(getattr(cursor, "connection", None), "in_transaction", True) is False:
+                marked = True
+                if _is_ended(cursor):
                     raise _autocommits()
                 act(cursor)
+                ended = _is_ended(cursor)
                 # A handler may have swallowed an error: then PostgreSQL answers the commit and undoes it all.
-                found = f"SELECT 1 FROM {self._table} WHERE scope = {{}} AND message_key = {{}}"
-                self._execute(cursor, found, mark[:2])
-                if cursor.fetchone() is None:
+                if not self._is_there(cursor, mark):
                     raise ClientStateError(f"the handler of key {shown(key)} has rolled its transaction back")
+                if ended:
+                    raise ClientStateError(
+                        f"the handler of key {shown(key)} has ended its transaction, by commit() or "
+                        "executescript(): leave that to the marks"
+                    )
+                marked = False  # from here on the commit decides
             return first
 
-        first = self._run(work)
+        try:
+            first = self._run(work)
+        except BaseException:
+            if marked:
+                self._unmark(mark)
+            raise
         self._purge_if_due()
         return first
+
+    def _is_there(self, cursor: Any, mark: Mark) -> bool:
+        found = f"SELECT 1 FROM {self._table} WHERE scope = {{}} AND message_key = {{}} AND done_at = {{}}"
+        self._execute(cursor, found, mark)
+        return cursor.fetchone() is not None
+
+    def _unmark(self, mark: Mark) -> None:
+        """Delete the mark of a handler that committed it and failed. Somebody else's mark of this key, made
+        since then, has another time."""
+
+        def work(cursor: Any) -> None:
+            if self._is_there(cursor, mark):
+                self._execute(
+                    cursor,
+                    f"DELETE FROM {self._table} WHERE scope = {{}} AND message_key = {{}} AND done_at = {{}}",
+                    mark,
+                )
+
+        try:
+            self._run(work)
+        except Exception as error:
+            # What the handler raised counts.
+            log.warning("whether table %s has the mark of a failed handler is unknown: %s", self._table, error)
 
     def close(self) -> None:
         """Close the connections that are not in use; the others close after their use."""
@@ -173,7 +213,7 @@ class DatabaseMarks:
         else:
             self._pool.append(connection)
 
-    def _execute(self, cursor: Any, statement: str, values: Sequence[tuple[str, object]]) -> None:
+    def _execute(self, cursor: Any, statement: str, values: Mark) -> None:
         place = _PLACES[self._paramstyle]
         text = statement.format(*(place(number, name) for number, (name, _) in enumerate(values, 1)))
         named = self._paramstyle in ("named", "pyformat")
@@ -210,6 +250,11 @@ class SqliteMarks(DatabaseMarks):
             expiry_s=expiry_s,
         )
         self.create_table()
+
+
+def _is_ended(cursor: Any) -> bool:
+    """Whether no transaction is open, as far as the module can say: sqlite3 can."""
+    return getattr(getattr(cursor, "connection", None), "in_transaction", True) is False
 
 
 def _autocommits() -> ConfigError:
