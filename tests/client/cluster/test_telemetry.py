@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -123,6 +123,63 @@ async def test_the_work_of_a_listener_is_part_of_the_senders_trace(
         "server.address": host,
         "server.port": int(port),
     }
+
+
+class Failing(SpanProcessor):
+    """Fails at the start or at the end of each span."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+        self.calls = 0
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        self._called("start")
+
+    def on_end(self, span: object) -> None:
+        self._called("end")
+
+    def _called(self, at: str) -> None:
+        if at == self.at:
+            self.calls += 1
+            raise RuntimeError(f"no {at}")
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+async def test_telemetry_that_fails_decides_nothing(local: LocalBroker, at: str) -> None:
+    failing = Failing(at)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(failing)
+    topic = f"Fails-{at}"
+    common: dict[str, Any] = {
+        "namesrv": local.namesrv,
+        "client_options": ClientOptions(telemetry=Telemetry(provider)),
+    }
+    push = PushOptions(consume_from_where=FIRST)
+    heard: list[bytes] = []
+    done = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        heard.extend(message.body for message in messages)
+        done.set()
+
+    async with asyncio.timeout(60):
+        async with Producer("p", **common) as producer:
+            await producer.send(Message(topic, b"1"))
+            with pytest.raises(MessageIllegal):
+                await producer.send(Message(topic, b""))
+        async with PullConsumer(
+            f"g-poll-{at}", **common, options=PullOptions(consume_from_where=FIRST)
+        ) as reader:
+            await reader.assign_topic(topic)
+            assert [message.body for message in await reader.poll(None)] == [b"1"]
+        async with MessageStream(f"g-stream-{at}", topic, **common, options=push) as stream:
+            message = await anext(stream)
+            assert message.body == b"1"
+            await stream.ack(message)
+        async with PushConsumer(f"g-push-{at}", listener, topic, **common, options=push) as consumer:
+            await done.wait()
+        assert (heard, consumer.health().failed) == ([b"1"], 0)
+    assert failing.calls == 5  # a failing send's too
 
 
 async def test_each_way_to_send_carries_the_context(local: LocalBroker, spans: Recording) -> None:

@@ -2,25 +2,31 @@
 
 They follow OpenTelemetry's conventions for messaging (docs/reference/client.md, Spans). The context of a send
 travels in user properties of its messages, as W3C's trace context has it: `traceparent` and `tracestate`.
+What a tracer, sampler or span processor raises is logged, and nothing else happens.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
+from cometmq import logs
 from cometmq.message import Message, MessageExt, SendResult
 from cometmq.protocol.addresses import parse_address
+from cometmq.remoting import LogBudget
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
 __all__ = ["Telemetry", "spanned"]
+
+log = logs.logger("cometmq.client")
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -30,6 +36,8 @@ S = TypeVar("S", bound=Enum)
 _HANDLED = {"SUCCESS", "COMMIT"}
 _MOST_LINKS = 128
 """Of a span; OpenTelemetry's SDK keeps no more unless told otherwise."""
+
+_budget = LogBudget()
 
 Attributes = dict[str, "str | int | list[str]"]
 
@@ -63,38 +71,49 @@ class Telemetry:
         messages: list[Any] = [what] if many is None else many
         if not messages or not all(isinstance(each, Message) for each in messages):
             return await send(what if many is None else many)  # which says what is wrong
-        attributes = _attributes("send", messages[0].topic, messages)
-        attributes["messaging.rocketmq.client_group"] = group
-        kind = self._trace.SpanKind.PRODUCER
-        with self._tracer.start_as_current_span(_name(attributes), kind=kind, attributes=attributes) as span:
+
+        def begin() -> AbstractContextManager[Span]:
+            attributes = _attributes("send", messages[0].topic, messages)
+            attributes["messaging.rocketmq.client_group"] = group
+            kind = self._trace.SpanKind.PRODUCER
+            return self._tracer.start_as_current_span(_name(attributes), kind=kind, attributes=attributes)
+
+        def carry() -> list[Any]:
             carrier: dict[str, str] = {}
             self._propagator.inject(carrier)
-            carrying = [replace(each, properties={**each.properties, **carrier}) for each in messages]
+            return [replace(each, properties={**each.properties, **carrier}) for each in messages]
+
+        with self._span(begin) as span:
+            carrying = _tried(carry) or messages
             try:
                 result = await send(carrying[0] if many is None else carrying)
             except BaseException as error:
-                span.set_attribute("error.type", type(error).__qualname__)
+                _tried(span.set_attribute, "error.type", type(error).__qualname__)
                 raise
             if isinstance(result, SendResult):
-                span.set_attributes(
+                _tried(
+                    span.set_attributes,
                     {
                         "messaging.message.id": result.msg_id,
                         "messaging.destination.partition.id": str(result.queue.queue_id),
-                    }
+                    },
                 )
             return result
 
     def received(self, group: str, messages: Sequence[MessageExt], begun_ns: int) -> None:
         """A stream or a poll gave messages of one topic out. begun_ns: by time.time_ns."""
-        attributes = _attributes("receive", messages[0].topic, messages, group)
-        kind = self._trace.SpanKind.CLIENT
-        self._tracer.start_span(
-            _name(attributes),
-            kind=kind,
-            attributes=attributes,
-            links=self._links(messages),
-            start_time=begun_ns,
-        ).end()
+
+        def tell() -> None:
+            attributes = _attributes("receive", messages[0].topic, messages, group)
+            self._tracer.start_span(
+                _name(attributes),
+                kind=self._trace.SpanKind.CLIENT,
+                attributes=attributes,
+                links=self._links(messages),
+                start_time=begun_ns,
+            ).end()
+
+        _tried(tell)
 
     def processing(
         self, listener: Callable[[list[MessageExt], C], Awaitable[S]], group: str
@@ -102,26 +121,48 @@ class Telemetry:
         """The listener, each of its calls in a span: a child of the send's for a single message, and linked
         to the sends of all."""
 
-        async def call(messages: list[MessageExt], context: C) -> S:
+        def begin(messages: list[MessageExt]) -> AbstractContextManager[Span]:
             attributes = _attributes("process", messages[0].topic, messages, group)
-            parent = self.context_of(messages[0]) if len(messages) == 1 else None
-            with self._tracer.start_as_current_span(
+            return self._tracer.start_as_current_span(
                 _name(attributes),
-                context=parent,
+                context=self.context_of(messages[0]) if len(messages) == 1 else None,
                 kind=self._trace.SpanKind.CONSUMER,
                 attributes=attributes,
                 links=self._links(messages),
-            ) as span:
+            )
+
+        async def call(messages: list[MessageExt], context: C) -> S:
+            with self._span(functools.partial(begin, messages)) as span:
                 try:
                     status = await listener(messages, context)
                 except BaseException as error:
-                    span.set_attribute("error.type", type(error).__qualname__)
+                    _tried(span.set_attribute, "error.type", type(error).__qualname__)
                     raise
                 if status.name not in _HANDLED:
-                    self._failed(span, status.name)
+                    _tried(self._failed, span, status.name)
                 return status
 
         return call
+
+    @contextmanager
+    def _span(self, begin: Callable[[], AbstractContextManager[Span]]) -> Iterator[Span]:
+        """The span that `begin` opens, one that does nothing if that fails."""
+
+        def enter() -> tuple[AbstractContextManager[Span], Span]:
+            manager = begin()
+            return manager, manager.__enter__()
+
+        opened = _tried(enter)
+        if opened is None:
+            yield self._trace.INVALID_SPAN
+            return
+        manager, span = opened
+        try:
+            yield span
+        except BaseException as error:
+            _tried(manager.__exit__, type(error), error, error.__traceback__)
+            raise
+        _tried(manager.__exit__, None, None, None)
 
     def _failed(self, span: Span, status: str) -> None:
         span.set_attribute("error.type", status)
@@ -157,6 +198,16 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
         return telemetry.send(producer.group, kwargs[name] if name else rest[0], send)
 
     return call
+
+
+def _tried(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """What it returns, None if it raises: telemetry decides nothing about a message."""
+    try:
+        return work(*args, **kwargs)
+    except Exception as error:
+        if _budget.allows():
+            log.error("telemetry failed", exc_info=error)
+        return None
 
 
 def _name(attributes: Attributes) -> str:
