@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from cometmq import (
+    ClientOptions,
     ClientStateError,
     ConfigError,
     ConsumeFromWhere,
@@ -208,6 +209,69 @@ async def test_several_tasks_share_a_stream(local: LocalBroker) -> None:
     async with stream_of(local, "Tasks") as stream, asyncio.timeout(60):
         await asyncio.gather(*(work(stream) for _ in range(5)))
     assert got == {b"%d" % number: 1 for number in range(100)}
+
+
+async def test_what_was_held_too_long_is_not_given_out_any_more(local: LocalBroker) -> None:
+    await fill(local, "Held", 1)
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_timeout_s=1.0)
+    async with stream_of(local, "Held", options) as stream:
+        (message,) = await take(stream, 1)
+        (again,) = await take(stream, 1)
+        assert again.reconsume_times == 1
+        async with asyncio.timeout(20):
+            while stream.health().running_listeners > 1:
+                await asyncio.sleep(0.01)
+        with pytest.raises(ClientStateError, match="held too long"):
+            await stream.ack(message)
+        await stream.ack(again)
+        assert (stream.health().consumed, stream.health().failed) == (1, 1)
+
+
+async def test_what_went_to_another_member_cannot_be_acknowledged(local: LocalBroker) -> None:
+    """Another member gets two of the four queues, after the hand-over's time for calls that run."""
+    options = PushOptions(
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        rebalance_interval_s=1.0,
+        handover_timeout_s=0.5,
+        persist_interval_s=1.0,
+    )
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        for queue in await producer.queues("Gone"):
+            await producer.send(Message("Gone", b"1"), queue=queue)
+    async with stream_of(local, "Gone", options) as stream:
+        given = await take(stream, 4)
+        other = ClientOptions(instance_name="other")
+        async with MessageStream(
+            "g-Gone", "Gone", namesrv=local.namesrv, options=options, client_options=other
+        ) as second:
+            again = await take(second, 2)
+            async with asyncio.timeout(20):
+                while stream.health().running_listeners > 2:
+                    await asyncio.sleep(0.01)
+            gone = {message.queue for message in again}
+            for message in given:
+                if message.queue in gone:
+                    with pytest.raises(ClientStateError, match="its queue went to another member"):
+                        await stream.ack(message)
+                else:
+                    await stream.ack(message)
+            for message in again:
+                await second.ack(message)
+
+
+async def test_a_message_whose_refusal_is_cancelled_can_be_acknowledged(local: LocalBroker) -> None:
+    queue = await fill(local, "Cancelled", 1)
+    async with stream_of(local, "Cancelled") as stream:
+        (message,) = await take(stream, 1)
+        for level in (-2, 19):
+            with pytest.raises(ConfigError, match="delay_level"):
+                await stream.nack(message, level)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await stream.nack(message)
+        await stream.ack(message)
+        await stream.persist_offsets()
+    assert await committed(local, "g-Cancelled", queue) == 1
 
 
 async def test_only_what_is_given_out_can_be_acknowledged(local: LocalBroker) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -18,6 +18,7 @@ from cometmq import logs
 from cometmq.client.cluster.traces import Consumption
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.consumer.consuming import Manner
+from cometmq.client.consumer.listener import ConsumeContext
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch
 from cometmq.errors import ClientStateError
@@ -46,6 +47,11 @@ class _Given(Generic[C]):
     batch: Batch
     context: C
     trace: Consumption | None
+
+    @property
+    def is_lost(self) -> bool:
+        """It went back to the broker, held too long, or its queue went: it comes again whatever is said."""
+        return self.batch.done or self.batch.queue.dropped
 
 
 class Giving(Generic[C, S]):
@@ -137,11 +143,19 @@ class Giving(Generic[C, S]):
         return self._of(message).context
 
     async def settle(self, message: MessageExt, status: S) -> None:
-        """Acknowledge a message that was given out. Raises ClientStateError for any other."""
+        """Acknowledge a message that was given out, and still is if this is cancelled. Raises
+        ClientStateError for any other, and for one that comes again by now."""
         given = self._of(message)
         del self._given[id(message)]
+        if given.is_lost:
+            await self._end(given)
+            raise _unknown(message)
         batch = given.batch
-        await self._manner.acknowledge(batch, status, given.context)
+        try:
+            await self._manner.acknowledge(batch, status, given.context)
+        except BaseException:
+            self._give_back(given)
+            raise
         batch.queue.last_consume_at = asyncio.get_running_loop().time()
         done = status in self._manner.handled
         if done:
@@ -150,16 +164,40 @@ class Giving(Generic[C, S]):
             self._furthest[queue] = max(self._furthest.get(queue, 0), message.queue_offset)
         else:
             self.failed += 1
+        self._trace_end(given, done=done)
+        self._settled.set()
+
+    def _give_back(self, given: _Given[C]) -> None:
+        """To the caller, who may acknowledge it later. An orderly queue gives it out again by itself."""
+        if isinstance(given.context, ConsumeContext):
+            context = self._manner.begin(given.batch)
+            if context is not None:
+                self._given[id(given.message)] = replace(given, context=context)
+
+    async def let_go(self) -> None:
+        """End the calls of messages that come again whatever the caller says. Not for an orderly queue: it
+        comes back to this member after the caller's last word about it."""
+        lost = [each for each in self._given.values() if each.is_lost]
+        for each in lost:
+            del self._given[id(each.message)]
+        for each in lost:
+            await self._end(each)
+
+    async def _end(self, given: _Given[C]) -> None:
+        self.failed += given.batch.done
+        self._trace_end(given, done=False)
+        await self._fail(given)
+        self._settled.set()
+
+    def _trace_end(self, given: _Given[C], *, done: bool) -> None:
         if self._traces is not None:
             code = ConsumeCode.SUCCESS if done else ConsumeCode.FAILED
             self._traces.consumed(given.trace, code, success=done)
-        self._settled.set()
 
     def _of(self, message: MessageExt) -> _Given[C]:
         given = self._given.get(id(message))
         if given is None:
-            why = "it is acknowledged already, or not a message that this stream gave out"
-            raise ClientStateError(f"message {message.msg_id} cannot be acknowledged: {why}")
+            raise _unknown(message)
         return given
 
     def leave(self) -> None:
@@ -205,3 +243,11 @@ class Giving(Generic[C, S]):
 
     async def _fail(self, given: _Given[C]) -> None:
         await self._manner.acknowledge(given.batch, self._manner.later, given.context)
+
+
+def _unknown(message: MessageExt) -> ClientStateError:
+    why = (
+        "it is acknowledged already, comes again since it was held too long or its queue went to another "
+        "member, or is not a message that this stream gave out"
+    )
+    return ClientStateError(f"message {message.msg_id} cannot be acknowledged: {why}")

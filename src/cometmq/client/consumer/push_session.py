@@ -199,6 +199,7 @@ class PushSession:
     async def _persist(self) -> None:
         if self._order is not None:
             self._order.locks.let_go()  # the offsets of those queues may be somebody else's by now
+        await self._let_go()
         await self.group.offsets.try_persist()
 
     async def _send_back_overdue(self, acknowledger: Acknowledger) -> None:
@@ -219,6 +220,12 @@ class PushSession:
                 await acknowledger.overdue(batch)
                 if not batch.done:
                     break
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """A stream keeps nothing that nobody can acknowledge any more."""
+        if self._order is None and isinstance(self.consuming, Giving):
+            await self.consuming.let_go()
 
     # -- what brokers and the client instance ask (ConsumerPeer)
 

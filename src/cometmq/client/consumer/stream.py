@@ -98,8 +98,9 @@ class MessageStream(PushConsumer):
         return await self._giving.next()
 
     async def ack(self, message: MessageExt) -> None:
-        """Say that a message was handled. Raises ClientStateError for one that is not given out (any more),
-        also after the stop: then it comes again."""
+        """Say that a message was handled. Raises ClientStateError for one that is not given out (any more):
+        after the stop, when it was held too long, or when its queue went to another member. Then it comes
+        again."""
         await self._giving.settle(
             message, OrderlyStatus.SUCCESS if self._options.orderly else ConsumeStatus.SUCCESS
         )
@@ -107,9 +108,12 @@ class MessageStream(PushConsumer):
     async def nack(self, message: MessageExt, delay_level: int = 0) -> None:
         """Have a message again later: level 0 lets the broker choose by the number of tries, 1 to 18 is a
         delay level, -1 means dead letter at once. An orderly stream gives it again after
-        `suspend_current_queue_s`, and nothing else of its queue before; it takes no level."""
+        `suspend_current_queue_s`, and nothing else of its queue before; it takes no level. A call that is
+        cancelled leaves the message to be acknowledged."""
         context = self._giving.context(message)
         if isinstance(context, ConsumeContext):
+            if not -1 <= delay_level <= 18:
+                raise ConfigError("delay_level", str(delay_level), "-1 to 18")
             context.delay_level = delay_level
             await self._giving.settle(message, ConsumeStatus.RECONSUME_LATER)
             return
