@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cometmq import ClientStateError, Message, MessageStream, Producer, PushConsumer, stop_on_signal
+from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.testing import LocalBroker
 
 CHILD = Path(__file__).with_name("stopped_child.py")
@@ -83,6 +84,45 @@ async def test_without_a_signal_nothing_is_stopped(local: LocalBroker) -> None:
         assert consumer.state == "running"
     assert signal.getsignal(signal.SIGINT) is before
     await consumer.wait_stopped()
+
+
+async def test_a_client_that_is_not_started_is_refused() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ClientStateError, match="one of these is new"):
+        async with stop_on_signal(Producer("p")):
+            pass
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Stopping(LifeCycle):
+    """Its stop takes its time, or fails."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__("client")
+        self.fails = fails
+
+    async def _begin(self) -> None: ...
+
+    async def _end(self, *, drain: bool) -> None:
+        if self.fails:
+            raise OSError("no stop")
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def test_a_stop_that_fails_lets_the_others_end() -> None:
+    clients = [Stopping(fails=True), Stopping(fails=False)]
+    for client in clients:
+        await client.start()
+
+    async def run() -> None:
+        async with asyncio.timeout(30), stop_on_signal(*clients):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await clients[0].wait_stopped()
+
+    with pytest.raises(OSError, match="no stop"):
+        await run()
+    assert [client.state for client in clients] == ["stopped", "stopped"]
 
 
 async def test_signals_come_to_the_main_thread_only() -> None:

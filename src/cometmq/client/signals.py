@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import FrameType
 
+from cometmq import logs
 from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.errors import ClientStateError
 
 __all__ = ["stop_on_signal"]
+
+log = logs.logger("cometmq.client")
 
 
 @asynccontextmanager
@@ -23,11 +26,15 @@ async def stop_on_signal(*clients: LifeCycle) -> AsyncIterator[None]:
         async with PushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
             await consumer.wait_stopped()
 
-    A second signal does what it did before. Raises ClientStateError outside the main thread, to which Python
-    brings signals.
+    A second signal does what it did before. Raises ClientStateError for a client that is not started, which
+    no signal would stop, and outside the main thread, to which Python brings signals; at the end what the
+    stop of a client raised, after all have stopped.
     """
     if threading.current_thread() is not threading.main_thread():
         raise ClientStateError("stop_on_signal belongs into the main thread, to which Python brings signals")
+    for client in clients:
+        if client.state == "new":
+            raise ClientStateError("stop_on_signal takes clients that are started, and one of these is new")
     loop = asyncio.get_running_loop()
     stops: list[asyncio.Task[None]] = []
 
@@ -50,4 +57,9 @@ async def stop_on_signal(*clients: LifeCycle) -> AsyncIterator[None]:
         yield
     finally:
         restore()
-        await asyncio.gather(*stops)
+        results = await asyncio.gather(*stops, return_exceptions=True)
+        errors = [result for result in results if result is not None]
+        for error in errors[1:]:
+            log.error("a client did not stop as it should", exc_info=error)
+        if errors:
+            raise errors[0]

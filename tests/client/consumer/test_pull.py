@@ -125,6 +125,29 @@ async def test_seek_stays_within_queue_and_assignment(consumer: PullConsumer, br
         await consumer.seek(OTHER, 0)
 
 
+async def test_a_queue_that_goes_during_a_seek_is_not_read_again(
+    consumer: PullConsumer, broker: FakeBroker
+) -> None:
+    store(broker, b"0")
+    await consumer.assign([QUEUE])
+    seeking = asyncio.create_task(consumer.seek(QUEUE, 0))
+    await asyncio.sleep(0)
+    await consumer.assign([])
+    with pytest.raises(ClientStateError, match="not assigned any more"):
+        await seeking
+    assert consumer.assignment == ()
+
+
+async def test_pause_and_resume_ignore_what_is_not_assigned(
+    consumer: PullConsumer, broker: FakeBroker
+) -> None:
+    store(broker, b"0")
+    await consumer.assign([QUEUE])
+    consumer.pause([OTHER])
+    consumer.resume([OTHER, QUEUE])
+    assert texts(await consumer.poll()) == "0"
+
+
 async def test_a_busy_queue_does_not_starve_the_others(consumer: PullConsumer, broker: FakeBroker) -> None:
     store(broker, *(b"busy" for _ in range(1000)))
     store(broker, b"quiet", queue_id=1)

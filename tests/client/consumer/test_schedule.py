@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
@@ -122,6 +123,24 @@ async def test_a_function_that_fails_is_named_and_called_again(
     assert "not now" in str(consumer.problems)
     await reader.has(6)
     assert consumer.health().ok
+
+
+@pytest.mark.parametrize("delay", ["soon", None, float("nan"), float("inf"), -1.0])
+async def test_a_delay_that_is_none_is_a_failure(
+    consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch, delay: Any
+) -> None:
+    monkeypatch.setattr(schedule, "_AFTER_FAILURE_S", 0.01)
+    calls = asyncio.Semaphore(0)
+
+    async def function(queue: MessageQueue, turn: PullTurn) -> None:
+        turn.next_delay_s = delay
+        calls.release()
+
+    await consumer.schedule("T", function)
+    async with asyncio.timeout(20):
+        for _ in range(8):
+            await calls.acquire()
+    assert "next_delay_s" in consumer.health().problems[0]
 
 
 async def test_so_many_calls_run_at_once(

@@ -132,6 +132,12 @@ def test_what_is_no_key_fails_the_message(key: Any) -> None:
         listener([MESSAGE])
 
 
+@pytest.mark.parametrize("scope", ["", "s" * 256, "a\0b", None])
+def test_a_scope_that_no_database_takes_is_refused(scope: Any) -> None:
+    with pytest.raises(ConfigError, match="1 to 255 printable"):
+        idempotent(scope, lambda message: None, InThreads())
+
+
 async def an_async_one(message: MessageExt) -> None: ...
 
 

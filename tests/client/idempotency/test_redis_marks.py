@@ -33,7 +33,16 @@ async def test_effect_and_mark_are_done_together_and_once(redis: Redis) -> None:
 
     assert [await marks.once_async(scope, "a", effect) for _ in range(3)] == [True, False, False]
     assert int(await redis.get(f"paid-{scope}") or 0) == 1
-    assert 6 * 86400 < await redis.ttl(f"cometmq:once:{scope}:a") <= 7 * 86400
+    assert 6 * 86400 < await redis.ttl(f"cometmq:once:{len(scope)}:{scope}:a") <= 7 * 86400
+
+
+async def test_scopes_do_not_meet_in_their_keys(redis: Redis) -> None:
+    marks, scope = RedisMarks(redis), next(_scopes)
+
+    async def nothing(_: object) -> None: ...
+
+    assert await marks.once_async(f"s{scope}", "eu:7", nothing)
+    assert await marks.once_async(f"s{scope}:eu", "7", nothing)
 
 
 async def test_a_failure_leaves_neither_effect_nor_mark(redis: Redis) -> None:
@@ -45,7 +54,7 @@ async def test_a_failure_leaves_neither_effect_nor_mark(redis: Redis) -> None:
 
     with pytest.raises(ValueError, match="no"):
         await marks.once_async(scope, "a", fail)
-    assert await redis.exists(f"paid-{scope}", f"cometmq:once:{scope}:a") == 0
+    assert await redis.exists(f"paid-{scope}", f"cometmq:once:{len(scope)}:{scope}:a") == 0
 
 
 async def test_a_command_that_fails_marks_nothing(redis: Redis) -> None:
@@ -57,7 +66,7 @@ async def test_a_command_that_fails_marks_nothing(redis: Redis) -> None:
 
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         await marks.once_async(scope, "a", fail)
-    assert await redis.exists(f"cometmq:once:{scope}:a") == 0
+    assert await redis.exists(f"cometmq:once:{len(scope)}:{scope}:a") == 0
 
 
 async def test_a_key_that_is_being_handled_is_refused(redis: Redis) -> None:
@@ -87,7 +96,7 @@ async def test_a_call_that_outlasts_its_lease(redis: Redis, in_redis: bool) -> N
     async def slow(pipeline: Any) -> None:
         if in_redis:
             pipeline.incr(f"paid-{scope}")
-        while await redis.exists(f"cometmq:once:{scope}:a"):
+        while await redis.exists(f"cometmq:once:{len(scope)}:{scope}:a"):
             await asyncio.sleep(0.005)
 
     if in_redis:
@@ -96,19 +105,19 @@ async def test_a_call_that_outlasts_its_lease(redis: Redis, in_redis: bool) -> N
     else:
         assert await marks.once_async(scope, "a", slow)
     assert await redis.exists(f"paid-{scope}") == 0
-    assert await redis.exists(f"cometmq:once:{scope}:a") == (0 if in_redis else 1)
+    assert await redis.exists(f"cometmq:once:{len(scope)}:{scope}:a") == (0 if in_redis else 1)
 
 
 async def test_a_lease_that_ran_out_is_not_taken_from_its_new_holder(redis: Redis) -> None:
     marks, scope = RedisMarks(redis), next(_scopes)
 
     async def overtaken(_: object) -> None:
-        await redis.set(f"cometmq:once:{scope}:a", "doing:other")
+        await redis.set(f"cometmq:once:{len(scope)}:{scope}:a", "doing:other")
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         await marks.once_async(scope, "a", overtaken)
-    assert await redis.exists(f"cometmq:once:{scope}:a") == 1
+    assert await redis.exists(f"cometmq:once:{len(scope)}:{scope}:a") == 1
 
 
 async def test_without_redis_the_message_is_not_handled() -> None:

@@ -344,6 +344,8 @@ class PullConsumer(LookingClient):
         low, high = await self.min_offset(queue), await self.max_offset(queue)
         if not low <= offset <= high:
             raise ValueError(f"offset {offset} of {queue} is outside {low} to {high}")
+        if queue not in self._polling.queues:
+            raise ClientStateError(f"{queue} is not assigned any more")
         await self._polling.move(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -359,7 +361,8 @@ class PullConsumer(LookingClient):
         await self.seek(queue, await self.offset_by_time(queue, timestamp_ms))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these assigned queues no further; what was read ahead is still given out."""
+        """Read these assigned queues no further; what was read ahead is still given out. Queues that are not
+        assigned are ignored, here and in `resume` (docs/reference/client.md, 7.2)."""
         for queue in queues:
             self._polling.pause(queue)
 

@@ -96,12 +96,15 @@ class Fetcher:
 
     def pause(self, queue: MessageQueue) -> None:
         """Read no further; what was read ahead is still given out."""
-        self._readers[queue].paused = True
+        reader = self._readers.get(queue)
+        if reader is not None:
+            reader.paused = True
 
     def resume(self, queue: MessageQueue) -> None:
-        reader = self._readers[queue]
-        reader.paused = False
-        reader.room.set()
+        reader = self._readers.get(queue)
+        if reader is not None:
+            reader.paused = False
+            reader.room.set()
 
     async def next_batch(self, timeout_s: float | None) -> Fetched | None:
         """The next batch in order of arrival, None when none came in time or will ever come."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cometmq import logs
 from cometmq.client.group.offsets import OffsetStore
+from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageQueue
 from cometmq.text import printable
 
@@ -26,7 +28,8 @@ _DRAIN_S = 30.0
 
 @dataclass(slots=True)
 class PullTurn:
-    """One call for a queue. next_delay_s: how long after it the next one begins."""
+    """One call for a queue. next_delay_s: how long after it the next one begins, 0 or more; anything else is
+    a failure of the call."""
 
     consumer: PullConsumer
     next_delay_s: float = _NEXT_S
@@ -109,6 +112,7 @@ class Schedule:
     async def _call(self, queue: MessageQueue, turn: PullTurn) -> None:
         try:
             await self.functions[queue.topic](queue, turn)
+            _check_delay(turn.next_delay_s)
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -120,3 +124,8 @@ class Schedule:
             turn.next_delay_s = _AFTER_FAILURE_S
         else:
             self.problems.pop(queue, None)
+
+
+def _check_delay(delay_s: object) -> None:
+    if not isinstance(delay_s, int | float) or not math.isfinite(delay_s) or delay_s < 0:
+        raise ConfigError("next_delay_s", shown(delay_s), "a number of seconds, 0 or more")

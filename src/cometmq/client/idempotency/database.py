@@ -101,7 +101,6 @@ class DatabaseMarks:
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call act(cursor) unless the key is marked, in the transaction that marks it. Raises what the
         database raises: then nothing of it has happened, or a commit whose answer was lost."""
-
         mark = (("scope", scope), ("message_key", key), ("done_at", time.time()))
         marked = False
 
@@ -157,7 +156,9 @@ class DatabaseMarks:
             self._run(work)
         except Exception as error:
             # What the handler raised counts.
-            log.warning("whether table %s has the mark of a failed handler is unknown: %s", self._table, error)
+            log.warning(
+                "whether table %s has the mark of a failed handler is unknown: %s", self._table, error
+            )
 
     def close(self) -> None:
         """Close the connections that are not in use; the others close after their use."""

@@ -82,8 +82,11 @@ def idempotent(
     what makes two messages the same. The handler gets one message, and as a second argument, if it takes one,
     the transaction that the mark is part of. If it raises, nothing is marked and the message comes again.
 
-    Raises ConfigError for a handler that the marks cannot serve.
+    Raises ConfigError for a handler that the marks cannot serve, and for a scope that is no text of 1 to 255
+    printable characters.
     """
+    if not isinstance(scope, str) or not 1 <= len(scope) <= _KEY_MAX or not scope.isprintable():
+        raise ConfigError("scope", shown(scope), f"1 to {_KEY_MAX} printable characters")
     wants_transaction = _wants_transaction(handler)
     call = cast("Callable[..., Any]", handler)
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):

@@ -56,7 +56,8 @@ class RedisMarks:
         that somebody else works on or has taken meanwhile."""
         from redis.exceptions import WatchError
 
-        name = f"{self._prefix}{scope}:{key}"
+        # With its length, since "a" and "b:c" are not "a:b" and "c".
+        name = f"{self._prefix}{len(scope)}:{scope}:{key}"
         token = f"doing:{secrets.token_hex(8)}"
         if not await self._take(name, token, key):
             return False
