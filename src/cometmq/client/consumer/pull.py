@@ -362,7 +362,7 @@ class PullConsumer(LookingClient):
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Read these assigned queues no further; what was read ahead is still given out. Queues that are not
-        assigned are ignored, here and in `resume` (docs/reference/client.md, 7.2)."""
+        assigned are ignored, here and in `resume`."""
         for queue in queues:
             self._polling.pause(queue)
 
