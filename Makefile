@@ -43,9 +43,10 @@ test-long: install  ## the long forms of the tests that have one, about a quarte
 	tests/faults/test_hostile_requests.py tests/faults/test_kill.py tests/faults/test_kill_timers.py \
 	tests/faults/test_power_loss.py tests/faults/test_semantics_kill.py tests/faults/test_transaction_kill.py \
 	tests/faults/test_transaction_power_loss.py tests/interop/test_expired_stores.py tests/interop/test_histories.py \
-	tests/interop/test_orderly.py tests/interop/test_pipeline.py \
+	tests/interop/test_orderly.py tests/interop/test_stores.py tests/interop/test_pipeline.py \
 	tests/interop/test_pipeline_jobs.py tests/interop/test_timers.py tests/interop/test_transactions.py \
-	tests/pipeline/jobs/test_jobs_disturbed.py tests/pipeline/jobs/test_jobs_elsewhere.py tests/pipeline/jobs/test_run.py \
+	tests/pipeline/jobs/test_jobs_disturbed.py tests/pipeline/jobs/test_jobs_elsewhere.py \
+	tests/pipeline/jobs/test_replay.py tests/pipeline/jobs/test_run.py tests/pipeline/table/test_log.py \
 	tests/pipeline/test_archive_formats.py tests/pipeline/test_clusters.py tests/pipeline/test_jobs_killed.py \
 	tests/pipeline/test_object_store.py tests/store/test_kill.py $(TEST_ARGS)
 

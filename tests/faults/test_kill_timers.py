@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.test_kill import CYCLES, QUEUES, SEED, TOPIC, BrokerProcess, header, read_queue
+from tests.long_form import LONG, long_form
 
 from cometmq.errors import RemotingError
 from cometmq.protocol.codes import RequestCode
@@ -79,7 +80,7 @@ async def came(addr: str) -> Counter[bytes]:
     return found
 
 
-@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"] if LONG else ["ASYNC_FLUSH"])
 async def test_each_comes_once_through_kills(tmp_path: Path, flush: str) -> None:
     print(f"COMETMQ_KILL_SEED={SEED}")
     dice = random.Random(f"{SEED} {flush}")
@@ -126,6 +127,7 @@ async def call(client: RemotingClient, addr: str, request: Frame) -> None:
     assert answer.code == 0, answer.remark
 
 
+@long_form("kills brokers")
 async def test_each_comes_once_when_killed_while_messages_are_moved_on(tmp_path: Path) -> None:
     print(f"COMETMQ_KILL_SEED={SEED}")
     dice = random.Random(SEED)

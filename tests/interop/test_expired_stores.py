@@ -69,7 +69,7 @@ def segments(directory: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("writer", "reader", "end"),
     [
-        ("ours", "apache", "stopped"),
+        pytest.param("ours", "apache", "stopped", marks=SLOW),
         ("ours", "apache", "killed"),
         pytest.param("apache", "ours", "stopped", marks=SLOW),
     ],

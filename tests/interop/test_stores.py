@@ -15,6 +15,7 @@ from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
 from tests.interop.processes import side_by_side, wait_until
 from tests.interop.stores import Record, Store, differences, read_store
+from tests.long_form import long_form
 
 ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
 """Apache's shutdown runs its check of transactions once, which makes one of these."""
@@ -125,6 +126,7 @@ def opens(reader: str, end: str, place: Path, start: Start) -> None:
     assert after.records[: len(before.records)] == before.records
 
 
+@long_form("four brokers one after the other")
 def test_a_log_over_two_directories_goes_from_one_broker_to_the_other(start: Start, tmp_path: Path) -> None:
     both = [("ours", "apache"), ("apache", "ours")]
     side_by_side(lambda *case: hand_over(*case, start, tmp_path / case[0]), both)

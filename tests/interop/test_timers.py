@@ -150,6 +150,7 @@ def hand_over(writer: str, reader: str, start: Callable[[str, Path], Broker], pl
     other.stop()
 
 
+@long_form("waits for two brokers of Apache's")
 def test_what_is_stored_of_a_delivered_message_and_counted_of_others_is_what_apache_says(
     start: Callable[[str, Path], Broker], tmp_path: Path
 ) -> None:

@@ -35,7 +35,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     made.close()
 
 
-@pytest.mark.parametrize("with_children", [pytest.param(False, marks=long_form("a JVM to wait for")), True])
+@long_form("kills a JVM")
+@pytest.mark.parametrize("with_children", [False, True])
 def test_a_redrive_that_is_killed_goes_on(
     with_children: bool, topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_redrive_that_is_killed_goes_on(
     assert rows.count() == LETTERS, "of the killed run nothing is in the table"
 
 
+@long_form("kills a JVM")
 def test_a_rebuild_that_is_killed_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     root, output = tmp_path / "root", tmp_path / "new"
     build(root)

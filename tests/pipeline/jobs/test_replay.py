@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row, SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.test_replay_state import begun
 from tests.pipeline.s3_server import BUCKET, KEY, S3
@@ -89,6 +90,7 @@ def test_an_archive_comes_back_in_order_with_all_that_users_wrote(
     assert len({row.msg_id for row in rows}) == 600
 
 
+@long_form("kills a JVM")
 def test_a_killed_run_is_continued_and_only_the_batch_under_way_comes_twice(
     topic: Topic, output: str, spark: SparkSession, tmp_path: Path
 ) -> None:
