@@ -26,7 +26,7 @@ def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apac
 
 
 def on(version: str) -> list[Scenario]:
-    """All scenarios that are for this version; in the short form every second one on 4.9.7, the others on 5.5.0."""
+    """The scenarios for this version; in the short form each meets one of the two."""
     old = [each for each in EVERY_SCENARIO if each not in SINCE_5]
     if not LONG:
         old = old[::2]
