@@ -144,6 +144,20 @@ def lose_in_a_group(history: list[Op], dice: random.Random) -> None:
     some(found, dice)["result"] = "unknown"
 
 
+def read_and_not_handle(history: list[Op], dice: random.Random) -> None:
+    lose_in_a_group(history, dice)
+    history.extend({**each, "group": "g"} for each in of(history, "read"))
+
+
+def lose_for_a_whole_group(history: list[Op], dice: random.Random) -> None:
+    history.append(op("own", "m9", 0.0, None, "unknown", group="idle", topic="T", queue="q0"))
+
+
+def die_too_early(history: list[Op], dice: random.Random) -> None:
+    letter = some(of(history, "dead"), dice)
+    history.remove(of(history, "handle", result="fail", message=letter["message"])[0])
+
+
 def nobody_reads(history: list[Op], dice: random.Random) -> None:
     history[:] = [op("send", "p", 1.0, 2.0, message="only", topic="T", queue="q0", offset=0)]
 
@@ -291,6 +305,8 @@ def die_at_once(history: list[Op], dice: random.Random) -> None:
 PLANTED: list[tuple[Plant, str]] = [
     (lose, "nothing lost"),
     (lose_in_a_group, "nothing lost"),
+    (read_and_not_handle, "nothing lost"),
+    (lose_for_a_whole_group, "nothing lost"),
     (nobody_reads, "nothing lost"),
     (invent, "nothing invented"),
     (deliver_a_refused_one, "nothing invented"),
@@ -315,6 +331,7 @@ PLANTED: list[tuple[Plant, str]] = [
     (die_twice, "retries"),
     (die_without_a_letter, "retries"),
     (die_at_once, "retries"),
+    (die_too_early, "retries"),
 ]
 
 

@@ -25,7 +25,8 @@ _AT_FIRST_S = 10.0
 """Until the first answer."""
 _LIMIT_S = 3.0
 _ANSWER_MAX = 64 << 10
-"""Bytes: a list of a thousand name servers."""
+"""Bytes."""
+_MOST_ADDRS = 64
 
 
 class AddressServer:
@@ -100,6 +101,8 @@ class AddressServer:
         bad = next((addr for addr in addrs if parse_address(addr) is None), None)
         if not addrs or bad is not None:
             raise self._failed(f"its answer names no host:port: {first_line if bad is None else bad!r}")
+        if len(addrs) > _MOST_ADDRS:
+            raise self._failed(f"its answer names {len(addrs)} name servers, over {_MOST_ADDRS}")
         return addrs
 
     def _failed(self, problem: str) -> ConnectError:

@@ -143,7 +143,11 @@ def nothing_lost(index: _Index) -> Iterator[str]:
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for message, deliveries in index.deliveries.items():
         for send in index.sends.get(message, [])[:1]:
-            groups[send.topic].update({each.group: each.op for each in deliveries})
+            for each in deliveries:
+                if groups[send.topic].get(each.group) != "handle":
+                    groups[send.topic][each.group] = each.op
+    for each in index.of("own", "settled"):
+        groups[each.topic].setdefault(each.group, "read")
     for message, sends in index.sends.items():
         ok = next(filter(is_ok, sends), None)
         if ok is None or message in index.cancelled:
@@ -155,7 +159,11 @@ def nothing_lost(index: _Index) -> Iterator[str]:
         wanted = {
             group: op for group, op in groups[ok.topic].items() if group not in index.expected.filtering
         }
-        done = {each.group for each in index.deliveries.get(message, []) if is_ok(each)}
+        done = {
+            each.group
+            for each in index.deliveries.get(message, [])
+            if is_ok(each) and each.op == wanted.get(each.group)
+        }
         done |= {group for group in wanted if index.dead[group, message]}
         if not groups[ok.topic]:
             yield f"{message} was acknowledged, and nobody read topic {ok.topic}"
@@ -362,12 +370,15 @@ def retries(index: _Index) -> Iterator[str]:
     """A message that fails comes again so many times, then it is one dead letter."""
     most = index.expected.tries + 1
     failed: Counter[tuple[str, str]] = Counter()
+    unknown: Counter[tuple[str, str]] = Counter()
     handled: set[tuple[str, str]] = set()
     for each in index.of("handle"):
         if each.result == "fail":
             failed[each.group, each.message] += 1
         elif is_ok(each):
             handled.add((each.group, each.message))
+        else:
+            unknown[each.group, each.message] += 1
     for (group, message), count in failed.items():
         if count > most:
             yield f"{message} failed {count} times in group {group}, which gives it {most}"
@@ -378,6 +389,9 @@ def retries(index: _Index) -> Iterator[str]:
             yield f"{message} is {count} dead letters of group {group}"
         if not failed[group, message]:
             yield f"{message} is a dead letter of group {group} and never failed"
+        elif failed[group, message] + unknown[group, message] < most:
+            count = failed[group, message]
+            yield f"{message} is a dead letter of group {group} after {count} of {most} fails"
 
 
 RULES: dict[str, Callable[[_Index], Iterator[str]]] = {

@@ -53,3 +53,13 @@ class TestLocks:
         assert locks.lock("G", "c1", queues, T0 + 1) == queues[:2]
         locks.unlock("G", "c1", queues[:1])
         assert locks.lock("H", "c1", queues, T0) == queues[:1]
+
+    def test_hand_overs_leave_half_of_the_room_to_orderly_groups(self, monkeypatch):
+        monkeypatch.setattr("cometmq.broker.groups.locks.MOST_LOCKS", 4)
+        locks = QueueLocks()
+        queues = [MessageQueue("T", "broker-a", n) for n in range(4)]
+        assert locks.lock("%HANDOVER%G", "c1", queues, T0) == queues[:2]
+        assert locks.lock("%HANDOVER%H", "c1", queues, T0) == []
+        assert locks.lock("G", "c1", queues, T0) == queues[:2]
+        locks.unlock("%HANDOVER%G", "c1", queues)
+        assert locks.lock("%HANDOVER%H", "c1", queues, T0) == queues[:2]

@@ -14,6 +14,7 @@ from cometmq import (
     Message,
     MessageExt,
     MessageQueue,
+    NoRouteError,
     Producer,
     TransactionProducer,
     TransactionState,
@@ -44,6 +45,7 @@ SPACE = Namespace("ns", exempt=("Traces",))
 def test_which_names_are_wrapped(name: str, wrapped: str) -> None:
     assert SPACE.wrap(name) == SPACE.wrap(wrapped) == wrapped
     assert SPACE.unwrap(wrapped) == name
+    assert SPACE.own([wrapped, "else%T"]) == [name]
     assert Namespace().wrap(name) == Namespace().unwrap(name) == name
 
 
@@ -118,3 +120,30 @@ async def test_a_broker_asks_about_transactions_of_a_namespace(local: LocalBroke
     ):
         await producer.send_in_transaction(Message("T", b"x"))
         await asked.wait()
+
+
+async def test_an_id_is_looked_for_in_the_topics_of_the_namespace(local: LocalBroker) -> None:
+    options = ClientOptions(namespace="ns")
+    async with (
+        Producer("p", namesrv=local.namesrv) as anybody,
+        Producer("p", namesrv=local.namesrv, client_options=options) as producer,
+    ):
+        for topic in ("T", "other%T"):
+            await anybody.send(Message(topic, b"not ours"))
+        sent = await producer.send(Message("T", b"x"))
+        found = await producer.view_message(sent.msg_id)
+    assert (found.topic, found.body) == ("T", b"x")
+
+
+async def test_a_topic_without_a_route_does_not_end_the_search(
+    local: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def topics() -> list[str]:
+        return ["Gone", "T"]
+
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        sent = await producer.send(Message("T", b"x"))
+        monkeypatch.setattr(producer.client.namesrv, "topics", topics)
+        assert (await producer.view_message(sent.msg_id)).body == b"x"
+        with pytest.raises(NoRouteError):
+            await producer.view_message(sent.msg_id, "Gone")

@@ -10,6 +10,7 @@ import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import BrokerError, Message, Producer, ProducerOptions, ReplyTimeout, RequestTimeout
+from cometmq.client.producer.request_reply import RequestNotSent
 from cometmq.protocol.codes import RequestCode, ResponseCode, SysFlag
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PushReplyMessageRequestHeader, SendMessageRequestHeader
@@ -166,3 +167,35 @@ async def test_the_time_for_all(broker: FakeBroker, asker: Producer) -> None:
         await asker.request(Message("T", b"x"), timeout_s=0.2)
     assert (caught.value.topic, caught.value.timeout_s) == ("T", 0.2)
     assert caught.value.msg_id == asked(broker)["UNIQ_KEY"]
+
+
+async def test_the_time_begins_with_the_call(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    options = ProducerOptions(max_requests=1)
+    async with Producer("p", namesrv=namesrv.addr, options=options) as asker:
+        first = asyncio.create_task(asker.request(Message("T", b"1"), timeout_s=9))
+        await sent(broker)
+        with pytest.raises(RequestNotSent, match=r"topic T could not be sent within 0\.1 s"):
+            await asker.request(Message("T", b"2"), timeout_s=0.1)
+        await broker.ask(PUSH, pushed(asked(broker)["CORRELATION_ID"]), b"one")
+        assert (await first).body == b"one"
+    assert len(broker.sent) == 1
+
+
+async def test_name_servers_that_hang_take_no_more_than_the_time(
+    namesrv: FakeNamesrv, broker: FakeBroker, asker: Producer
+) -> None:
+    await asker.queues("T")
+    namesrv.hangs = True
+    async with asyncio.timeout(2.0):
+        with pytest.raises(RequestNotSent):
+            await asker.request(Message("T", b"x"), timeout_s=0.1)
+    assert not broker.sent
+
+
+async def test_a_reply_topic_that_was_not_found_is_asked_for_again(
+    namesrv: FakeNamesrv, asker: Producer
+) -> None:
+    for _ in range(2):
+        with pytest.raises(ReplyTimeout):
+            await asker.request(Message("T", b"x"), timeout_s=0.2)
+    assert [topic.endswith("_REPLY_TOPIC") for topic in namesrv.asked].count(True) == 2

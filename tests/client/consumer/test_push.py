@@ -14,6 +14,8 @@ from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, offset_answ
 
 from cometmq import (
     BrokerError,
+    ClientInstance,
+    ClientOptions,
     ConsumeContext,
     ConsumeFromWhere,
     ConsumeStatus,
@@ -28,6 +30,7 @@ from cometmq import (
     sql92,
 )
 from cometmq.client.consumer import acknowledging
+from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
@@ -544,6 +547,24 @@ async def test_a_broadcasting_member_has_its_own_offsets(
         assert [subscription.topic for subscription in group.subscription_data_set] == ["T"]
     assert broker.offsets == {}
     assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 1}
+
+
+async def test_broadcasting_members_of_two_namespaces_have_a_file_each(
+    namesrv: FakeNamesrv, broker: FakeBroker, tmp_path: Path
+) -> None:
+    for space in ("left", "right"):
+        namesrv.serve(f"{space}%T", broker)
+        offsets = ConsumerGroup(
+            "g",
+            ClientInstance(namesrv.addr, ClientOptions(namespace=space, client_ip="10.0.0.1")),
+            PushOptions(message_model=MessageModel.BROADCASTING, offset_dir=str(tmp_path)),
+        ).offsets
+        assert await offsets.stored(QUEUE) is None
+        offsets.update(QUEUE, 7)
+        await offsets.persist()
+        assert await offsets.stored(QUEUE) == 7
+        (file,) = tmp_path.glob(f"*/{space}%g/offsets.json")
+        assert parse_offsets(file.read_bytes()) == {MessageQueue(f"{space}%T", "broker-a", 0): 7}
 
 
 async def test_a_failed_broadcast_message_is_dropped(broker: FakeBroker, box: Box, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from cometmq.message import MessageQueue
 LOCK_LIVE_MS = 60_000
 # Locks of a broker: a hundred groups on two thousand queues each. 70 MB at most.
 MOST_LOCKS = 200_000
+HAND_OVER = "%HANDOVER%"
+"""How the names of groups begin that only hand queues over. Their locks may take half of the room."""
 
 
 class LockEntry(msgspec.Struct):
@@ -35,7 +37,7 @@ class QueueLocks:
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[MessageQueue, LockEntry]] = {}
-        self._count = 0
+        self._count = self._handing_over = 0
 
     def __len__(self) -> int:
         return self._count
@@ -46,14 +48,16 @@ class QueueLocks:
         """Take or renew; returns the queues that `client_id` holds now, in the order asked. Beyond
         MOST_LOCKS nothing more is locked."""
         held = self.groups.get(group, {})
+        hands_over = group.startswith(HAND_OVER)
         got = []
         for queue in queues:
             entry = held.get(queue)
             if entry is None:
-                if self._count >= MOST_LOCKS:
+                if self._count >= MOST_LOCKS or (hands_over and self._handing_over >= MOST_LOCKS // 2):
                     continue
                 held[queue] = LockEntry(client_id, now_ms)
                 self._count += 1
+                self._handing_over += hands_over
             elif entry.client_id == client_id or entry.is_over(now_ms):
                 entry.client_id = client_id
                 entry.renewed_ms = now_ms
@@ -84,5 +88,7 @@ class QueueLocks:
         for queue in queues:
             del held[queue]
         self._count -= len(queues)
+        if group.startswith(HAND_OVER):
+            self._handing_over -= len(queues)
         if not held:
             self.groups.pop(group, None)

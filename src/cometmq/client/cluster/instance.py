@@ -116,7 +116,7 @@ class ClientInstance(LifeCycle):
         """Producers that came in all, and how many of them a heartbeat has told of."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """Those that were asked for: one for each cluster of a request's topic."""
+        """Those whose route is known: one for each cluster of a request's topic."""
         self.traces: Traces | None = None
         if self.options.trace is not None:
             self.traces = Traces(self.options.trace, self.keys, self._send_traces)
@@ -425,21 +425,22 @@ class ClientInstance(LifeCycle):
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
 
-    async def introduce(self, route: TopicRoute, timeout_s: float) -> None:
+    async def introduce(self, route: TopicRoute, end: float) -> None:
         """Have the brokers that may bring a reply know this client: those of the topic of the request, and
         all others of their clusters, which take replies as well. Those that take no heartbeat are not waited
-        for again."""
+        for again. end: of the caller's time, by the loop's clock."""
         for cluster in {broker.cluster for broker in route.data.broker_datas}:
             topic = cluster + REPLY_TOPIC_POSTFIX
             if topic not in self._reply_topics:
-                self._reply_topics.add(topic)
-                with contextlib.suppress(CometError):
-                    await self._fetch(topic)
+                with contextlib.suppress(CometError, TimeoutError):
+                    async with asyncio.timeout_at(end):
+                        await self._fetch(topic)
+                    self._reply_topics.add(topic)
         missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
         if missing or self._told_of < self._joined:
             if self._introduction is None or self._introduction.done():
                 self._introduction = self._in_background(self.send_heartbeats(), "cometmq-introduction")
-            await asyncio.wait([self._introduction], timeout=timeout_s)
+            await asyncio.wait([self._introduction], timeout=max(end - self.loop.time(), 0.0))
 
     async def _heartbeat_to(self, addr: str, body: HeartbeatData) -> None:
         try:

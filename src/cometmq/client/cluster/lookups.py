@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cometmq.client.cluster.instance import Client, ClientInstance
-from cometmq.errors import CometError, MessageNotFound
+from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
@@ -73,13 +73,17 @@ def place_in(msg_id: str) -> OffsetId | None:
 async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
     """The oldest message with a unique key, of one topic or of the first that has any; what lies in retry,
     dead-letter and system topics is found only if its topic is given."""
-    topics = [topic] if topic is not None else await client.namesrv.topics()
+    topics = [topic] if topic is not None else client.namespace.own(await client.namesrv.topics())
     hidden = (RETRY_PREFIX, DLQ_PREFIX)
     wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
     for at in range(0, len(wanted), TOPICS_AT_ONCE):
         some = wanted[at : at + TOPICS_AT_ONCE]
         asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True) for name in some)
-        for found in await asyncio.gather(*asked):
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(found, NoRouteError) and topic is None:
+                continue  # its brokers are away, or it is deleted just now
+            if isinstance(found, BaseException):
+                raise found
             if found:
                 return found[0]
     return None

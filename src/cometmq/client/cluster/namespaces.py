@@ -80,6 +80,10 @@ class Namespace:
         prefix, rest = _split(name)
         return prefix + rest.removeprefix(f"{self.name}%")
 
+    def own(self, names: Iterable[str]) -> list[str]:
+        """Of the names that a server lists: those in this namespace, as the user's."""
+        return [self.unwrap(name) for name in names if self.wrap(name) == name]
+
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
         """The queue under its name in this namespace."""
         return MessageQueue(self.wrap(queue.topic), queue.broker_name, queue.queue_id)

@@ -50,8 +50,9 @@ class Group:
         if options.offset_storage is not None:
             backend = OwnOffsets(options.offset_storage)
         elif not self.clustering:
-            path = local_path(options.offset_dir, self.instance.client_id, self.name)
-            backend = OwnOffsets(FileOffsets(path))
+            space = self.instance.namespace
+            path = local_path(options.offset_dir, self.instance.client_id, space.wrap(self.name))
+            backend = OwnOffsets(FileOffsets(path, space))
         self.offsets = OffsetStore(backend.read, backend.write)
         self.pulls = Pulls(self.instance, self.name)
         time_ms = options.consume_timestamp_ms

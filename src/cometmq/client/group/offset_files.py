@@ -4,6 +4,7 @@ Those of a BROADCASTING consumer lie where Java's does:
 
     <dir>/<client id>/<group>/offsets.json
 
+The group and the topics in the file have their namespace.
 Its map keys are objects, so it is not standard JSON. A new version is written beside the old one and moved
 into place; the old one becomes `offsets.json.bak`, which is read when the main file is missing or broken.
 """
@@ -15,12 +16,15 @@ import json
 import os
 from collections.abc import Mapping
 
+from cometmq.client.cluster.namespaces import Namespace
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
 __all__ = ["FileOffsets", "local_path", "parse_offsets", "render_offsets"]
+
+_NO_NAMESPACE = Namespace()
 
 
 class OffsetFileError(CometError):
@@ -44,18 +48,19 @@ def local_path(directory: str | None, client_id: str, group: str) -> str:
 class FileOffsets:
     """The offsets of one consumer, in a file of its own at `path`; its directory is made if need be."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, namespace: Namespace = _NO_NAMESPACE) -> None:
         self.path = path
+        self._namespace = namespace
         self._table: dict[MessageQueue, int] | None = None
 
     async def read(self, queue: MessageQueue) -> int | None:
         """The offset, None if there is none. Raises OffsetFileError."""
-        return (await self._loaded()).get(queue)
+        return (await self._loaded()).get(self._namespace.wrap_queue(queue))
 
     async def write(self, table: Mapping[MessageQueue, int]) -> None:
         """Queues that are in the file and not in `table` stay there. Raises OffsetFileError."""
         known = await self._loaded()
-        known.update(table)
+        known.update({self._namespace.wrap_queue(queue): offset for queue, offset in table.items()})
         try:
             await asyncio.to_thread(self._save, render_offsets(known))
         except OSError as error:

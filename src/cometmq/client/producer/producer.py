@@ -26,7 +26,7 @@ from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.latency import SlowBrokers
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
-from cometmq.client.producer.request_reply import as_request
+from cometmq.client.producer.request_reply import RequestNotSent, as_request
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin
 from cometmq.errors import (
@@ -214,33 +214,43 @@ class Producer(LookingClient):
         """Send a message as `send` does and wait for the reply of a consumer that sends `reply_to(message,
         body)`. Many may wait at once.
 
-        `timeout_s` is the time for sending and for the reply. Raises what `send` raises, and ReplyTimeout:
-        the message was sent, and no reply came.
+        `timeout_s` is the time for waiting for a place, for sending and for the reply. Raises what `send`
+        raises, RequestNotSent: the time was over before it could be sent, and ReplyTimeout: the message was
+        sent, and no reply came.
         """
         client = self._running()
         check_kind(message)
+        end = client.loop.time() + timeout_s
         self._under_way += 1  # a stop waits for it
-        correlation_id = ""
+        correlation_id, has_place = "", False
         try:
-            async with self._requests:
-                end = client.loop.time() + timeout_s
-                correlation_id, asking = as_request(message, client.client_id, timeout_s)
-                reply = client.replies.expect(correlation_id)
-                await client.introduce(await self._route_within(message.topic, timeout_s), timeout_s)
-                left_s = max(end - client.loop.time(), 0.0)
-                try:
-                    sent = await self.send(
-                        asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
-                    )
-                    async with asyncio.timeout_at(end):
-                        return await reply
-                except TimeoutError:
-                    raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s) from None
-                except CometError:
-                    if reply.done():  # so the message got there
-                        return reply.result()
-                    raise
+            try:
+                async with asyncio.timeout_at(end):
+                    has_place = await self._requests.acquire()
+            except TimeoutError:
+                raise RequestNotSent(message.topic, timeout_s) from None
+            route = await self._route_within(message.topic, max(end - client.loop.time(), 0.0))
+            await client.introduce(route, end)
+            left_s = end - client.loop.time()
+            if left_s <= 0:
+                raise RequestNotSent(message.topic, timeout_s)
+            correlation_id, asking = as_request(message, client.client_id, timeout_s)
+            reply = client.replies.expect(correlation_id)
+            try:
+                sent = await self.send(
+                    asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
+                )
+                async with asyncio.timeout_at(end):
+                    return await reply
+            except TimeoutError:
+                raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s) from None
+            except CometError:
+                if reply.done():  # so the message got there
+                    return reply.result()
+                raise
         finally:
+            if has_place:
+                self._requests.release()
             client.replies.forget(correlation_id)
             self._ended()
 
