@@ -88,8 +88,8 @@ store/test_lengths.py: store/tables/clean_stop
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/recent
 store/test_rebuild.py: store/inspect/asked
-store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/queue_order
-    store/recovery/replay
+store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/replay
+    store/writing/queue_order
 store/test_retention.py: store/background/fullness
 store/test_settings.py: store/base/config store/base/flags
 store/test_strange_files.py: store/base/read_only_files
@@ -100,7 +100,7 @@ store/test_verify.py: store/inspect/findings store/inspect/log_walk store/recove
 store/test_verify_derived.py: store/inspect/index_check store/inspect/index_files store/inspect/queue_check
     store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
-    store/log/commit_log store/writing/dispatch
+    store/log/commit_log store/writing/dispatch store/writing/record_dispatch
 test_text.py: logs
 testing/test_in_memory.py: remoting/networks testing/memory
 testing/test_plugin.py: testing/local testing/process

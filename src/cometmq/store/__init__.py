@@ -19,7 +19,8 @@ from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
 from cometmq.store.writing.appender import Appender, Body, TickMessage, Traits
-from cometmq.store.writing.dispatch import Arrivals
+from cometmq.store.writing.record_dispatch import Arrivals
+from cometmq.store.writing.replica import ReplicaCommit, ReplicaDamaged, ReplicaLog, ReplicaMismatch
 
 __all__ = [
     "CACHED",
@@ -54,6 +55,10 @@ __all__ = [
     "OsDisk",
     "QueueTable",
     "Reads",
+    "ReplicaCommit",
+    "ReplicaDamaged",
+    "ReplicaLog",
+    "ReplicaMismatch",
     "SteadyTime",
     "StoreConfig",
     "StoreRefused",

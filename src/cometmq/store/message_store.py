@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -52,7 +53,9 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
-from cometmq.store.writing.dispatch import Arrivals, Dispatcher, last_of
+from cometmq.store.writing.dispatch import Dispatcher, WrittenRun, last_of
+from cometmq.store.writing.record_dispatch import Arrivals, RecordDispatch
+from cometmq.store.writing.replica import ReplicaLog
 
 log = logs.logger(__name__)
 
@@ -75,9 +78,9 @@ class MessageStore:
     """One store, made by `open`. `start` gives it a loop for its background work; without one everything runs
     in place.
 
-    What concerns one part is asked of that part: `appender`, `queues`, `lookups`, `index`, `log`, `flusher`,
-    `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and `off_loop` for questions
-    that may have to wait for the device. Methods of the store are what takes several of them.
+    What concerns one part is asked of that part: `appender`, `replica`, `queues`, `lookups`, `index`, `log`,
+    `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and `off_loop` for
+    questions that may have to wait for the device. Methods of the store are what takes several of them.
     """
 
     def __init__(
@@ -102,12 +105,16 @@ class MessageStore:
         self.min_offsets.apply(queues)
         self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
         flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
-        self.dispatcher = Dispatcher(queues, index, self._dispatched)
+        received = RecordDispatch(
+            queues, index, deleted, config, {}, lambda note: log.warning("%s, not served", note)
+        )
+        self.dispatcher = Dispatcher(queues, index, received, self._dispatched)
         flusher.on_flushed = self.dispatcher.flushed
         flusher.on_failure = self._flush_failed
         self.reader = QueueReader(self.log, config, physical_memory())
         self.lookups = Lookup(self.log, queues, index, off_loop, config)
         self.appender = Appender(self.log, queues, clock, config, flags)
+        self.replica = ReplicaLog(self.log, flusher, flags, self._written)
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
         self.checkpointing = Checkpointing(
@@ -239,19 +246,26 @@ class MessageStore:
                 ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
             )
             return Commit(placed, refused, error, self.log.end)
-        _, _, now_ms = last_of(runs)
-        if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
-            self.checkpointing.clock_stepped_back(now_ms)
-        self.flusher.written_ms = now_ms
+        return Commit(placed, refused, None, self.log.end, *self._written(runs))
+
+    def _written(self, runs: Sequence[WrittenRun]) -> tuple[int, Arrivals]:
+        """Records were written: they become visible now, or with their flush. Returns how many did, and the
+        arrivals in watched queues."""
+        if runs:
+            _, _, now_ms = last_of(runs)
+            if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
+                self.checkpointing.clock_stepped_back(now_ms)
+            self.flusher.written_ms = now_ms
         self.space.reserve()
         # Visible in order, also when the flush mode has just changed.
         if self.config.sync_flush or self.dispatcher.waits:
-            self.dispatcher.dispatch_flushed(self.log.end, runs)
+            if runs:
+                self.dispatcher.dispatch_flushed(self.log.end, runs)
             self.flusher.request()
-            return Commit(placed, refused, None, self.log.end)
+            return 0, []
         if not self.config.flush_commit_log_timed:
             self.flusher.timed()
-        return Commit(placed, refused, None, self.log.end, *self.dispatcher.dispatch(runs))
+        return self.dispatcher.dispatch(runs) if runs else (0, [])
 
     def _dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
         self.checkpointing.dispatched(count, last, end, stored_ms)

@@ -26,7 +26,7 @@ from tests.store.kit import (
 
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.inspect.rebuild import rebuild
-from cometmq.store.recovery import queue_order
+from cometmq.store.writing import queue_order
 
 GAP = 200_000
 

@@ -9,7 +9,7 @@ check doubts, and that one is looked at by `record_facts`. The columns of arrow.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +150,7 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
     return matches
 
 
+@final
 class Run(NamedTuple):
     """The facts of several valid records that follow each other, by columns; never empty.
 

@@ -22,9 +22,9 @@ from cometmq.store.derived.index_service import IndexService, hashed_keys
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.inspect.findings import NOTHING, WARNING, Findings
 from cometmq.store.inspect.queue_check import Evidence
-from cometmq.store.recovery.queue_order import QueueOrder
-from cometmq.store.recovery.replay import WAITING_TOPICS, tags_code_of
 from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.writing.queue_order import QueueOrder
+from cometmq.store.writing.record_dispatch import WAITING_TOPICS, tags_code_of
 
 UNITS = np.dtype([("queue", "i4"), ("size", "i4"), ("position", "i8"), ("tags", "i8"), ("offset", "i8")])
 """A unit before its queue is made. queue: a number in `Asked.queues`."""

@@ -26,9 +26,9 @@ from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHIN
 from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.replay import WAITING_TOPICS, tags_code_of
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.writing.record_dispatch import WAITING_TOPICS, tags_code_of
 
 _MOST_SEARCHES = 100  # in vain, for the true place of a record
 _MOST_FLIPS, _MOST_FLIPS_OF_A_QUEUE = 1 << 24, 1 << 20  # tried for tags codes; about 1.5 us each

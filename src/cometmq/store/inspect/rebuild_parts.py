@@ -42,10 +42,10 @@ from cometmq.store.inspect.rebuild import (
     look_at_old_queues,
     remove_tree,
 )
-from cometmq.store.recovery.queue_order import SPARE
 from cometmq.store.recovery.store_layout import StoreLayout, read_layout
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.writing.queue_order import SPARE
 
 _CHUNK = 1 << 20  # units or keys in one file of the scratch directory
 _COPIED = ("checkpoint", "abort", "broker.conf")  # with the tables: what `verify` and a broker look at

@@ -194,13 +194,14 @@ class CommitLog:
 
     # -- appending --------------------------------------------------------------------------------
 
-    def claim(self, size: int) -> None:
+    def claim(self, size: int, behind: int = BLANK_SIZE) -> None:
         """Make room for `size` bytes in one segment and one chunk, to be `put` from log position `next` on.
+        behind: so many bytes of the segment must be left; 0 for bytes that bring the blank record along.
 
         Raises OSError when a segment cannot be made; nothing has changed then."""
         if self.scars:
             self._heal()
-        if self.next + size + BLANK_SIZE > self.limit:
+        if self.next + size + behind > self.limit:
             self._roll()
         if self.used + size > len(self.buffer):
             self._new_chunk(size)
@@ -380,6 +381,15 @@ class CommitLog:
         self._extents = []
 
     # -- opening ----------------------------------------------------------------------------------
+
+    def begin_at(self, base: int) -> None:
+        """Let a log without a record begin with another segment. Raises OSError."""
+        self.close()
+        while self.segments:
+            self._files.delete(self.path_of(self.segments[-1]))
+            self.places.forget(self.segments.pop())
+        self.limit = 0
+        self.resume([], base)
 
     def resume(self, segments: list[int], end: int) -> None:
         """Go on behind `end`, the end that recovery found, in the given existing segments."""

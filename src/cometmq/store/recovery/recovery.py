@@ -30,10 +30,11 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
-from cometmq.store.recovery.queue_order import WIDEST_GAP
-from cometmq.store.recovery.replay import MOST_NAMED, Recovered, Replay, StartEarlier
+from cometmq.store.recovery.replay import MOST_NAMED, Recovered, Replay
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.writing.queue_order import WIDEST_GAP
+from cometmq.store.writing.record_dispatch import StartEarlier
 
 log = logs.logger(__name__)
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Sequence
 from itertools import repeat
 
+from cometmq.protocol.record.many import Run
 from cometmq.store.derived.consume_queue import UNIT_STRUCT
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.writing.appender import BatchRecords, EncodedRun, TickMessage
+from cometmq.store.writing.record_dispatch import ALL, NONE, Arrivals, RecordDispatch, Watched
 
-Arrivals = list[tuple[str, int, int, int, int]]
-"""Of messages that readers can see from now on: topic, queue id, the queue offset behind it, tags code, store
-time in ms."""
-
-Watched = Container[tuple[str, int]] | None
-"""Topic and queue id of the queues whose arrivals somebody wants to hear of; None: all."""
+WrittenRun = EncodedRun | Run
+"""Records that follow each other in the log: made here, or by a master and received as they are."""
 
 _pack = UNIT_STRUCT.pack
 
 
-def last_of(runs: list[EncodedRun]) -> tuple[int, int, int]:
+def last_of(runs: Sequence[WrittenRun]) -> tuple[int, int, int]:
     """Log position, end and store time (ms) of the last record."""
     run = runs[-1]
+    if type(run) is Run:
+        return int(run.position[-1]), run.end, int(run.store_ms[-1])
     if type(run) is BatchRecords:
         position = run.physical_offsets[-1]
         return position, position + run.sizes[-1], run.store_timestamp_ms
@@ -35,13 +35,19 @@ class Dispatcher:
     """Makes what was written visible, in the order of the log: at once, or with its flush."""
 
     def __init__(
-        self, queues: QueueTable, index: IndexService, dispatched: Callable[[int, int, int, int], None]
+        self,
+        queues: QueueTable,
+        index: IndexService,
+        received: RecordDispatch,
+        dispatched: Callable[[int, int, int, int], None],
     ) -> None:
-        """dispatched: called with the number of records, and position, end and store time of the last."""
+        """received: dispatches records that were received as they are. dispatched: called with the number of
+        records, and position, end and store time of the last."""
         self._queues = queues
         self._index = index
+        self._received = received
         self._dispatched = dispatched
-        self._unflushed: deque[tuple[int, list[EncodedRun]]] = deque()
+        self._unflushed: deque[tuple[int, Sequence[WrittenRun]]] = deque()
         self.watched: Watched = None
         """Of which queues the arrivals are told."""
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
@@ -52,7 +58,7 @@ class Dispatcher:
         """Whether some records wait for their flush: those behind them must, too."""
         return bool(self._unflushed)
 
-    def dispatch(self, runs: list[EncodedRun]) -> tuple[int, Arrivals]:
+    def dispatch(self, runs: Sequence[WrittenRun]) -> tuple[int, Arrivals]:
         """Make records visible. Returns how many, and the arrivals in watched queues."""
         arrivals: Arrivals = []
         count = 0
@@ -60,6 +66,9 @@ class Dispatcher:
             if type(run) is BatchRecords:
                 self._dispatch_batch(run, arrivals)
                 count += len(run.sizes)
+            elif type(run) is Run:
+                self._dispatch_received(run, arrivals)
+                count += len(run.properties)
             else:
                 self._dispatch_messages(run, arrivals)
                 count += len(run)
@@ -116,14 +125,23 @@ class Dispatcher:
             else:
                 index.add(prefixes, positions, times, repeat(b"", count), keys)
 
-    def dispatch_flushed(self, end: int, runs: list[EncodedRun]) -> None:
+    def _dispatch_received(self, run: Run, arrivals: Arrivals) -> None:
+        received = self._received
+        received.watched, received.arrivals = self.watched, arrivals
+        touched = received.add(run, indexed=ALL if self._index.enabled else NONE)
+        for queue in touched | received.finish():  # nobody knows when its next record will come
+            queue.next_offset = queue.max_offset
+            if not queue.dirty:
+                self._queues.add_dirty(queue)
+
+    def dispatch_flushed(self, end: int, runs: Sequence[WrittenRun]) -> None:
         """Make records visible when the log has been flushed up to `end`."""
         self._unflushed.append((end, runs))
 
     def flushed(self, end: int) -> None:
         """The log is on the device up to `end`."""
         waiting = self._unflushed
-        runs: list[EncodedRun] = []
+        runs: list[WrittenRun] = []
         while waiting and waiting[0][0] <= end:
             runs += waiting.popleft()[1]
         if runs:

@@ -1,0 +1,181 @@
+"""Dispatch of records as they lie in a log: a walk over it finds them, or a master sends them.
+
+What follows on its queue's end goes in runs of many records; every other record is looked at by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC
+from cometmq.protocol.properties.key_hashes import Keys, key_prefix
+from cometmq.protocol.properties.template import codes_and_keys
+from cometmq.protocol.properties.values import stored_tags_code, value_of
+from cometmq.protocol.record.layout import TRANSACTION_MASK
+from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.one import Facts
+from cometmq.protocol.timers import timer_tags_code
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.refusal import QueueRefused
+from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.writing.queue_order import QueueOrder
+
+Arrivals = list[tuple[str, int, int, int, int]]
+"""Of messages that readers can see from now on: topic, queue id, the queue offset behind it, tags code, store
+time in ms."""
+
+Watched = Container[tuple[str, int]] | None
+"""Topic and queue id of the queues whose arrivals somebody wants to hear of; None: all."""
+
+ALL, NONE = range(1 << 62), range(0)
+"""Every log position, and no one."""
+
+WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics whose units carry times in place of hashes of tags."""
+
+
+class StartEarlier(Exception):
+    """A queue lacks units from before the start of the walk."""
+
+
+def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
+    """Tags code of a record's queue unit: hash of TAGS, or for a message that waits its time."""
+    if facts.topic == TIMER_TOPIC:
+        return timer_tags_code(facts.properties)
+    if facts.topic == SCHEDULE_TOPIC:
+        level = value_of(facts.properties, b"DELAY")
+        if level.isdigit() and int(level) > 0:
+            number = min(int(level), max(delays_ms, default=0))
+            return facts.store_ms + delays_ms.get(number, 1000)
+    return stored_tags_code(facts.properties)
+
+
+class RecordDispatch:
+    """Computes queue units and index keys from records. Loop thread only.
+
+    former_ends: of QueueOrder. not_served: takes a note for each record that fits no queue.
+    """
+
+    def __init__(
+        self,
+        queues: QueueTable,
+        index: IndexService,
+        deleted: DeletedTopics,
+        config: StoreConfig,
+        former_ends: Mapping[str, Mapping[int, int]],
+        not_served: Callable[[str], None],
+    ) -> None:
+        self._queues = queues
+        self._index = index
+        self._deleted = deleted
+        self._delays = config.delay_levels_ms
+        self._not_served = not_served
+        self._order = QueueOrder(former_ends, self._push, self._leave_out)
+        self._touched: set[ConsumeQueue] = set()
+        self.watched: Watched = frozenset()
+        """Of which queues `arrivals` are wanted."""
+        self.arrivals: Arrivals = []
+
+    def add(
+        self, run: Run, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
+    ) -> set[ConsumeQueue]:
+        """Dispatch the records at the `queued` positions to their queues, those at the `indexed` ones to the
+        index. Returns the queues that have got units. Raises StartEarlier unless a record that is ahead of
+        its queue `may_wait` for the next one, or for `finish`."""
+        codes, keys = codes_and_keys(run.properties)
+        if indexed:
+            self._index_run(run, keys, indexed)
+        self._queue_run(run, codes, queued.start, may_wait)
+        return self._take_touched()
+
+    def finish(self) -> set[ConsumeQueue]:
+        """The records that wait are served. Returns the queues that have got units."""
+        self._order.finish()
+        return self._take_touched()
+
+    def _take_touched(self) -> set[ConsumeQueue]:
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def _index_run(self, run: Run, keys: list[bytes] | None, indexed: range) -> None:
+        """Dispatch records to the index; `keys` as in `codes_and_keys`."""
+        positions = run.position
+        wanted = (indexed.start <= positions) & (positions < indexed.stop)
+        if self._deleted:
+            wanted &= ~self._deleted.hidden(run)
+        given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
+        for row in np.flatnonzero(run.rolled_back).tolist():
+            given[row] = ()
+        prefixes = [key_prefix(name) for name in run.names]
+        columns: list[Sequence[Any]] = [
+            [prefixes[number] for number in run.topic.tolist()], positions.tolist(), run.store_ms.tolist(),
+            run.properties, given,
+        ]  # fmt: skip
+        if not wanted.all():
+            columns = [list(compress(column, wanted.tolist())) for column in columns]
+        self._index.add(*columns)
+
+    def _push(self, queue: ConsumeQueue, facts: Facts) -> None:
+        code, offset = tags_code_of(facts, self._delays), facts.queue_offset
+        queue.push(facts.position, facts.size, code, offset)
+        self._touched.add(queue)
+        if self.watched is None or (queue.topic, queue.queue_id) in self.watched:
+            self.arrivals.append((queue.topic, queue.queue_id, offset + 1, code, facts.store_ms))
+
+    def _leave_out(self, facts: Facts, end: int, _following: Facts | None) -> None:
+        place = f"queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id}"
+        self._not_served(f"record at {facts.position}: {place} where {end} was expected")
+
+    def _queue_run(self, run: Run, codes: list[int], start: int, may_wait: bool) -> None:
+        """Dispatch records to their queues."""
+        by_key, waiting = self._queues.by_key, self._order.waiting
+        names, properties = run.names, run.properties
+        touched, watched = self._touched, self.watched
+        careful = bool(self._deleted)
+        columns = [column.tolist() for column in run[:7]]
+        for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
+            zip(*columns, strict=True)
+        ):
+            topic = names[number]
+            queue = by_key.get((topic, queue_id))
+            if (
+                queue is None
+                or offset != queue.max_offset
+                or position < start
+                or sys_flag & TRANSACTION_MASK
+                or topic in WAITING_TOPICS
+                or waiting
+                or careful
+            ):
+                if position >= start:
+                    facts = Facts(
+                        position, size, queue_id, offset, sys_flag, store_ms, topic, properties[row]
+                    )
+                    self._queue_one(facts, may_wait)
+                continue
+            queue.push(position, size, codes[row], offset)
+            touched.add(queue)
+            if watched is None or (topic, queue_id) in watched:
+                self.arrivals.append((topic, queue_id, offset + 1, codes[row], store_ms))
+
+    def _queue_one(self, facts: Facts, may_wait: bool) -> None:
+        """One record that may not follow on its queue's end."""
+        topic, queue_id = facts.topic, facts.queue_id
+        if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
+            return
+        try:
+            queue = self._queues.of_record(topic, queue_id)
+        except QueueRefused as refusal:
+            self._not_served(f"record at {facts.position}: {refusal.remark}")
+            return
+        if not self._order.add(queue, facts, may_wait=may_wait):
+            raise StartEarlier(
+                f"consume queue {topic}/{queue_id} ends at {queue.max_offset}, not at {facts.queue_offset}"
+            )
