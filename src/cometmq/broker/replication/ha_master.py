@@ -77,7 +77,7 @@ class Slave:
     host: str
     heard_at: float
     sent_at: float
-    reported: int = -1
+    reported: int | None = None
     first: int = -1
     acked: int = -1
     sent: int = -1
@@ -171,8 +171,8 @@ class HaMaster:
 
     def _judge(self, slave: Slave, log: LogState) -> str:
         """Take over a report; why it cannot be true, or be served, "" if it can."""
-        position, slave.reported = slave.reported, -1
-        if position < 0:
+        position, slave.reported = slave.reported, None
+        if position is None:
             return ""
         if slave.acked < 0:
             return self._begin(slave, position, log)
@@ -184,6 +184,8 @@ class HaMaster:
         return ""
 
     def _begin(self, slave: Slave, position: int, log: LogState) -> str:
+        if position < 0:
+            return f"it reports {position}, which is no position"
         if position > log.end:
             return f"its log ends at {position}, ahead of this master's, which ends at {log.end}"
         if 0 < position < log.first:

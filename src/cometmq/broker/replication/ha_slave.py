@@ -39,11 +39,11 @@ class MasterAddress(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The end of a slave's log: that of its last whole record, the record's position and bytes."""
+    """The end of a slave's log, and the position and bytes of its last record; None if that is not known."""
 
     end: int
     position: int
-    record: bytes
+    record: bytes | None
 
 
 class MasterLog(NamedTuple):
@@ -91,6 +91,8 @@ def contradiction(own: Tail | None, master: MasterLog) -> str:
         return f"the slave's log ends at {own.end}, ahead of the master's, which ends at {master.end}"
     if own.end < master.first:
         return f"the slave's log ends at {own.end}, and the master's begins at {master.first} only"
+    if own.record is None:
+        return ""
     if master.record is None and own.position >= master.first:
         return (
             f"the slave has a record at {own.position}, where the master has none; the slave's log ends at "
@@ -163,14 +165,10 @@ class HaSlave:
             self.phase = Phase.PAUSING
             self._next_at = now + PAUSE_S
 
-    def received(self, now: float, position: int, size: int, end: int) -> str:
-        """Bytes of the log, or a heart-beat, have come. Returns why they do not fit behind `end`, the end of
-        what the slave has; "" if they do. end 0: an empty log begins wherever the master says."""
+    def received(self, now: float, end: int) -> None:
+        """Bytes of the log, or a heart-beat, have come: the master's log goes as far as `end` at least."""
         self._heard_at = now
-        self.master_end = max(self.master_end, position + size)
-        if position != end and end and size:
-            return f"the master sent its log from {position} on, and the slave's ends at {end}"
-        return ""
+        self.master_end = max(self.master_end, end)
 
     def turn(self, now: float, end: int, safe: int) -> list[Effect]:
         """What is to be done now. end: the end of the slave's log; safe: up to where it may say that it has
