@@ -60,7 +60,10 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
     ),
-    "broker": ("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "admin"),
+    "broker": (
+        *("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "replication"),
+        "admin",
+    ),
     "client": ("cluster", "producer", "group", "consumer", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
 }
@@ -78,6 +81,11 @@ SANS_IO_MODULES = (
     "errors.py",
     "broker/base/pressure.py",
     "namesrv/tables.py",
+    "broker/replication/ha_frames.py",
+    "broker/replication/ha_master.py",
+    "broker/replication/ha_slave.py",
+    "broker/replication/replica_waits.py",
+    "broker/replication/rates.py",
     "broker/send/half.py",
     "broker/transactions/half.py",
     "broker/transactions/ledger.py",

@@ -35,6 +35,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
+from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
@@ -50,7 +51,7 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RequestCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
-from cometmq.store import Arrivals, Clock, Disk, MessageStore, replace_file
+from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, replace_file
 
 log = logs.logger(__name__)
 
@@ -86,7 +87,19 @@ class BrokerParts:
         self.producers = ProducerTable()
         self.locks = QueueLocks()
         self.slow_readers = SlowReaders(config, self.tables.groups)
-        self.registrar = Registrar(config, self.tables.topics, address, self.client)
+        self.replication = Replication(
+            config=config,
+            clock=clock,
+            store=store,
+            tables=self.tables,
+            address=address,
+            client=self.client,
+            tick=tick,
+            visible=self.writer.visible,
+        )
+        if config.store.broker_role == SYNC_MASTER:
+            self.writer.replicas = self.replication.master
+        self.registrar = Registrar(config, self.tables.topics, address, self.client, self.replication.follow)
         self.filter_servers = FilterServers(config, clock, address, self.registrar)
         self._make_processors(DelayLevels.of(config.store))
         for queue in (*self.schedule.queues(), *self.timers.queues()):
@@ -101,6 +114,7 @@ class BrokerParts:
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
         tick.at_end(self.writer.end_tick)
+        tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
 
     def _make_processors(self, levels: DelayLevels) -> None:
@@ -217,6 +231,7 @@ class BrokerParts:
             ClientAdmin(
                 clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
             ),
+            self.replication,
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             RuntimeAdmin(
                 config=config,
@@ -226,6 +241,7 @@ class BrokerParts:
                 schedule=self.schedule,
                 timers=self.timers,
                 protection=self.protection,
+                replication=self.replication,
                 settings_changed=self._settings_changed,
             ),
         ):
@@ -271,6 +287,7 @@ class BrokerParts:
         for timer in self._periodic:
             timer.start()
         self.protection.start()
+        await self.replication.start()
         await self.registrar.start()
         await self.filter_servers.start()
 
@@ -301,6 +318,7 @@ class BrokerParts:
         await self.transactions.stop()
         await self.pulls.stop()
         await self.writer.drain(drain_s)
+        await self.replication.stop()
         for server in servers:
             await server.stop(drain_s)
         await self.client.close()
@@ -311,8 +329,9 @@ class BrokerParts:
 
     def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
-        self.schedule.arrived(arrivals)
-        self.timers.arrived(arrivals)
+        if not self.store.slave:
+            self.schedule.arrived(arrivals)
+            self.timers.arrived(arrivals)
 
     def _closed(self, connection: Connection) -> None:
         self.pulls.long_poll.drop(connection)
@@ -338,6 +357,7 @@ class BrokerParts:
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
         self.writer.configure()
+        self.replication.configure()
         if "brokerPermission" in keys:
             self.tables.topics.touch()
         path = self._config.broker_config_path

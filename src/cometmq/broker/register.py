@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,11 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import KVTable, RegisterBrokerBody
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import RegisterBrokerRequestHeader, UnregisterBrokerRequestHeader
+from cometmq.protocol.headers import (
+    RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
+    UnregisterBrokerRequestHeader,
+)
 from cometmq.remoting import AddressServer, RemotingClient
 
 log = logs.logger(__name__)
@@ -75,6 +79,9 @@ class NamesrvLink:
         if not self._known:
             self._known = True
             log.info("registered with name server %s as %s", self.namesrv, header.broker_addr)
+        known = answer.header(RegisterBrokerResponseHeader)
+        if known.master_addr and known.ha_server_addr:
+            registrar.on_master(known.master_addr, known.ha_server_addr)
         if answer.body:
             registrar.topics.set_ordered(KVTable.decode(answer.body).table)
 
@@ -98,6 +105,8 @@ class Registrar:
     topics: TopicTable
     address: BrokerAddress
     client: RemotingClient
+    on_master: Callable[[str, str], None] = lambda _addr, _ha_addr: None
+    """Told of the master's address and that of its HA port, where the name server knows them."""
     filter_servers: Sequence[str] = ()  # addresses of those that have registered with this broker
 
     def __post_init__(self) -> None:

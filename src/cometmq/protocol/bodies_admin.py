@@ -198,6 +198,42 @@ class DelayOffsetTable(IntegerKeyed):
     log_position: int | None = None
 
 
+# -- replication
+
+
+class HaConnectionInfo(Body):
+    """A slave's connection as its master sees it (code 907). diff: bytes it is behind."""
+
+    addr: str
+    slave_ack_offset: int
+    diff: int
+    in_sync: bool
+    transferred_byte_in_second: int = always(0)
+    transfer_from_where: int = always(0)
+
+
+class HaClientInfo(Body):
+    """A slave's connection as it sees it itself (code 907). Times in ms."""
+
+    master_addr: str | None = None
+    transferred_byte_in_second: int = always(0)
+    max_offset: int = always(0)
+    last_read_timestamp: int = always(0)
+    last_write_timestamp: int = always(0)
+    master_flush_offset: int = always(0)
+    activated: bool = always(False)
+
+
+class HaRuntimeInfo(Body):
+    """What haStatus shows (code 907)."""
+
+    master: bool
+    master_commit_log_max_offset: int = always(0)
+    in_sync_slave_nums: int = always(0)
+    ha_connection_info: list[HaConnectionInfo] = empty(list)
+    ha_client_runtime_info: HaClientInfo = empty(HaClientInfo)
+
+
 # -- timers
 
 

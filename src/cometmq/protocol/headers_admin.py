@@ -68,3 +68,17 @@ class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
     group_name: str
     remove_offset: bool | None = None
     clean_offset: bool | None = None
+
+
+class ExchangeHaInfoResponseHeader(Header, gc=False):
+    """Answer to 906."""
+
+    master_ha_address: str | None = None
+    master_flush_offset: I64 | None = None
+    master_address: str | None = None
+
+
+class ResetMasterFlushOffsetHeader(Header, gc=False):
+    """Code 908."""
+
+    master_flush_offset: I64

@@ -10,6 +10,7 @@ from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
+from cometmq.broker.replication.replication import Replication
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError, ConfigError
@@ -42,6 +43,7 @@ class RuntimeAdmin:
     schedule: ScheduleService
     timers: TimerService
     protection: Protection
+    replication: Replication
     settings_changed: Callable[[list[str]], Awaitable[None]]
     _changes: int = 0
     _changed_ms: int = field(init=False)
@@ -97,7 +99,7 @@ class RuntimeAdmin:
         """The keys of Apache's brokers for which there is something to say, in both lines' spelling
         (docs/reference/remoting.md, Runtime table)."""
         stats, config, load = self.stats, self.config, self.protection.load
-        table = store_facts(self.store)
+        table = store_facts(self.store) | self.replication.facts()
         table |= {
             "brokerVersionDesc": version_name(VERSION_4_9_7),
             "brokerVersion": str(VERSION_4_9_7),

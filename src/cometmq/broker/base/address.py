@@ -8,11 +8,12 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.protocol.ids import pack_host
 
 HA_OFFSET = 1
+"""From listenPort to the port where slaves connect, unless haListenPort is set."""
 
 
 @dataclass(eq=False)
 class BrokerAddress:
-    """The addresses of a broker; `port` is known once it listens. ip: the numeric address of brokerIP1.
+    """The addresses of a broker; the ports are known once it listens. ip: the numeric address of brokerIP1.
 
     Records and answers have room for numbers only; clients and name servers are told the name of brokerIP1.
     """
@@ -20,6 +21,7 @@ class BrokerAddress:
     config: BrokerConfig
     ip: str
     port: int = 0
+    ha_port: int = 0
 
     @property
     def interface(self) -> str:
@@ -34,7 +36,7 @@ class BrokerAddress:
     @property
     def ha_text(self) -> str:
         """ "host:port" for slaves."""
-        return host_port(self.config.broker_ip2 or self.config.broker_ip1, self.port + HA_OFFSET)
+        return host_port(self.config.broker_ip2 or self.config.broker_ip1, self.ha_port)
 
     @property
     def packed(self) -> bytes:

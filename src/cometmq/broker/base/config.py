@@ -123,6 +123,16 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6_000
     compressed_register: bool = False
+    ha_listen_port: int = 0  # 0: listenPort + 1; Apache's: 10912, and 4.9 opens listenPort + 1 all the same
+    ha_master_address: str = ""
+    ha_send_heartbeat_interval: int = 5_000
+    ha_housekeeping_interval: int = 20_000
+    ha_transfer_batch_size: int = 32_768
+    ha_slave_fallbehind_max: int = 256 << 20
+    slave_timeout: int = 3_000
+    in_sync_replicas: int = 1
+    min_in_sync_replicas: int = 1
+    enable_auto_in_sync_replicas: bool = False
     flush_delay_offset_interval: int = 10_000
     timer_wheel_enable: bool = True
     timer_max_delay_sec: int = 40 * 86_400  # Apache's: 3 days
@@ -177,6 +187,11 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
             raise ConfigError("rmqAddressServerDomain", domain, "a host, or host:port")
         if not is_legal_name(self.rmq_address_server_sub_group, TOPIC_LENGTH_MAX):
             raise ConfigError("rmqAddressServerSubGroup", self.rmq_address_server_sub_group, "a name")
+        if self.ha_master_address and parse_address(self.ha_master_address) is None:
+            raise ConfigError("haMasterAddress", self.ha_master_address, "host:port of a master's HA port")
+        if self.min_in_sync_replicas > max(2, self.in_sync_replicas):
+            expected = "at most inSyncReplicas, or 2"
+            raise ConfigError("minInSyncReplicas", str(self.min_in_sync_replicas), expected)
         if self.namesrv_addr:
             check_addresses("namesrvAddr", self.namesrv_addr)
 
@@ -251,6 +266,14 @@ RANGES: dict[str, Range] = {
     "registerNameServerPeriod": _MS,
     # The start waits this long for a name server that does not answer.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
+    "haListenPort": Range(0, 65_535, "a port (0: listenPort + 1)"),
+    "haSendHeartbeatInterval": _PERIOD,
+    "haHousekeepingInterval": _PERIOD,
+    "haTransferBatchSize": Range(1024, 2 << 20, "bytes; slaves of Apache's have buffers of 4 MiB"),
+    "haSlaveFallbehindMax": Range(0, LONG_MAX, "bytes"),
+    "slaveTimeout": _MS,
+    "inSyncReplicas": Range(1, 32, "replicas, the master included"),
+    "minInSyncReplicas": Range(1, 32, "replicas, the master included"),
     "flushDelayOffsetInterval": _PERIOD,
     "timerMaxDelaySec": Range(1, 3650 * 86_400, "seconds"),
     "timerMaxWaiting": Range(0, INT_MAX, "messages"),

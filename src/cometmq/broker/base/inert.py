@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from cometmq.settings import Inert
 
-# Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files, an HA service that
-# does not run: nothing here answers to them. Defaults as 4.9.7 shows them
-# (docs/reference/storage.md, Broker settings).
+# Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files: nothing here answers
+# to them. Defaults as 4.9.7 shows them (docs/reference/storage.md, Broker settings).
 WITHOUT_USE = {
     "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
     "adminBrokerThreadPoolNums": "16", "clientManageThreadPoolNums": "32",
@@ -33,12 +32,11 @@ WITHOUT_USE = {
     "flushLeastPagesWhenWarmMapedFile": "4096", "commitIntervalCommitLog": "200",
     "commitCommitLogLeastPages": "4", "commitCommitLogThoroughInterval": "200",
     "destroyMapedFileIntervalForcibly": "120000", "redeleteHangedFileInterval": "120000",
-    "diskFallRecorded": "true", "haListenPort": "10912", "haSendHeartbeatInterval": "5000",
-    "haHousekeepingInterval": "20000", "haTransferBatchSize": "32768", "haSlaveFallbehindMax": "268435456",
-    "slaveTimeout": "3000", "mappedFileSizeConsumeQueueExt": "50331648", "bitMapLengthConsumeQueueExt": "64",
-    "maxLmqConsumeQueueNum": "20000", "enableScheduleAsyncDeliver": "false",
-    "scheduleAsyncDeliverMaxPendingLimit": "2000", "scheduleAsyncDeliverMaxResendNum2Blocked": "3",
-    "debugLockEnable": "false", "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
+    "diskFallRecorded": "true", "mappedFileSizeConsumeQueueExt": "50331648",
+    "bitMapLengthConsumeQueueExt": "64", "maxLmqConsumeQueueNum": "20000",
+    "enableScheduleAsyncDeliver": "false", "scheduleAsyncDeliverMaxPendingLimit": "2000",
+    "scheduleAsyncDeliverMaxResendNum2Blocked": "3", "debugLockEnable": "false",
+    "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
     "maxErrorRateOfBloomFilter": "20", "filterDataCleanTimeSpan": "86400000",
     "autoDeleteUnusedStats": "false",
     # 5.x
@@ -49,7 +47,7 @@ WITHOUT_USE = {
 }  # fmt: skip
 
 NOT_BUILT = {
-    "haMasterAddress": "", "enableConsumeQueueExt": "false", "duplicationEnable": "false",
+    "enableConsumeQueueExt": "false", "duplicationEnable": "false",
     "enableLmq": "false", "enableMultiDispatch": "false", "messageStorePlugIn": "",
     "enableCalcFilterBitMap": "false", "filterSupportRetry": "false",
     "timerPrecisionMs": "1000", "timerCongestNumEachSlot": "2147483647",

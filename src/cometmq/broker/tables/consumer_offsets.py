@@ -118,6 +118,12 @@ class ConsumerOffsets:
         """The content of the file, and of the answer to GET_ALL_CONSUMER_OFFSET."""
         return {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
 
+    def replace(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Take a master's offsets in the place of these, if they differ."""
+        if offsets != self._table:
+            self.load({"offsetTable": offsets})
+            self.dirty = True
+
     def load(self, table: Mapping[str, Any]) -> None:
         """Replace everything by a file's content; integer keys may come as text."""
         for index in (self._table, self._topics, self._groups):

@@ -41,13 +41,19 @@ class DelayOffsets:
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """The answer to GET_ALL_DELAY_OFFSET."""
+        """The offsets alone."""
         return {"offsetTable": {level: offset for level, offset in self._table.items() if offset}}
 
     def to_file(self) -> dict[str, Any]:
         """The content of the file."""
         self.log_position = self.reached()
         return {**self.to_table(), "logPosition": self.log_position}
+
+    def replace(self, offsets: Mapping[int, int], log_position: int | None) -> None:
+        """Take a master's offsets in the place of these. log_position: unknown to Apache's brokers."""
+        self._dirty |= self._table != dict(offsets)
+        self._table = dict(offsets)
+        self.log_position = log_position or 0
 
     def load(self, table: Mapping[str, Any]) -> None:
         """Replace everything by a file's content; levels may come as text."""

@@ -115,6 +115,12 @@ class SubscriptionGroups:
         if version is not None:
             self.version = version
 
+    def replace(self, version: DataVersion, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
+        """Take a master's table, with its version, in the place of this one."""
+        self.table.clear()
+        self.load(version, groups)
+        self.changed()
+
     def _bump(self) -> None:
         self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
         self.changed()

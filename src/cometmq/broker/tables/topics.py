@@ -245,6 +245,12 @@ class TopicTable:
         if version is not None:
             self.version = version
 
+    def replace(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> None:
+        """Take a master's table, with its version, in the place of this one."""
+        self.table.clear()
+        self.load(version, topics)
+        self.changed()
+
 
 def topic_of(name: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
     """The configuration of a topic with as many queues to read from as to write to."""

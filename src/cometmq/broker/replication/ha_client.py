@@ -1,0 +1,272 @@
+"""A slave's connection to its master's HA port, and what it asks the master's main port before
+(ha_slave.py decides).
+
+What came in a tick is written and dispatched at its end, then reported: with SYNC_FLUSH once it is on the
+device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, cast
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.replication.ha_frames import REPORT, Pieces
+from cometmq.broker.replication.ha_slave import (
+    Compare,
+    Connect,
+    Effect,
+    HaSlave,
+    MasterAddress,
+    MasterLog,
+    Phase,
+    Report,
+    Tail,
+    contradiction,
+)
+from cometmq.broker.replication.rates import Rate
+from cometmq.errors import BrokerError, CometError
+from cometmq.periodic import Periodic
+from cometmq.protocol.bodies import KVTable
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import ViewMessageRequestHeader
+from cometmq.remoting import RemotingClient, Tick, network_of, parse_addr
+from cometmq.store import Arrivals, Clock, MessageStore
+
+log = logs.logger(__name__)
+
+LOOK_S = 0.5
+_READ_BYTES = 1 << 20
+_CONNECT_S = 5.0
+
+
+class MasterLink(asyncio.BufferedProtocol):
+    """The connection to a master's HA port."""
+
+    def __init__(self, client: HaClient) -> None:
+        self._client = client
+        self._buffer = bytearray(_READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._pieces = Pieces()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        return self._view
+
+    def buffer_updated(self, size: int) -> None:
+        self._client.received(self, self._pieces, self._view[:size])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client.closed(self, f"the master has closed the connection{f': {error}' if error else ''}")
+
+
+class HaClient:
+    """Keeps the store of a slave up to its master. Loop thread only."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        clock: Clock,
+        store: MessageStore,
+        remoting: RemotingClient,
+        tick: Tick,
+        visible: Callable[[int, Arrivals], None],
+    ) -> None:
+        """visible: told of messages that became visible."""
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._remoting = remoting
+        self._tick = tick
+        self._visible = visible
+        self._loop = asyncio.get_running_loop()
+        self.core = HaSlave()
+        self.configure()
+        self.received_bytes = Rate()
+        self.read_ms = self.written_ms = 0
+        self._link: MasterLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._said = ""
+        self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the master")
+
+    def configure(self) -> None:
+        """Take over changed settings."""
+        self.core.beat_s = self._config.ha_send_heartbeat_interval / 1000
+        self.core.silence_s = self._config.ha_housekeeping_interval / 1000
+
+    def start(self) -> None:
+        """Follow the master, once it is known."""
+        self._look.start()
+        self._tick.schedule()
+
+    async def stop(self) -> None:
+        """Close the connection; what came is written."""
+        self._look.cancel()
+        self.end_tick()
+        self._drop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def follow(self, master: MasterAddress) -> None:
+        """This is the master now."""
+        self.core.follow(self._clock.monotonic(), master)
+        self._tick.schedule()
+
+    @property
+    def lag(self) -> int:
+        """By how many bytes the log is behind what is known of the master's; -1 if nothing is known."""
+        end = self.core.master_end
+        return -1 if end < 0 else max(0, end - self._store.replica.end)
+
+    # -- events
+
+    def received(self, link: MasterLink, pieces: Pieces, data: memoryview) -> None:
+        """Bytes have come."""
+        if link is not self._link:
+            return
+        now = self._clock.monotonic()
+        self.read_ms = self._clock.time_ms()
+        self.received_bytes.add(now, len(data))
+        try:
+            for position, piece in pieces.feed(data):
+                self.core.received(now, position + len(piece))
+                if len(piece):
+                    self._store.replica.append(position, piece)
+        except (CometError, OSError) as error:
+            self.closed(link, str(error))
+            return
+        self._tick.schedule()
+
+    def closed(self, link: MasterLink, reason: str) -> None:
+        """The connection is over, or must be."""
+        if link is self._link:
+            self.core.lost(self._clock.monotonic(), reason)
+            self._drop()
+            self._tick.schedule()
+
+    # -- the end of a tick
+
+    def end_tick(self) -> None:
+        """Write what came, then do what is due."""
+        replica = self._store.replica
+        if self._link is not None:
+            before = replica.end
+            commit = replica.commit()
+            if commit.visible:
+                self._visible(commit.visible, commit.arrivals)
+            if replica.end != before:
+                self.written_ms = self._clock.time_ms()
+            if commit.error is not None:
+                self.closed(self._link, str(commit.error))
+        for effect in self.core.turn(self._clock.monotonic(), replica.end, replica.safe):
+            self._do(effect)
+        self._say()
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Report):
+            if self._link is not None and self._link.transport is not None:
+                self._link.transport.write(REPORT.pack(effect.position))
+        elif isinstance(effect, Compare):
+            self._begin(self._compare(effect.addr))
+        elif isinstance(effect, Connect):
+            self._begin(self._connect(effect.ha_addr))
+        else:
+            self._drop()
+
+    def _say(self) -> None:
+        """One line for each change."""
+        core = self.core
+        said = core.problem or core.phase.value
+        if core.phase not in (Phase.FOLLOWING, Phase.STOPPED, Phase.PAUSING) or said == self._said:
+            return
+        self._said = said
+        if core.phase is Phase.STOPPED:
+            log.error(
+                "replication is stopped: %s. The log may be cut with `cometmq store truncate`, or the "
+                "store's directory emptied, while this broker does not run",
+                said,
+            )
+        elif core.phase is Phase.PAUSING:
+            log.warning("not replicating: %s", said)
+        elif core.master is not None:
+            log.info("following %s from %d on", core.master.ha_addr, self._store.replica.end)
+
+    # -- asking and connecting
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task = self._loop.create_task(work)
+
+    async def _compare(self, addr: str) -> None:
+        """Ask the master for the ends of its log, and for its record at the position of our last one."""
+        try:
+            own = await self._tail()
+            contradicts = "" if own is None else contradiction(own, await self._ask(addr, own.position))
+        except (CometError, OSError, ValueError, KeyError) as error:
+            self.core.lost(self._clock.monotonic(), f"the master {addr} cannot be asked: {error}")
+        else:
+            self.core.compared(self._clock.monotonic(), contradicts)
+        self._tick.schedule()
+
+    async def _tail(self) -> Tail | None:
+        store = self._store
+        if store.replica.empty:
+            return None
+        position = store.checkpointing.covered().last
+        record = None
+        if position >= 0:
+            record = await store.off_loop.ask(partial(store.lookups.record_at, position))
+        return Tail(store.replica.end, position, record)
+
+    async def _ask(self, addr: str, position: int) -> MasterLog:
+        answer = await self._remoting.call(addr, Frame.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        table = KVTable.decode(success(answer).body).table
+        record = None
+        if position >= 0:
+            header = ViewMessageRequestHeader(offset=position)
+            answer = await self._remoting.call(addr, Frame.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+            record = bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
+        return MasterLog(int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"]), record)
+
+    async def _connect(self, ha_addr: str) -> None:
+        try:
+            host, port = parse_addr(ha_addr)
+            network = network_of(host)
+            link = self._link = MasterLink(self)
+            if network is not None:
+                network.connect(lambda: link, port)
+            else:
+                async with asyncio.timeout(_CONNECT_S):
+                    await self._loop.create_connection(lambda: link, host, port)
+        except (CometError, OSError, TimeoutError) as error:
+            self._link = None
+            reason = f"no connection to the master's port {ha_addr}: {error or 'it takes too long'}"
+            self.core.lost(self._clock.monotonic(), reason)
+        else:
+            self.core.connected(self._clock.monotonic())
+        self._tick.schedule()
+
+    def _drop(self) -> None:
+        """Close the connection, and end what is under way."""
+        link, self._link = self._link, None
+        if link is not None and link.transport is not None:
+            link.transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+        self._store.replica.forget()
+
+
+def success(answer: Frame) -> Frame:
+    """The answer, if it says so. Raises BrokerError."""
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, remark=answer.remark or "")
+    return answer

@@ -1,0 +1,281 @@
+"""A master's HA port: slaves connect and are sent the log; writes wait for their reports (ha_master.py).
+
+Everything happens at the end of a tick: what was written or flushed leaves for the slaves, what they have
+reported ends waits. Whoever reaches the port can read all messages, as with Apache's brokers
+(docs/replication.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.replication.ha_frames import Reports, beat, cut
+from cometmq.broker.replication.ha_master import (
+    LOOK_S,
+    SEND_BYTES,
+    Beat,
+    Close,
+    HaMaster,
+    HaRules,
+    LogState,
+    Send,
+)
+from cometmq.broker.replication.rates import Rate
+from cometmq.broker.replication.replica_waits import ReplicaWaits
+from cometmq.periodic import Periodic
+from cometmq.protocol.codes import ResponseCode
+from cometmq.remoting import Tick, network_of
+from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotInMemory
+
+log = logs.logger(__name__)
+
+MOST_SLAVES = 32
+_REPORT_BYTES = 4096
+
+Waiter = Callable[[int], None]
+"""Called once with SUCCESS, SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT."""
+
+
+def rules_of(config: BrokerConfig) -> HaRules:
+    """The settings that decide. The role is that of the start."""
+    return HaRules(
+        sync_master=config.store.broker_role == SYNC_MASTER,
+        in_sync_replicas=config.in_sync_replicas,
+        min_in_sync_replicas=config.min_in_sync_replicas,
+        auto_in_sync_replicas=config.enable_auto_in_sync_replicas,
+        slave_fallbehind_max=config.ha_slave_fallbehind_max,
+        beat_s=config.ha_send_heartbeat_interval / 1000,
+        silence_s=config.ha_housekeeping_interval / 1000,
+    )
+
+
+class SlaveLink(asyncio.BufferedProtocol):
+    """The connection of one slave."""
+
+    def __init__(self, server: HaServer) -> None:
+        self._server = server
+        self._buffer = bytearray(_REPORT_BYTES)
+        self._reports = Reports()
+        self.transport: asyncio.Transport | None = None
+        self.number = -1
+        self.peer = "?"
+        self.full = False  # the transport takes no more for now
+        self.sent = Rate()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=SEND_BYTES)
+        name = transport.get_extra_info("peername") or ("?", 0)
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+        self._server.opened(self, host=str(name[0]) if isinstance(name, tuple) else self.peer)
+
+    def get_buffer(self, _size_hint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, size: int) -> None:
+        position = self._reports.feed(bytes(self._buffer[:size]))
+        if position is not None:
+            self._server.reported(self, position)
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        self._server.took(self)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._server.closed(self)
+
+
+class HaServer:
+    """Sends the log to slaves, and knows who waits for them. Loop thread only."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock, store: MessageStore, tick: Tick) -> None:
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._tick = tick
+        self._loop = asyncio.get_running_loop()
+        self.core = HaMaster(rules_of(config))
+        self.links: dict[int, SlaveLink] = {}
+        self._waits: ReplicaWaits[Waiter] = ReplicaWaits()
+        self._reading: set[asyncio.Task[None]] = set()
+        self._made = 0
+        self._stop_listening: Callable[[], None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the slaves")
+
+    # -- start and stop
+
+    async def start(self, interface: str, port: int) -> int:
+        """Listen; port 0 takes a free one. Returns the port. Raises OSError."""
+        network = network_of(interface)
+        if network is not None:
+            port, self._stop_listening = network.listen(lambda: SlaveLink(self), port)
+        else:
+            listener = await self._loop.create_server(
+                lambda: SlaveLink(self), interface, port, reuse_address=True
+            )
+            port, self._stop_listening = listener.sockets[0].getsockname()[1], listener.close
+        self._look.start()
+        return port
+
+    def stop(self) -> None:
+        """Close everything; who waits hears that there is no slave."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+        self._look.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for task in self._reading:
+            task.cancel()
+        for link in list(self.links.values()):
+            self._close(link)
+        for waiter in self._waits.expired(float("inf")):
+            waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
+
+    def configure(self) -> None:
+        """Take over changed settings; the role stays what it was at the start."""
+        self.core.rules = rules_of(self._config)
+
+    # -- events
+
+    def opened(self, link: SlaveLink, host: str) -> None:
+        """A slave, or somebody else, has connected."""
+        assert link.transport is not None
+        if len(self.links) >= MOST_SLAVES:
+            log.warning("slave %s is refused: there are %d already", link.peer, len(self.links))
+            link.transport.abort()
+            return
+        self._made += 1
+        link.number = self._made
+        self.links[link.number] = link
+        self.core.opened(self._clock.monotonic(), link.number, host)
+
+    def reported(self, link: SlaveLink, position: int) -> None:
+        """A slave says how far it has the log."""
+        self.core.reported(self._clock.monotonic(), link.number, position)
+        self._tick.schedule()
+
+    def took(self, link: SlaveLink) -> None:
+        """A connection has room again."""
+        self.core.taken(self._clock.monotonic(), link.number)
+        self._tick.schedule()
+
+    def closed(self, link: SlaveLink) -> None:
+        """A connection is over."""
+        self.core.closed(link.number)
+        if self.links.pop(link.number, None) is not None:
+            log.info("slave %s is gone", link.peer)
+
+    # -- writes that wait
+
+    def wait_for(self, position: int, waiter: Waiter) -> None:
+        """Tell `waiter` once enough slaves have the log up to `position`, its end, or that there are not
+        enough, or that it takes too long."""
+        needed = self.core.needed(position)
+        if needed is None:
+            waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
+        elif not needed:
+            waiter(int(ResponseCode.SUCCESS))
+        else:
+            timeout_s = self._config.slave_timeout / 1000
+            self._waits.add(needed, position, self._clock.monotonic() + timeout_s, waiter)
+            if self._deadline is None:
+                self._deadline = self._loop.call_later(timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        self._deadline = None
+        now = self._clock.monotonic()
+        for waiter in self._waits.expired(now):
+            waiter(int(ResponseCode.FLUSH_SLAVE_TIMEOUT))
+        first = self._waits.next_deadline()
+        if first is not None:
+            self._deadline = self._loop.call_later(max(0.001, first - now), self._expire)
+
+    # -- the end of a tick
+
+    def log_state(self) -> LogState:
+        """The log, and how much of it slaves may have."""
+        store = self._store
+        end = store.log.end
+        sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end
+        return LogState(store.log.min_position, sendable, end, store.log.segment_size)
+
+    def end_tick(self) -> None:
+        """Send what is new, and answer whose waits are over."""
+        if not self.links:
+            return
+        for effect in self.core.turn(self._clock.monotonic(), self.log_state()):
+            link = self.links[effect.slave]
+            if isinstance(effect, Send):
+                self._send(link, effect)
+            elif isinstance(effect, Beat):
+                self._write(link, beat(effect.position))
+            else:
+                self._refuse(link, effect)
+        if len(self._waits):
+            for waiter in self._waits.reached(self.core.copies):
+                waiter(int(ResponseCode.SUCCESS))
+
+    def _send(self, link: SlaveLink, send: Send) -> None:
+        question = partial(self._store.log.read, send.position, send.size)
+        try:
+            data = question(CACHED)
+        except NotInMemory as miss:
+            task = self._loop.create_task(self._send_cold(link, send, miss))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+        except OSError as error:
+            self._unreadable(link, send, error)
+        else:
+            self._send_data(link, send, data)
+
+    async def _send_cold(self, link: SlaveLink, send: Send, miss: NotInMemory) -> None:
+        """The same for what is not in memory: a thread reads it."""
+        question = partial(self._store.log.read, send.position, send.size)
+        try:
+            data = await self._store.off_loop.ask(question, miss)
+        except OSError as error:
+            self._unreadable(link, send, error)
+        else:
+            self._send_data(link, send, data)
+
+    def _send_data(self, link: SlaveLink, send: Send, data: Buffer | None) -> None:
+        if link.number not in self.links:
+            return
+        if data is None:
+            self._refuse(link, Close(link.number, f"the log at {send.position} was deleted meanwhile"))
+            return
+        with memoryview(data) as view:
+            frames = b"".join(cut(send.position, view, self._config.ha_transfer_batch_size))
+        link.sent.add(self._clock.monotonic(), send.size)
+        self._write(link, frames)
+        if not link.full and link.number in self.links:
+            self.core.taken(self._clock.monotonic(), link.number)
+            if send.position + send.size < self._store.log.end:
+                self._loop.call_soon(self._tick.schedule)
+
+    def _unreadable(self, link: SlaveLink, send: Send, error: OSError) -> None:
+        self._refuse(link, Close(link.number, f"the log at {send.position} cannot be read: {error}"))
+
+    @staticmethod
+    def _write(link: SlaveLink, data: bytes) -> None:
+        if link.transport is not None:
+            link.transport.write(data)
+
+    def _refuse(self, link: SlaveLink, close: Close) -> None:
+        log.warning("slave %s is disconnected: %s", link.peer, close.reason)
+        self._close(link)
+
+    def _close(self, link: SlaveLink) -> None:
+        self.core.closed(link.number)
+        self.links.pop(link.number, None)
+        if link.transport is not None:
+            link.transport.abort()

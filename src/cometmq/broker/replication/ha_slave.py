@@ -1,0 +1,195 @@
+"""How a slave follows its master: when it connects, what it reports, when it stops.
+
+A function of time and events, without I/O: the shell (ha_client.py, or a simulation) tells it what happened,
+calls `turn` at the end of each tick in which something happened and every LOOK_S, and does what `turn`
+returns. docs/reference/storage.md, Master/slave protocol on the HA port.
+
+Before each connection the slave compares its last record with the master's at that position, and the ends of
+both logs (`contradiction`): the protocol of the HA port has no check of contents. Logs that contradict each
+other stop the slave until one of them has changed; it looks again every STOPPED_S.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+PAUSE_S = 5.0
+"""From the loss of a connection, or an attempt that failed, to the next attempt."""
+STOPPED_S = 30.0
+"""From a contradiction to the next look."""
+
+
+class Phase(Enum):
+    """What a slave does."""
+
+    NO_MASTER = "no master is known"
+    PAUSING = "waiting for the next attempt"
+    COMPARING = "comparing its log with the master's"
+    CONNECTING = "connecting"
+    FOLLOWING = "following"
+    STOPPED = "stopped"
+
+
+class MasterAddress(NamedTuple):
+    """Where a master is asked, and where it sends its log from: "host:port"."""
+
+    addr: str
+    ha_addr: str
+
+
+class Tail(NamedTuple):
+    """The end of a slave's log, and the position and bytes of its last record; None if that is not known."""
+
+    end: int
+    position: int
+    record: bytes | None
+
+
+class MasterLog(NamedTuple):
+    """What a master has said: where its log begins and ends, and the record it has at the slave's last
+    position, None if it has none there."""
+
+    first: int
+    end: int
+    record: bytes | None
+
+
+class Compare(NamedTuple):
+    """Ask the master for MasterLog; then call `compared`."""
+
+    addr: str
+
+
+class Connect(NamedTuple):
+    """Connect to the master's HA port; then call `connected` or `lost`."""
+
+    ha_addr: str
+
+
+class Report(NamedTuple):
+    """Send this position to the master."""
+
+    position: int
+
+
+class Disconnect(NamedTuple):
+    """Close the connection, or give up what is under way. `lost` need not be called."""
+
+    reason: str
+
+
+Effect = Compare | Connect | Report | Disconnect
+
+
+def contradiction(own: Tail | None, master: MasterLog) -> str:
+    """Why a slave's log cannot be continued by its master's, with both positions; "" if it can. own: None for
+    an empty log."""
+    if own is None:
+        return ""
+    if own.end > master.end:
+        return f"the slave's log ends at {own.end}, ahead of the master's, which ends at {master.end}"
+    if own.end < master.first:
+        return f"the slave's log ends at {own.end}, and the master's begins at {master.first} only"
+    if own.record is None:
+        return ""
+    if master.record is None and own.position >= master.first:
+        return (
+            f"the slave has a record at {own.position}, where the master has none; the slave's log ends at "
+            f"{own.end}, the master's at {master.end}"
+        )
+    if master.record is not None and master.record != own.record:
+        return (
+            f"the slave's record at {own.position} is not the master's; the slave's log ends at {own.end}, "
+            f"the master's at {master.end}"
+        )
+    return ""
+
+
+class HaSlave:
+    """A slave's side of replication."""
+
+    def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
+        """haSendHeartbeatInterval and haHousekeepingInterval, in seconds; both may be changed."""
+        self.beat_s = beat_s
+        self.silence_s = silence_s
+        self.master: MasterAddress | None = None
+        self.phase = Phase.NO_MASTER
+        self.problem = ""
+        """What ended the last connection or attempt, or stops the slave; "" while it follows."""
+        self.master_end = -1
+        """As far as the master's log is known to go; -1 if it has said nothing yet."""
+        self._next_at = 0.0
+        self._reported = -1
+        self._reported_at = 0.0
+        self._heard_at = 0.0
+        self._effects: list[Effect] = []
+
+    # -- events
+
+    def follow(self, now: float, master: MasterAddress | None) -> None:
+        """This is the master now; None: none is known any more, and the one that was is followed on."""
+        if master is None or master == self.master:
+            return
+        if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
+            self._effects.append(Disconnect(f"the master is {master.addr} now"))
+        self.master = master
+        self.phase = Phase.PAUSING
+        self._next_at = now
+
+    def compared(self, now: float, contradicts: str) -> None:
+        """The master has answered; contradicts: what `contradiction` says of it."""
+        if self.phase is not Phase.COMPARING:
+            return
+        if contradicts:
+            self.problem = contradicts
+            self.phase = Phase.STOPPED
+            self._next_at = now + STOPPED_S
+        elif self.master is not None:
+            self.phase = Phase.CONNECTING
+            self._effects.append(Connect(self.master.ha_addr))
+
+    def connected(self, now: float) -> None:
+        """The connection to the HA port is there."""
+        if self.phase is Phase.CONNECTING:
+            self.phase = Phase.FOLLOWING
+            self.problem = ""
+            self._reported = -1
+            self._heard_at = now
+
+    def lost(self, now: float, reason: str) -> None:
+        """The master does not answer, cannot be connected to, has closed the connection, or sent what cannot
+        be stored."""
+        if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
+            self.problem = reason
+            self.phase = Phase.PAUSING
+            self._next_at = now + PAUSE_S
+
+    def received(self, now: float, end: int) -> None:
+        """Bytes of the log, or a heart-beat, have come: the master's log goes as far as `end` at least."""
+        self._heard_at = now
+        self.master_end = max(self.master_end, end)
+
+    def turn(self, now: float, end: int, safe: int) -> list[Effect]:
+        """What is to be done now. end: the end of the slave's log; safe: up to where it may say that it has
+        it (with SYNC_FLUSH: what is on the device)."""
+        if self.phase in (Phase.PAUSING, Phase.STOPPED) and now >= self._next_at and self.master is not None:
+            self.phase = Phase.COMPARING
+            self._effects.append(Compare(self.master.addr))
+        elif self.phase is Phase.FOLLOWING:
+            if now - self._heard_at >= self.silence_s:
+                reason = f"the master was silent for {now - self._heard_at:.0f} s"
+                self.lost(now, reason)
+                self._effects.append(Disconnect(reason))
+            else:
+                self._report(now, end, safe)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _report(self, now: float, end: int, safe: int) -> None:
+        """The first report is where the master goes on: it waits until everything received is safe."""
+        first = self._reported < 0
+        if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):
+            self._reported = safe
+            self._reported_at = now
+            self._effects.append(Report(safe))

@@ -1,0 +1,167 @@
+"""A slave's copy of its master's tables: topics, groups, consumer offsets, delay offsets
+(docs/reference/storage.md, Slave metadata sync).
+
+Offsets never run ahead of the log that they refer to: those that the master has given wait until the slave's
+log is as long as the master's was afterwards. Else a slave that takes the master's place could have the
+offset behind a message that was delivered or sent back, without the copy of that message.
+
+While the master is away consumers store their offsets here. What the master does not know of them is sent to
+it when it is back; the larger offset holds. Everything else is as the master says, smaller offsets too: those
+may have been reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import chain, repeat
+from typing import NamedTuple
+
+from cometmq import logs
+from cometmq.broker.replication.ha_client import success
+from cometmq.broker.tables.consumer_offsets import split_key
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.errors import CometError
+from cometmq.periodic import Periodic
+from cometmq.protocol.bodies import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    KVTable,
+    SubscriptionGroupTable,
+    TopicConfigTable,
+)
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from cometmq.remoting import RemotingClient
+from cometmq.store import MessageStore
+
+log = logs.logger(__name__)
+
+FIRST_S, PERIOD_S = 3.0, 10.0
+TIMEOUT_S = 3.0
+MOST_RETURNED = 10_000
+"""Offsets that are sent to a master in one round; the others follow in the next."""
+
+Offsets = Mapping[str, Mapping[int, int]]
+"""topic@group -> queue id -> offset."""
+
+
+class Said(NamedTuple):
+    """Offsets as the master gave them, and where its log ended afterwards."""
+
+    offsets: Offsets
+    delays: DelayOffsetTable
+    log_end: int
+
+
+class Merged(NamedTuple):
+    """What a slave's offsets become, and those that its master is to be told of: topic@group, queue id,
+    offset."""
+
+    offsets: dict[str, dict[int, int]]
+    returned: list[tuple[str, int, int]]
+
+
+def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
+    """Own offsets and the master's, by what the master said `before`: what differs from that was stored here
+    since. before: None if it has said nothing yet; then its word holds alone."""
+    result = {key: dict(queues) for key, queues in master.items()}
+    returned = []
+    for key, queues in own.items() if before is not None else ():
+        known, now = (before or {}).get(key, {}), master.get(key, {})
+        for queue_id, offset in queues.items():
+            if offset != known.get(queue_id) and offset > now.get(queue_id, -1):
+                result.setdefault(key, {})[queue_id] = offset
+                returned.append((key, queue_id, offset))
+    return Merged(result, returned)
+
+
+class MetadataSync:
+    """Asks the master every 10 s, the first time after 3 s."""
+
+    def __init__(self, store: MessageStore, tables: DurableTables, client: RemotingClient) -> None:
+        self._store = store
+        self._tables = tables
+        self._client = client
+        self._said: Said | None = None  # waits for the log
+        self._before: Offsets | None = None
+        self.master_addr = ""
+        self.failure = ""
+        waits = chain([FIRST_S], repeat(PERIOD_S))
+        self._timer = Periodic(
+            asyncio.get_running_loop(), lambda: next(waits), self.sync, name="copy of the master's tables"
+        )
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def follow(self, master_addr: str) -> None:
+        """This is the master now."""
+        if master_addr != self.master_addr:
+            self.master_addr = master_addr
+            self._said = self._before = None
+
+    async def sync(self) -> None:
+        """One round. What fails is tried again in the next."""
+        if not self.master_addr:
+            return
+        try:
+            await self._topics()
+            await self._groups()
+            await self._offsets()
+        except CometError as error:
+            if str(error) != self.failure:
+                log.warning("tables of the master %s are not copied: %s", self.master_addr, error)
+            self.failure = str(error)
+        else:
+            self.failure = ""
+
+    async def _ask(self, code: int) -> bytes:
+        """The body of the answer. Without a header 5.5 gives its tables as a whole, not in pages."""
+        frame = Frame.request(code)
+        return bytes(success(await self._client.call(self.master_addr, frame, TIMEOUT_S)).body)
+
+    async def _topics(self) -> None:
+        table = TopicConfigTable.decode(await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG))
+        topics = self._tables.topics
+        if table.data_version is not None and table.data_version != topics.version:
+            topics.replace(table.data_version, table.topic_config_table)
+
+    async def _groups(self) -> None:
+        body = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        table = SubscriptionGroupTable.decode(body)
+        groups = self._tables.groups
+        if table.data_version is not None and table.data_version != groups.version:
+            groups.replace(table.data_version, table.subscription_group_table)
+
+    async def _offsets(self) -> None:
+        if self._said is None:
+            offsets = ConsumerOffsetTable.decode(await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
+            delays = DelayOffsetTable.decode(await self._ask(RequestCode.GET_ALL_DELAY_OFFSET))
+            facts = KVTable.decode(await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)).table
+            end = int(facts.get("commitLogMaxOffset", 0))
+            self._said = Said(offsets.offset_table, delays, end)
+        if self._store.replica.end >= self._said.log_end:
+            said, self._said = self._said, None
+            await self._take(said)
+
+    async def _take(self, said: Said) -> None:
+        tables = self._tables
+        outcome = merged(tables.offsets.to_table()["offsetTable"], self._before, said.offsets)
+        self._before = said.offsets
+        tables.offsets.replace(outcome.offsets)
+        tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
+            topic, group = split_key(key)
+            header = UpdateConsumerOffsetRequestHeader(
+                consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
+            )
+            frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
+        if outcome.returned:
+            count = min(len(outcome.returned), MOST_RETURNED)
+            log.info("%d offsets that were stored here are given to %s", count, self.master_addr)

@@ -1,0 +1,199 @@
+"""Replication of a broker, put together: a master's HA port, or a slave's way to its master; who asks of it.
+
+Which of both is decided at the start, by brokerRole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cometmq import logs
+from cometmq.broker.base.address import HA_OFFSET, BrokerAddress, host_port
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.replication.ha_client import HaClient
+from cometmq.broker.replication.ha_server import HaServer
+from cometmq.broker.replication.ha_slave import MasterAddress, Phase
+from cometmq.broker.replication.metadata_sync import MetadataSync
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers_admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
+from cometmq.remoting import Connection, RemotingClient, Tick, parse_addr
+from cometmq.store import Arrivals, Clock, MessageStore
+
+log = logs.logger(__name__)
+
+
+class Replication:
+    """`master` or `slave`, and the requests about them. Made inside the running loop."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        clock: Clock,
+        store: MessageStore,
+        tables: DurableTables,
+        address: BrokerAddress,
+        client: RemotingClient,
+        tick: Tick,
+        visible: Callable[[int, Arrivals], None],
+    ) -> None:
+        """visible: told of messages of the master's that became visible."""
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._address = address
+        self.master: HaServer | None = None
+        self.slave: HaClient | None = None
+        self.sync: MetadataSync | None = None
+        self._flush_offset = 0
+        if store.slave:
+            self.slave = HaClient(
+                config=config, clock=clock, store=store, remoting=client, tick=tick, visible=visible
+            )
+            self.sync = MetadataSync(store, tables, client)
+        else:
+            self.master = HaServer(config, clock, store, tick)
+        flushed = store.flusher.on_flushed
+
+        def on_flushed(end: int) -> None:
+            flushed(end)
+            tick.schedule()  # with SYNC_FLUSH slaves are sent, and report, what is on the device
+
+        store.flusher.on_flushed = on_flushed
+
+    def end_tick(self) -> None:
+        """Send what was written, or write what has come. After the writer, before the readers who wait."""
+        if self.master is not None:
+            self.master.end_tick()
+        elif self.slave is not None:
+            self.slave.end_tick()
+
+    async def start(self) -> None:
+        """Open the HA port, or follow the master as soon as it is known."""
+        config, address = self._config, self._address
+        if self.slave is not None and self.sync is not None:
+            if config.ha_master_address:
+                host, port = parse_addr(config.ha_master_address)
+                self.follow(host_port(host, port - HA_OFFSET), config.ha_master_address)
+            self.slave.start()
+            self.sync.start()
+        elif self.master is not None:
+            # Beside a port that the system picked, others may own its neighbours.
+            port = config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
+            address.ha_port = port
+            try:
+                address.ha_port = await self.master.start(address.interface, port)
+            except OSError as error:
+                log.error("port %d, where slaves connect, is not available: %s", port, error)
+
+    def follow(self, addr: str, ha_addr: str) -> None:
+        """The name server says who the master is."""
+        if self.slave is not None and self.sync is not None:
+            self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
+            self.sync.follow(addr)
+
+    def configure(self) -> None:
+        """Take over changed settings."""
+        for part in (self.master, self.slave):
+            if part is not None:
+                part.configure()
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        if self.master is not None:
+            self.master.stop()
+        if self.slave is not None and self.sync is not None:
+            self.sync.stop()
+            await self.slave.stop()
+
+    # -- what tools ask
+
+    def facts(self) -> dict[str, str]:
+        """For the runtime table: the role, and how far slaves, or this one, are behind."""
+        if self.slave is not None:
+            core = self.slave.core
+            return {
+                "brokerRole": "SLAVE",
+                "haMasterAddr": core.master.ha_addr if core.master is not None else "",
+                "haState": core.phase.value,
+                "haProblem": core.problem or "none",
+                "haLagBytes": str(self.slave.lag),
+            }
+        infos = self._connections()
+        return {
+            "brokerRole": self._store.config.broker_role,
+            "haSlaves": str(len(infos)),
+            "haLagBytes": str(max((info.diff for info in infos), default=0)),
+        }
+
+    def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
+        """What haStatus shows."""
+        return frame.response(body=self.status().encode())
+
+    def status(self) -> HaRuntimeInfo:
+        """Slaves, or the master, and how far they are."""
+        end = self._store.log.end
+        if self.slave is None:
+            infos = self._connections()
+            near = sum(info.in_sync for info in infos)
+            return HaRuntimeInfo(
+                master=True,
+                master_commit_log_max_offset=end,
+                in_sync_slave_nums=near,
+                ha_connection_info=infos,
+            )
+        slave, now = self.slave, self._clock.monotonic()
+        core = slave.core
+        return HaRuntimeInfo(
+            master=False,
+            master_commit_log_max_offset=max(core.master_end, 0),
+            ha_client_runtime_info=HaClientInfo(
+                master_addr=core.master.ha_addr if core.master is not None else None,
+                transferred_byte_in_second=slave.received_bytes.bytes_a_second(now),
+                max_offset=end,
+                last_read_timestamp=slave.read_ms,
+                last_write_timestamp=slave.written_ms,
+                master_flush_offset=self._flush_offset,
+                activated=core.phase is Phase.FOLLOWING,
+            ),
+        )
+
+    def _connections(self) -> list[HaConnectionInfo]:
+        if self.master is None:
+            return []
+        end, now = self._store.log.end, self._clock.monotonic()
+        core, infos = self.master.core, []
+        for number, link in self.master.links.items():
+            slave = core.slaves[number]
+            infos.append(
+                HaConnectionInfo(
+                    addr=link.peer,
+                    slave_ack_offset=slave.acked,
+                    diff=end - max(slave.acked, 0),
+                    in_sync=slave.acked >= 0 and end - slave.acked < core.rules.slave_fallbehind_max,
+                    transferred_byte_in_second=link.sent.bytes_a_second(now),
+                    transfer_from_where=slave.sent,
+                )
+            )
+        return infos
+
+    def exchange_broker_ha_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """What a slave of 5.x asks its master for."""
+        if self.master is None:
+            return frame.response()
+        header = ExchangeHaInfoResponseHeader(
+            master_address=self._address.text,
+            master_ha_address=self._address.ha_text,
+            master_flush_offset=self._store.flusher.flushed,
+        )
+        return frame.response(header=header)
+
+    def reset_master_flush_offset(self, _connection: Connection, frame: Frame) -> Frame:
+        """Note what the master is said to have on its device. Nothing depends on it: this slave has no more
+        than its master has sent. Shown by haStatus."""
+        offset = frame.header(ResetMasterFlushOffsetHeader).master_flush_offset
+        if self.slave is not None:
+            self._flush_offset = offset
+        return frame.response()

@@ -1,0 +1,102 @@
+"""A master and its slaves in this process, over sockets, without a name server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.broker.conftest import Peer, running, until
+
+from cometmq.broker.replication import ha_slave
+from cometmq.broker.server import Broker
+
+
+@pytest.fixture
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(ha_slave, "PAUSE_S", 0.05)
+    monkeypatch.setattr(ha_slave, "STOPPED_S", 0.2)
+
+
+class Group:
+    """A master and slaves, each in a directory of its own; each can be stopped and started again."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.brokers: dict[str, Broker] = {}
+        self.peers: dict[str, Peer] = {}
+        self._stacks: dict[str, contextlib.AsyncExitStack] = {}
+        self._settings: dict[str, dict[str, str]] = {}
+
+    async def _start(self, name: str, settings: dict[str, str]) -> Broker:
+        self._settings[name] = settings
+        stack = self._stacks[name] = contextlib.AsyncExitStack()
+        broker, peer = await stack.enter_async_context(running(self.root / name, **settings))
+        self.brokers[name], self.peers[name] = broker, peer
+        return broker
+
+    async def master(self, **settings: str) -> Broker:
+        """Start the master, a SYNC_MASTER unless told otherwise."""
+        return await self._start("master", {"brokerRole": "SYNC_MASTER", **settings})
+
+    async def slave(self, name: str = "slave", **settings: str) -> Broker:
+        """Start a slave that follows the master."""
+        role = {"brokerRole": "SLAVE", "brokerId": str(1 + len(self.brokers))}
+        broker = await self._start(name, {**role, **settings})
+        self.introduce(name)
+        return broker
+
+    def introduce(self, name: str) -> None:
+        """What the name server does."""
+        master = self.brokers["master"]
+        host_port = f"127.0.0.1:{master.parts.registrar.address.ha_port}"
+        self.brokers[name].parts.replication.follow(master.addr, host_port)
+
+    async def stop(self, name: str) -> None:
+        await self._stacks.pop(name).aclose()
+
+    async def again(self, name: str, **settings: str) -> Broker:
+        """Start a broker again that was stopped."""
+        broker = await self._start(name, {**self._settings[name], **settings})
+        for slave in self._stacks:
+            if slave != "master":
+                self.introduce(slave)
+        return broker
+
+    async def equal(self, name: str = "slave", timeout_s: float = 20.0) -> None:
+        """The slave has the master's log, and its master knows."""
+        end = self.end("master")
+        await until(lambda: self.end(name) == end, timeout_s)
+
+    async def known(self, count: int = 1, timeout_s: float = 20.0) -> None:
+        """The master knows so many slaves that have its whole log."""
+        ha = self.brokers["master"].parts.replication.master
+        await until(lambda: ha.core.copies(self.end("master")) >= count, timeout_s)
+
+    def end(self, name: str) -> int:
+        return self.brokers[name].parts.store.log.end
+
+    def log_bytes(self, name: str) -> bytes:
+        """The whole log, segment by segment."""
+        log = self.brokers[name].parts.store.log
+        return b"".join(
+            bytes(log.read(base, min(log.end - base, log.segment_size)) or b"") for base in log.segments
+        )
+
+    async def close(self) -> None:
+        for stack in reversed(list(self._stacks.values())):
+            await stack.aclose()
+
+
+@pytest.fixture
+async def group(tmp_path, short_pauses) -> AsyncIterator[Group]:
+    group = Group(tmp_path)
+    yield group
+    await group.close()
+
+
+async def codes(sending: list[Any]) -> list[int]:
+    """The answers' codes."""
+    return [answer.code for answer in await asyncio.gather(*sending)]
