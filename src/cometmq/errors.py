@@ -18,7 +18,8 @@ __all__ = [
     "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
     "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
     "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError",
-    "ReplyTimeout", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal", "Transient",
+    "ReplyTimeout", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal",
+    "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120

@@ -24,6 +24,6 @@ from cometmq.raft.node import RaftNode
 
 __all__ = [
     "AnyMessage", "Append", "AppendOwn", "AppendRequest", "AppendResponse", "Effects", "HardState", "LogView",
-    "Members", "MembersEntry", "Proposed", "RaftNode", "RaftOptions", "Reset", "Role", "RoleChange", "TransferRequest",
-    "Truncate", "VoteRequest", "VoteResponse",
+    "Members", "MembersEntry", "Proposed", "RaftNode", "RaftOptions", "Reset", "Role", "RoleChange",
+    "TransferRequest", "Truncate", "VoteRequest", "VoteResponse",
 ]  # fmt: skip

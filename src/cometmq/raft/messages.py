@@ -138,13 +138,15 @@ class AppendRequest(Message, frozen=True, kw_only=True):
 
 
 class AppendResponse(Message, frozen=True, kw_only=True):
-    """match: up to this index the follower has what the leader has, as durably as its flush mode promises.
+    """match: up to this index the follower has what the leader has, as durably as its flush mode promises;
+    written: the same, durable or not.
 
-    rejected: it has not the entry prev_index of the request; hint_index and hint_term are its last entry that
-    may agree with the leader's.
+    rejected: it does not have the entry prev_index of the request; hint_index and hint_term are its last
+    entry that may agree with the leader's.
     """
 
     match: int
+    written: int
     rejected: bool = False
     prev_index: int = NO_INDEX
     hint_index: int = NO_INDEX
@@ -202,6 +204,9 @@ class AppendOwn(msgspec.Struct, frozen=True):
     members: MembersEntry | None
 
 
+LogChange = Proposed | Append | AppendOwn | Truncate | Reset
+
+
 class RoleChange(msgspec.Struct, frozen=True):
     """What this member is now; leader: whom it follows, "" if it knows none. reason: why it stopped
     leading."""
@@ -213,17 +218,15 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """What the shell has to do, in the order of the fields. It tells the node of what took time.
+    """What the shell has to do, in the order of the fields; then it takes the node's `messages`.
 
     log: changes of the log, in this order; `persisted` tells when they are durable. state: to be saved and
-    synced, then `state_saved` is called; the node itself holds back every message that depends on it.
-    messages: to be sent, each may be lost. committed: entries up to here are committed, and durable here.
-    role: set if it changed.
+    synced, then `state_saved` is called; the node itself holds back all messages until then. committed:
+    entries up to here are committed, and durable here. role: set if it changed.
     """
 
-    log: list[Proposed | Append | AppendOwn | Truncate | Reset] = []
+    log: list[LogChange] = []
     state: HardState | None = None
-    messages: list[AnyMessage] = []
     committed: int | None = None
     role: RoleChange | None = None
 
@@ -244,7 +247,8 @@ def check(message: AnyMessage) -> None:
         case AppendRequest():
             check_append(message)
         case AppendResponse():
-            within("match", message.match, NO_INDEX, MOST_INDEX)
+            within("written", message.written, NO_INDEX, MOST_INDEX)
+            within("match", message.match, NO_INDEX, message.written)
             within("prev_index", message.prev_index, NO_INDEX, MOST_INDEX)
             within("hint_index", message.hint_index, NO_INDEX, MOST_INDEX)
             within("hint_term", message.hint_term, NO_TERM, message.term)
