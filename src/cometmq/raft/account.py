@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from cometmq.raft.members import MembersHistory
-from cometmq.raft.messages import NO_INDEX, NO_TERM, HardState, LogView
+from cometmq.raft.messages import NO_TERM, AppendRequest, HardState, LogView
 
 
 class LogAccount:
@@ -81,37 +81,34 @@ class LogAccount:
             self._terms.append(term)
         self.last += count
 
-    def cut(self, first: int) -> bool:
-        """Drop the entries from `first` on; whether members entries were among them."""
+    def cut(self, first: int) -> None:
+        """Drop the entries from `first` on."""
         runs = bisect_left(self._starts, first)
         del self._starts[runs:], self._terms[runs:]
         self.last = first - 1
         self.durable = min(self.durable, self.last)
         self.commit = min(self.commit, self.last)
-        return self.history.cut(first)
+        self.history.cut(first)
 
-    def reset(self, first: int) -> None:
-        """Begin anew; all in front of `first` is committed, and nobody has it any more."""
+    def reset(self, request: AppendRequest) -> None:
+        """Begin anew where the leader's log begins. What was in front is committed, and nobody has it any
+        more."""
         self._starts.clear()
         self._terms.clear()
-        self.first = first
-        self.last = self.durable = self.commit = first - 1
+        self.first = request.prev_index + 1
+        self.last = self.durable = self.commit = request.prev_index
+        self.history.restart(request.members[0] if request.members else self.history.newest)
 
     def begins_at(self, first: int) -> None:
-        runs = bisect_right(self._starts, first)
-        if runs > 1:
-            del self._starts[: runs - 1], self._terms[: runs - 1]
-        if first > self.last:
-            self._starts.clear()
-            self._terms.clear()
-        elif self._starts:
-            self._starts[0] = max(self._starts[0], first)
-        self.first = first
+        """Forget what is in front of `first`, which is in the log."""
+        gone = bisect_right(self._starts, first) - 1
+        del self._starts[:gone], self._terms[:gone]
+        self._starts[0] = self.first = first
         self.history.forget_before(first)
 
     def persisted(self, index: int, term: int) -> bool:
         """Whether that is news."""
-        if index <= max(self.durable, NO_INDEX) or self.term_of(index) != term:
+        if index <= self.durable or term == NO_TERM or self.term_of(index) != term:
             return False
         self.durable = index
         return True

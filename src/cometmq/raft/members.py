@@ -74,12 +74,9 @@ class MembersHistory:
     def restart(self, entry: MembersEntry) -> None:
         self._entries = [entry]
 
-    def cut(self, first: int) -> bool:
-        """Forget the entries from `first` on; whether there were any."""
-        kept = [each for each in self._entries if each.index < first] or self._entries[:1]
-        cut = len(kept) < len(self._entries)
-        self._entries = kept
-        return cut
+    def cut(self, first: int) -> None:
+        """Forget the entries from `first` on."""
+        self._entries = [each for each in self._entries if each.index < first] or self._entries[:1]
 
     def forget_before(self, first: int) -> None:
         """The log begins at `first` now."""

@@ -11,6 +11,7 @@ import msgspec
 
 from cometmq.errors import RaftMessageError, RaftRefused
 from cometmq.raft.account import LogAccount
+from cometmq.raft.following import Following
 from cometmq.raft.leading import Leading, PeerStatus
 from cometmq.raft.members import MOST_MEMBERS, Members, MembersEntry
 from cometmq.raft.messages import (
@@ -19,7 +20,6 @@ from cometmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
     AnyMessage,
-    Append,
     AppendOwn,
     AppendRequest,
     AppendResponse,
@@ -29,11 +29,9 @@ from cometmq.raft.messages import (
     LogView,
     Proposed,
     RaftOptions,
-    Reset,
     Role,
     RoleChange,
     TransferRequest,
-    Truncate,
     VoteRequest,
     VoteResponse,
     check,
@@ -92,7 +90,7 @@ class RaftNode:
         self.role = Role.FOLLOWER
         self.leader = ""
         self._heard_at = -self._options.election_ms  # of the leader
-        self._agreed = self._account.commit  # up to here the log is the leader's
+        self._following = Following(self._account)
         self._trust: tuple[int, int] | None = None  # a suspect log is whole at this (term, index)
         self._reply_due = False
         self._votes: set[str] = set()
@@ -235,7 +233,8 @@ class RaftNode:
         if self.role is not Role.FOLLOWER:
             self._follow(self.term, "", reason)
         if last < self._account.last:
-            self._cut(last + 1)
+            self._following.cut(last + 1)
+            self._keep_members()
 
     def disk_works(self) -> None:
         """The disk takes writes again."""
@@ -243,9 +242,9 @@ class RaftNode:
         self._asked_to_save = self._saved  # what was not saved is asked for again
 
     def begins_at(self, first: int) -> None:
-        """Retention has deleted the entries before `first`, which were committed."""
-        if first - 1 > self._account.visible:
-            raise RaftRefused(f"entries from {self._account.visible + 1} on are not committed yet")
+        """Retention has deleted the entries before `first`. That one is committed."""
+        if first > self._account.visible:
+            raise RaftRefused(f"entries from {self._account.visible} on are to be kept")
         if first > self._account.first:
             self._account.begins_at(first)
             self._keep_members()
@@ -332,6 +331,8 @@ class RaftNode:
         due = self._election_at
         if self._leading is not None:
             due = min([self._leading.quorum_at, *(p.beat_at for p in self._leading.peers.values())])
+        if self._state is not self._saved:  # nothing is sent before
+            due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
 
     # -- terms and roles
@@ -371,7 +372,7 @@ class RaftNode:
             self._state = msgspec.structs.replace(self._state, term=term, vote="")
             self._outbox.clear()
         if term > self.term or leader != self.leader:
-            self._agreed = self._account.commit
+            self._following.agreed = self._account.commit
         self.role = Role.FOLLOWER
         self.leader = leader
         self._leading = None
@@ -438,10 +439,14 @@ class RaftNode:
     def _on_vote_request(self, request: VoteRequest) -> None:
         """Of this term, or the question whether a vote would be given in this or a later one."""
         if (
-            request.term == self.term
-            and self._state.vote != request.sender
-            and (self._state.vote or self.leader)
-        ) or self._state.suspect or not self._account.is_up_to_date(request.last_index, request.last_term):
+            (
+                request.term == self.term
+                and self._state.vote != request.sender
+                and (self._state.vote or self.leader)
+            )
+            or self._state.suspect
+            or not self._account.is_up_to_date(request.last_index, request.last_term)
+        ):
             self._refuse_vote(request)
         else:
             if not request.pre:
@@ -466,7 +471,8 @@ class RaftNode:
 
     def _on_vote_response(self, response: VoteResponse) -> None:
         wanted = (Role.PRE_CANDIDATE, self.term + 1) if response.pre else (Role.CANDIDATE, self.term)
-        if response.granted and (self.role, response.term) == wanted:
+        valid = response.granted and response.sender in self.members.voters
+        if valid and (self.role, response.term) == wanted:
             self._votes.add(response.sender)
             self._count_votes()
 
@@ -479,89 +485,31 @@ class RaftNode:
     def _on_append_request(self, request: AppendRequest) -> None:
         if self._leading is not None or self.leader not in ("", request.sender):
             raise RaftMessageError("sender", request.sender, f"{self.leader} leads in term {self.term}")
-        self._check_against_committed(request)
+        self._following.check(request)
         if not self.leader:
             self._follow(self.term, request.sender)
         self._heard_at = self._clock
         self._wait_for_leader()
         if self._state.suspect and (self._trust is None or self._trust[0] != self.term):
             self._trust = (self.term, request.last)
-        if not self._able:
-            self._reply_due = True
-        elif self._joins(request):
-            self._take(request)
-            self._reply_due = True
-
-    def _check_against_committed(self, request: AppendRequest) -> None:
-        account = self._account
-        first = max(request.prev_index + 1, account.first)
-        last = min(request.prev_index + request.count, account.commit)
-        unlike = account.first_unlike(first, last, request.entries_term)
-        if unlike is not None:
-            raise RaftMessageError(
-                "entries_term", request.entries_term, f"entry {unlike} is committed with another"
-            )
-
-    def _joins(self, request: AppendRequest) -> bool:
-        """Whether the log has what the request's entries follow. Else the leader is told what it has, or
-        the log begins anew where the leader's begins."""
-        account, prev = self._account, request.prev_index
-        if prev <= account.commit:
-            return True
-        if request.prev_term == NO_TERM:
-            if not request.count:
-                self._reply_due = True
-                return False
-            if prev < account.last and account.term_of(prev + 1) == request.entries_term:
-                return True
-            self._reset(request)
-            return True
-        if account.term_of(prev) == request.prev_term:
-            return True
-        hint = account.last_at_most(prev - 1, request.prev_term)
-        response = self._response(request.sender)
-        self._send(
-            msgspec.structs.replace(
-                response, rejected=True, prev_index=prev, hint_index=hint, hint_term=account.term_of(hint)
-            )
-        )
-        return False
-
-    def _reset(self, request: AppendRequest) -> None:
-        account = self._account
-        account.reset(request.prev_index + 1)
-        account.history.restart(request.members[0] if request.members else account.history.newest)
-        self._agreed = account.commit
+        changes = self._following.take(request) if self._able else []
+        if changes is None:
+            self._send(self._rejection(request))
+            return
+        self._reply_due = True
+        self._changes += changes
         self._keep_members()
-        self._changes.append(Reset(account.first))
-
-    def _take(self, request: AppendRequest) -> None:
-        """The entries of the request that the log lacks; what contradicts them goes."""
-        account = self._account
-        start, end = request.prev_index + 1, request.prev_index + request.count
-        first = max(start, account.commit + 1)
-        unlike = account.first_unlike(first, min(end, account.last), request.entries_term)
-        if unlike is not None:
-            self._changes.append(Truncate(unlike))
-            self._cut(unlike)
-        first = account.last + 1
-        if end >= first:
-            account.append(end - first + 1, request.entries_term)
-            self._changes.append(
-                Append(first, end - first + 1, request.entries_term, first - start, request.payload)
-            )
-            for entry in request.members:
-                if entry.index >= first:
-                    account.history.add(entry)
-            self._keep_members()
-        self._agreed = max(self._agreed, end)
-        account.commit = max(account.commit, min(request.commit, end))
         self._regain_trust()
 
-    def _cut(self, first: int) -> None:
-        self._account.cut(first)
-        self._agreed = min(self._agreed, first - 1)
-        self._keep_members()
+    def _rejection(self, request: AppendRequest) -> AppendResponse:
+        hint = self._account.last_at_most(request.prev_index - 1, request.prev_term)
+        return msgspec.structs.replace(
+            self._response(request.sender),
+            rejected=True,
+            prev_index=request.prev_index,
+            hint_index=hint,
+            hint_term=self._account.term_of(hint),
+        )
 
     def _keep_members(self) -> None:
         """The members entries of the log are part of what is saved."""
@@ -570,13 +518,13 @@ class RaftNode:
             self._state = msgspec.structs.replace(self._state, members=entries)
 
     def _regain_trust(self) -> None:
-        agreed = min(self._agreed, self._account.durable)
+        agreed = min(self._following.agreed, self._account.durable)
         if self._state.suspect and self._trust and self._trust[0] == self.term and agreed >= self._trust[1]:
             self._state = msgspec.structs.replace(self._state, suspect=False)
 
     def _response(self, to: str, written: int | None = None) -> AppendResponse:
         if written is None:
-            written = self._agreed
+            written = self._following.agreed
         return AppendResponse(
             group=self.group,
             sender=self.me,
@@ -661,7 +609,8 @@ class RaftNode:
 
     def _changeable(self) -> Members:
         """The members, if they may be changed now."""
-        self._needs_ready_leader()
+        if self._needs_ready_leader().transfer is not None:
+            raise RaftRefused("the leadership is being handed over", self.me)
         newest = self._account.history.newest
         if newest.index > self._account.commit:
             raise RaftRefused("a change of the members is not committed yet", self.me)
