@@ -1,0 +1,377 @@
+"""A raft member at work: its node, its log, its connections, and what the broker does as leader or follower.
+
+The node (cometmq.raft) decides; `turn`, at the end of each tick in which something happened and when the node
+says, carries out what it wants: changes of the log, term and vote on the disk, messages, committed entries.
+Sends become entries in the store's commit, which asks `propose` for their places. While something takes its
+time (term and vote go to the disk, the log is cut) messages of members are dropped, as a bad network would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from cometmq import logs
+from cometmq.broker.replication import raft_state
+from cometmq.broker.replication.raft_peers import Peers
+from cometmq.errors import CometError, RaftRefused
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.record.framing import EntryHead
+from cometmq.raft import (
+    AnyMessage,
+    Append,
+    AppendOwn,
+    AppendRequest,
+    Effects,
+    HardState,
+    Proposed,
+    RaftNode,
+    RaftOptions,
+    Reset,
+    RoleChange,
+    Truncate,
+)
+from cometmq.store import Clock, Ledger, MessageStore
+
+log = logs.logger(__name__)
+
+SUCCESS = int(ResponseCode.SUCCESS)
+SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
+MOST_FRAME = 1 << 20
+"""Bytes of the entries of one message; a longer entry goes alone."""
+DISK_AGAIN_S = 5.0
+"""After a failure of the disk it is looked at again so often."""
+
+
+class Office(Protocol):
+    """What the broker does when it becomes the leader, or stops being it."""
+
+    def lead(self) -> None:
+        """Take sends, deliver what is due, register as the master."""
+        ...
+
+    def follow(self, leader: str) -> None:
+        """Do none of it. leader: the member that is followed, "" while none is known."""
+        ...
+
+
+class _Wait(NamedTuple):
+    position: int
+    deadline: float
+    waiter: Callable[[int], None]
+
+
+class RaftMember:
+    """One member. Made with a store that keeps a raft log; `start` begins to take part."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        group: str,
+        addresses: Mapping[str, str],
+        joins: bool,
+        store: MessageStore,
+        clock: Clock,
+        timeout_s: float,
+        office: Office,
+        options: RaftOptions | None = None,
+    ) -> None:
+        """addresses: of all members, by name; this one's too. joins: whether it waits to be taken into a
+        group that is there. timeout_s: how long a send waits for its commit. Raises StoreError, OSError."""
+        assert store.ledger is not None
+        self.me = me
+        self._addresses = addresses
+        self._store = store
+        self._ledger: Ledger = store.ledger
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._office = office
+        self._loop = asyncio.get_running_loop()
+        voters = frozenset() if joins else frozenset(addresses)
+        self._state = raft_state.load(store.disk, self._ledger, voters)
+        self.node = RaftNode(
+            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, options,
+            self._ledger.committed,
+        )  # fmt: skip
+        self.peers = Peers(group, me, addresses[me], self._receive, self._schedule)
+        self.leading = False
+        self._slow: asyncio.Task[None] | None = None
+        self._waits: deque[_Wait] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait_timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._due = False
+        self._failed_at: float | None = None
+        self._ledger.on_synced = self._synced
+        self._ledger.propose = self.propose
+
+    async def start(self, host: str) -> None:
+        """Listen for members, and connect to them. Raises OSError."""
+        _, _, port = self._addresses[self.me].rpartition(":")
+        await self.peers.listen(host, int(port))
+        self._use_members()
+        self.turn()
+
+    async def stop(self) -> None:
+        """Take part no more."""
+        self._stopped = True
+        for timer in (self._timer, self._wait_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._slow is not None:
+            await asyncio.gather(self._slow, return_exceptions=True)
+        await self.peers.stop()
+        self._give_up("the broker stops")
+
+    # -- sends
+
+    def propose(self, count: int) -> int:
+        """So many entries of this tick are to follow; returns the index of the first. Raises RaftRefused."""
+        if self._slow is not None:
+            raise RaftRefused("the group changes", self.me)
+        first = self.node.propose(count)
+        self._schedule()
+        return first
+
+    def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
+        """Tell `waiter` SUCCESS once the log is committed up to `position`, else SYSTEM_ERROR: then nobody
+        knows yet whether it will be."""
+        deadline = self._clock.monotonic() + self._timeout_s
+        self._waits.append(_Wait(position, deadline, waiter))
+        if self._wait_timer is None:
+            self._wait_timer = self._loop.call_later(self._timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        self._wait_timer = None
+        now = self._clock.monotonic()
+        late = 0
+        while self._waits and self._waits[0].deadline <= now:
+            self._waits.popleft().waiter(SYSTEM_ERROR)
+            late += 1
+        if late:
+            log.warning("%d ticks of sends were not committed within %g s", late, self._timeout_s)
+        if self._waits and not self._stopped:
+            left = max(0.001, self._waits[0].deadline - now)
+            self._wait_timer = self._loop.call_later(left, self._expire)
+
+    def _give_up(self, why: str) -> None:
+        if self._waits:
+            log.warning("%d ticks of sends are not known to be committed: %s", len(self._waits), why)
+        while self._waits:
+            self._waits.popleft().waiter(SYSTEM_ERROR)
+
+    # -- events
+
+    def _receive(self, message: AnyMessage) -> None:
+        if self._slow is None and not self._stopped:
+            self.node.receive(message)
+
+    def _synced(self, index: int) -> None:
+        """The device has the log up to an entry."""
+        if self._store.config.sync_flush:
+            self.node.persisted(index, self._ledger.term_of(index))
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """A turn at the end of this one of the loop."""
+        if not self._due and not self._stopped:
+            self._due = True
+            self._loop.call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._due = False
+        self.turn()
+
+    def turn(self) -> None:
+        """Carry out what the node wants."""
+        if self._stopped or self._slow is not None:
+            return
+        now = self._clock.boottime()
+        if self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
+            self._look_at_disk(now)
+        self.node.tick(int(now * 1000))
+        while _is_something(effects := self.node.effects()):
+            if effects.state is not None or any(isinstance(each, Truncate | Reset) for each in effects.log):
+                self._slow = self._loop.create_task(self._carry_out_slowly(effects))
+                return
+            self._carry_out(effects)
+        messages = self.node.messages()
+        if messages:
+            self.peers.send([self._loaded(message) for message in messages])
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = max(0.0, self.node.due_ms() / 1000 - self._clock.boottime())
+        self._timer = self._loop.call_later(due_s, self.turn)
+
+    async def _carry_out_slowly(self, effects: Effects) -> None:
+        """What must be on the device before the node goes on."""
+        try:
+            if effects.state is not None:
+                await asyncio.to_thread(
+                    raft_state.save, self._store.disk, self._ledger.directory, effects.state, self._state
+                )
+                self._state = effects.state
+                self.node.state_saved(effects.state)
+            for number, change in enumerate(effects.log):
+                if isinstance(change, Truncate):
+                    await self._ledger.truncate(change.first)
+                elif isinstance(change, Reset):
+                    await self._ledger.reset(change.first)
+                else:
+                    effects.log = effects.log[number:]
+                    break
+            else:
+                effects.log = []
+            self._carry_out(effects)
+        except (CometError, OSError) as error:
+            self._failed(error)
+        except Exception as error:  # a member that does not know what it has done must not go on
+            log.critical("the raft member stops", exc_info=error)
+            self._stopped = True
+            self._stop_leading("it has failed")
+        self._slow = None
+        self.turn()
+
+    def _carry_out(self, effects: Effects) -> None:
+        """Changes of the log, commits and a new role."""
+        ledger = self._ledger
+        if effects.role is not None:
+            self._before_log(effects.role)
+        try:
+            written = False
+            for change in effects.log:
+                if isinstance(change, AppendOwn):
+                    ledger.lead(change.term)
+                    ledger.append_own(_body(change))
+                    written = True
+                elif isinstance(change, Append):
+                    ledger.append(_behind(change.payload, change.skip))
+                    written = True
+                else:
+                    assert isinstance(change, Proposed)  # the store's commit has written them
+            if written:
+                commit = self._store.commit()
+                if commit.error is not None:
+                    raise commit.error
+        except (CometError, OSError) as error:
+            self._failed(error)
+            return
+        if effects.log and not self._store.config.sync_flush:
+            self.node.persisted(ledger.last, ledger.term_of(ledger.last))
+        elif effects.log:
+            self._store.flusher.request()
+        if effects.committed is not None:
+            ledger.commit_to(effects.committed)
+            self._committed(ledger.place_of(effects.committed).end)
+        if effects.role is not None or effects.state is not None:
+            self._use_members()
+        if not self.leading and self.node.ready:
+            ledger.lead(self.node.term)
+            ledger.take_messages()
+            self.leading = True
+            log.warning("raft: %s leads its group from term %d on", self.me, self.node.term)
+            self._office.lead()
+
+    def _before_log(self, role: RoleChange) -> None:
+        reason = role.reason or f"{role.leader or 'nobody'} leads"
+        self._stop_leading(reason)
+        log.info("raft: %s is %s in term %d, leader %s", self.me, role.role.value, role.term, role.leader or "-")
+        if role.leader != self.me:
+            self._office.follow(role.leader)
+
+    def _stop_leading(self, reason: str) -> None:
+        if self.leading:
+            self.leading = False
+            self._ledger.follow()
+            self._give_up(reason)
+            log.warning("raft: %s leads no more: %s", self.me, reason)
+
+    def _committed(self, position: int) -> None:
+        waits = self._waits
+        while waits and waits[0].position <= position:
+            waits.popleft().waiter(SUCCESS)
+
+    # -- the disk
+
+    def _failed(self, error: CometError | OSError) -> None:
+        log.critical("raft: the log or the state of %s could not be written: %s", self.me, error)
+        self._failed_at = self._clock.boottime()
+        self.node.effects()
+        self.node.disk_failed(self._ledger.last, str(error))
+
+    def _look_at_disk(self, now: float) -> None:
+        self._failed_at = now
+        if not self._store.flags.reasons:
+            self._failed_at = None
+            self.node.disk_works()
+
+    # -- members
+
+    def _use_members(self) -> None:
+        """Talk to those who belong to the group, or may."""
+        everybody = self.node.members.everybody | set(self._addresses)
+        known = {**self.peers.learned, **self._addresses}
+        self.peers.use(
+            {member: known[member] for member in everybody if member in known and member != self.me}
+        )
+
+    def _loaded(self, message: AnyMessage) -> AnyMessage:
+        """The message with its entries."""
+        if not isinstance(message, AppendRequest) or not message.count:
+            return message
+        first = message.prev_index + 1
+        found = self._ledger.range(first, first + message.count, 1 << 62)
+        return msgspec.structs.replace(message, payload=bytes(self._ledger.read(found)))
+
+
+class _Log:
+    """What the node sees of the log."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.term_of = ledger.term_of
+
+    @property
+    def first(self) -> int:
+        return self._ledger.first
+
+    @property
+    def last(self) -> int:
+        return self._ledger.last
+
+    def fit(self, first: int, stop: int) -> int:
+        """Entries of one frame."""
+        return self._ledger.range(first, stop, MOST_FRAME).stop
+
+
+def _is_something(effects: Effects) -> bool:
+    return bool(
+        effects.log or effects.state is not None or effects.committed is not None or effects.role is not None
+    )
+
+
+def _behind(payload: bytes, count: int) -> bytes:
+    """Entries without the first `count` of them."""
+    at = 0
+    for _ in range(count):
+        at += EntryHead.read(payload, at).size
+    return payload[at:] if at else payload
+
+
+def _body(change: AppendOwn) -> bytes:
+    """What an entry says that is no message."""
+    if change.members is None:
+        return msgspec.json.encode({"type": "term", "term": change.term})
+    members = change.members.members
+    return msgspec.json.encode(
+        {"type": "members", "voters": sorted(members.voters), "learners": sorted(members.learners)}
+    )
+
+
+__all__ = ["HardState", "Office", "RaftMember"]

@@ -1,0 +1,164 @@
+"""The connections between raft members: one to each, for what we say, and one from each, for what it says.
+
+What cannot be sent at once is dropped: a node says it again when it is still true. So a member that is away
+or slow costs at most MOST_WAITING bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cometmq import logs
+from cometmq.broker.replication import raft_wire
+from cometmq.errors import CometError
+from cometmq.protocol.addresses import parse_address
+from cometmq.raft import AnyMessage
+
+log = logs.logger(__name__)
+
+RETRY_S = 0.3
+CONNECT_S = 2.0
+MOST_WAITING = 32 << 20
+"""Bytes in the buffer of one connection, above which nothing more is put there."""
+MOST_CONNECTIONS = 64
+"""From members: each has one, and a broken one may not be noticed for a while."""
+
+Receive = Callable[[AnyMessage], None]
+"""Takes a message. Raises CometError for what no member would say."""
+
+
+class _Incoming(asyncio.Protocol):
+    """A connection from a member."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._frames = raft_wire.Frames(peers.group)
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        if len(self._peers.incoming) >= MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._peers.incoming.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._peers.receive(message)
+        except CometError as error:
+            assert self.transport is not None
+            name = self._frames.sender or self.transport.get_extra_info("peername")
+            log.warning("the connection of raft member %s is closed: %s", name, error)
+            self.transport.abort()
+        self._peers.heard()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._peers.incoming.discard(self)
+
+
+@dataclass(eq=False)
+class _Link(asyncio.Protocol):
+    """The connection to one member, made again whenever it breaks."""
+
+    addr: str
+    hello: bytes
+    transport: asyncio.Transport | None = None
+    _broken: asyncio.Event = field(default_factory=asyncio.Event)
+    _known: bool = False
+
+    async def run(self) -> None:
+        """Keep it up until cancelled."""
+        address = parse_address(self.addr)
+        assert address is not None  # the settings were checked
+        loop = asyncio.get_running_loop()
+        while True:
+            self._broken.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.create_connection(lambda: self, *address)
+            except OSError as error:  # TimeoutError is one
+                if not self._known:
+                    self._known = True
+                    log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")
+            else:
+                self._known = False
+                await self._broken.wait()
+            await asyncio.sleep(RETRY_S)
+
+    def send(self, data: bytes) -> None:
+        if self.transport is None:
+            return
+        waiting = self.transport.get_write_buffer_size()
+        if not waiting or waiting + len(data) <= MOST_WAITING:
+            self.transport.write(data)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self.hello)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.transport = None
+        self._broken.set()
+
+
+class Peers:
+    """All connections of a member. Methods belong to the loop's thread."""
+
+    def __init__(self, group: str, me: str, receive: Receive, heard: Callable[[], None]) -> None:
+        """receive: what a member said; heard: called when all messages of some bytes were received."""
+        self.group = group
+        self.receive = receive
+        self.heard = heard
+        self.incoming: set[_Incoming] = set()
+        self._hello = raft_wire.greeting(group, me)
+        self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> None:
+        """Accept members. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Incoming(self), host or None, port)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def use(self, addresses: Mapping[str, str]) -> None:
+        """These are the other members, id -> "host:port", from now on."""
+        for member in [each for each, (link, _) in self._links.items() if addresses.get(each) != link.addr]:
+            link, task = self._links.pop(member)
+            task.cancel()
+            link.close()
+        for member, addr in addresses.items():
+            if member not in self._links:
+                link = _Link(addr, self._hello)
+                self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
+
+    def send(self, messages: Sequence[AnyMessage]) -> None:
+        """Send the messages of a tick, one frame to each member. Any of them may be lost."""
+        to: dict[str, list[AnyMessage]] = {}
+        for message in messages:
+            to.setdefault(message.to, []).append(message)
+        for member, its in to.items():
+            if member in self._links:
+                self._links[member][0].send(raft_wire.frame(its))
+
+    async def stop(self) -> None:
+        """Close everything."""
+        self.use({})
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.incoming):
+            if connection.transport is not None:
+                connection.transport.abort()

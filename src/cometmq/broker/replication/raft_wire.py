@@ -1,0 +1,105 @@
+"""What goes over the port of a raft member: its greeting, then frames of messages. No I/O in here.
+
+Our own, with a version of its own: i4 length, and so many bytes of MessagePack. The first frame of a
+connection is the greeting; each later one is an array of messages (cometmq.raft), those of one tick. What is
+answered comes over the receiver's own connection. The entries of a message are its `payload`, as they lie in
+the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from cometmq.errors import ProtocolError
+from cometmq.raft import AnyMessage
+
+MAGIC = "CometMQ raft"
+VERSION = 1
+LONGEST_FRAME = 64 << 20
+"""Bytes. A frame carries what `LogView.fit` allows, and one record may be as long as 32 MiB."""
+
+_LENGTH = struct.Struct(">I")
+_LONGEST_GREETING = 1024
+
+
+class Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """Who has connected."""
+
+    magic: str
+    version: int
+    group: str
+    sender: str
+
+
+_encode = msgspec.msgpack.encode
+_greeting = msgspec.msgpack.Decoder(Greeting)
+_messages = msgspec.msgpack.Decoder(list[AnyMessage])
+
+
+def greeting(group: str, sender: str) -> bytes:
+    """The first frame of a connection, which says who speaks."""
+    data = _encode(Greeting(MAGIC, VERSION, group, sender))
+    return _LENGTH.pack(len(data)) + data
+
+
+def frame(messages: Sequence[AnyMessage]) -> bytes:
+    """One frame with all of these."""
+    data = _encode(messages)
+    return _LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Takes the messages of one connection out of its bytes."""
+
+    def __init__(self, group: str) -> None:
+        """group: what the other side must belong to."""
+        self.sender = ""
+        """Who is at the other end, once it has said so."""
+        self._group = group
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[AnyMessage]:
+        """The messages that have come whole. Raises ProtocolError for what no member of the group sends."""
+        rest = self._rest
+        rest += data
+        at = 0
+        try:
+            while len(rest) - at >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(rest, at)
+                if length > (LONGEST_FRAME if self.sender else _LONGEST_GREETING):
+                    raise ProtocolError(f"a frame of a raft member has {length} bytes")
+                end = at + _LENGTH.size + length
+                if len(rest) < end:
+                    break
+                body = bytes(rest[at + _LENGTH.size : end])
+                at = end
+                if self.sender:
+                    yield from self._decoded(body)
+                else:
+                    self._greeted(body)
+        finally:
+            del rest[:at]
+
+    def _greeted(self, body: bytes) -> None:
+        try:
+            found = _greeting.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"not the greeting of a raft member: {error}") from None
+        if (found.magic, found.version) != (MAGIC, VERSION):
+            raise ProtocolError(f"version {found.version} of {found.magic!r} is not known here: {VERSION} is")
+        if found.group != self._group or not found.sender:
+            raise ProtocolError(f"member {found.sender!r} of group {found.group!r} is not of {self._group!r}")
+        self.sender = found.sender
+
+    def _decoded(self, body: bytes) -> list[AnyMessage]:
+        try:
+            messages = _messages.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"not messages of a raft member: {error}") from None
+        for message in messages:
+            if message.sender != self.sender:
+                raise ProtocolError(f"member {self.sender!r} speaks for {message.sender!r}")
+        return messages

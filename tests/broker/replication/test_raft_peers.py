@@ -1,0 +1,161 @@
+"""The wire between raft members, and their connections over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+
+from cometmq.broker.replication import raft_peers, raft_wire
+from cometmq.broker.replication.raft_peers import Peers
+from cometmq.errors import ProtocolError
+from cometmq.raft import (
+    AnyMessage,
+    AppendRequest,
+    AppendResponse,
+    Members,
+    MembersEntry,
+    TransferRequest,
+    VoteRequest,
+    VoteResponse,
+)
+
+GROUP = "broker-a"
+CLOSED = (ConnectionResetError, asyncio.IncompleteReadError)
+
+
+def beat(sender: str = "n0", to: str = "n1", payload: bytes | None = None) -> AppendRequest:
+    return AppendRequest(
+        group=GROUP,
+        sender=sender,
+        to=to,
+        term=7,
+        prev_index=3,
+        prev_term=6,
+        last=3,
+        commit=2,
+        payload=payload,
+    )
+
+
+MEMBERS = MembersEntry(4, 7, Members(frozenset({"n0", "n1"}), frozenset({"n2"})))
+MESSAGES: list[AnyMessage] = [
+    VoteRequest(group=GROUP, sender="n0", to="n1", term=7, last_index=3, last_term=6, pre=True),
+    VoteResponse(group=GROUP, sender="n0", to="n1", term=7, granted=True),
+    AppendRequest(
+        group=GROUP, sender="n0", to="n1", term=7, prev_index=3, prev_term=6, count=2, entries_term=7, last=5,
+        commit=3, members=(MEMBERS,), payload=b"\x00\xffentries",
+    ),
+    AppendResponse(group=GROUP, sender="n0", to="n1", term=7, match=5),
+    TransferRequest(group=GROUP, sender="n0", to="n1", term=7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_messages_come_as_they_were_sent_however_the_bytes_are_cut(step: int) -> None:
+    data = raft_wire.greeting(GROUP, "n0") + raft_wire.frame(MESSAGES) + raft_wire.frame([beat()])
+    frames = raft_wire.Frames(GROUP)
+    found = [message for at in range(0, len(data), step) for message in frames.feed(data[at : at + step])]
+    assert found == [*MESSAGES, beat()]
+    assert frames.sender == "n0"
+
+
+def body(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+HELLO = raft_wire.greeting(GROUP, "n0")
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "a frame of a raft member has 1195725856 bytes"),
+        (body(b"\xc1"), "not the greeting of a raft member"),
+        (body(b"\x94\x01\x02\x03\x04"), "not the greeting of a raft member"),
+        (raft_wire.greeting("other", "n0"), "member 'n0' of group 'other' is not of 'broker-a'"),
+        (raft_wire.greeting(GROUP, ""), "member '' of group 'broker-a' is not of 'broker-a'"),
+        (
+            HELLO.replace(b"\x01\xa8broker", b"\x02\xa8broker"),
+            "version 2 of 'CometMQ raft' is not known here: 1 is",
+        ),
+        (HELLO + struct.pack(">I", raft_wire.LONGEST_FRAME + 1), "bytes"),
+        (HELLO + body(b"\x91\x80"), "not messages of a raft member"),
+        (HELLO + body(b"\x91" * 3000), "not messages of a raft member"),
+        (HELLO + raft_wire.frame([beat("n2")]), "member 'n0' speaks for 'n2'"),
+    ],
+)
+def test_what_no_member_sends_is_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        list(raft_wire.Frames(GROUP).feed(data))
+    assert problem in str(caught.value)
+
+
+class Member:
+    """A member's connections, and what it heard."""
+
+    def __init__(self, me: str) -> None:
+        self.heard: asyncio.Queue[AnyMessage] = asyncio.Queue()
+        self.peers = Peers(GROUP, me, self.heard.put_nowait, lambda: None)
+        self.addr = ""
+
+    async def start(self, port: int = 0) -> None:
+        await self.peers.listen("127.0.0.1", port)
+        self.addr = f"127.0.0.1:{self.peers.port}"
+
+
+async def said(speaker: Member, message: AnyMessage, listener: Member) -> AnyMessage:
+    """Say it until it is heard: what cannot be sent at once is dropped."""
+    async with asyncio.timeout(20):
+        while listener.heard.empty():
+            speaker.peers.send([message])
+            await asyncio.sleep(0.01)
+        return await listener.heard.get()
+
+
+async def test_members_hear_each_other_and_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_peers, "RETRY_S", 0.01)
+    one, other = Member("n0"), Member("n1")
+    await one.start()
+    await other.start()
+    one.peers.use({"n1": other.addr})
+    assert await said(one, beat(payload=b"x" * 3_000_000), other) == beat(payload=b"x" * 3_000_000)
+    await other.peers.stop()
+    again = Member("n1")
+    await again.start(int(other.addr.rpartition(":")[2]))
+    assert await said(one, beat(), again) == beat()
+    await one.peers.stop()
+    await again.peers.stop()
+
+
+async def test_strangers_are_sent_away_and_members_stay(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = Member("n0"), Member("n1")
+    await one.start()
+    await other.start()
+    one.peers.use({"n1": other.addr})
+    await said(one, beat(), other)
+    host, _, port = other.addr.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(CLOSED):
+        await reader.readexactly(1)
+    writer.close()
+    assert "a frame of a raft member has" in caplog.text
+    assert await said(one, beat(), other) == beat()
+    await one.peers.stop()
+    await other.peers.stop()
+
+
+async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 2)
+    one = Member("n0")
+    await one.start()
+    host, _, port = one.addr.rpartition(":")
+    kept = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with pytest.raises(CLOSED):
+        await reader.readexactly(1)
+    for _, each in [*kept, (reader, writer)]:
+        each.close()
+    await one.peers.stop()
