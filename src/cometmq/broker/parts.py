@@ -16,12 +16,14 @@ from cometmq.broker.base import attributes
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.base.members import broker_id_of
 from cometmq.broker.base.names import CHECK_BY_THEMSELVES, names_checked
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.duties import LeaderDuties
 from cometmq.broker.filter_servers import FilterServers
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.client_requests import ClientProcessor
@@ -35,6 +37,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
+from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
 from cometmq.broker.send.retry import RetryRules
@@ -87,21 +90,14 @@ class BrokerParts:
         self.producers = ProducerTable()
         self.locks = QueueLocks()
         self.slow_readers = SlowReaders(config, self.tables.groups)
-        self.replication = Replication(
-            config=config,
-            clock=clock,
-            store=store,
-            tables=self.tables,
-            address=address,
-            client=self.client,
-            tick=tick,
-            visible=self.writer.visible,
-        )
-        if config.store.broker_role == SYNC_MASTER:
-            self.writer.replicas = self.replication.master
-        self.registrar = Registrar(config, self.tables.topics, address, self.client, self.replication.follow)
+        self.registrar = Registrar(config, self.tables.topics, address, self.client)
         self.filter_servers = FilterServers(config, clock, address, self.registrar)
         self._make_processors(DelayLevels.of(config.store))
+        self.replication: Replication | RaftReplication
+        if config.store.enable_d_leger_commit_log:
+            self.replication = self.writer.replicas = self._in_raft()
+        else:
+            self.replication = self._with_slaves()
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
@@ -116,6 +112,44 @@ class BrokerParts:
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
+
+    def _with_slaves(self) -> Replication:
+        made = Replication(
+            config=self._config,
+            clock=self._clock,
+            store=self.store,
+            tables=self.tables,
+            address=self._address,
+            client=self.client,
+            tick=self.tick,
+            visible=self.writer.visible,
+        )
+        self.registrar.on_master = made.follow
+        if self._config.store.broker_role == SYNC_MASTER:
+            self.writer.replicas = made.master
+        return made
+
+    def _in_raft(self) -> RaftReplication:
+        config = self._config
+        duties = LeaderDuties(
+            config=config,
+            store=self.store,
+            registrar=self.registrar,
+            schedule=self.schedule,
+            timers=self.timers,
+            transactions=self.transactions,
+            follower_id=broker_id_of(config.store.d_leger_self_id),
+        )
+        return RaftReplication(
+            config=config,
+            clock=self._clock,
+            store=self.store,
+            tables=self.tables,
+            address=self._address,
+            client=self.client,
+            end_tick=self.writer.end_tick,
+            duties=duties,
+        )
 
     def _make_processors(self, levels: DelayLevels) -> None:
         config, store, tables, writer = self._config, self.store, self.tables, self.writer
@@ -272,7 +306,8 @@ class BrokerParts:
     def load(self) -> None:
         """Fill the tables from their files; for a thread. Raises StoreCorrupt, OSError."""
         self.tables.load()
-        self.transactions.load()
+        if not self.store.slave:
+            self.transactions.load()
 
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""
@@ -283,7 +318,7 @@ class BrokerParts:
         if not self.store.slave:
             self.schedule.start()
             self.timers.start()
-        self.transactions.start()
+            self.transactions.start()
         for timer in self._periodic:
             timer.start()
         self.protection.start()

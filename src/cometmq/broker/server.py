@@ -71,7 +71,8 @@ class Broker:
             await asyncio.to_thread(parts.load)
             if config.listen_port:
                 parts.use_port(config.listen_port)
-            parts.transactions.fill()
+            if not store.slave:
+                parts.transactions.fill()
             self.port = await listen(parts.server, address.interface, config.listen_port)
             parts.use_port(self.port)
         except BaseException:

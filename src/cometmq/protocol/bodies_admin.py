@@ -234,6 +234,30 @@ class HaRuntimeInfo(Body):
     ha_client_runtime_info: HaClientInfo = empty(HaClientInfo)
 
 
+class RaftMemberInfo(Body):
+    """One member of a raft group. match: the leader knows that it has the log up to this index; silent_ms:
+    since it last answered the leader. -1 where nobody knows."""
+
+    member: str
+    voter: bool
+    match: int = always(-1)
+    silent_ms: int = always(-1)
+
+
+class RaftStatus(Body):
+    """What a member knows of its raft group (code 21003, ours). Indexes of entries, -1 for none."""
+
+    member: str = always("")
+    role: str = always("")
+    term: int = always(0)
+    leader: str = always("")
+    first: int = always(-1)
+    last: int = always(-1)
+    durable: int = always(-1)
+    committed: int = always(-1)
+    members: list[RaftMemberInfo] = empty(list)
+
+
 # -- timers
 
 

@@ -141,6 +141,8 @@ class RequestCode(IntEnum):
     RESET_MASTER_FLUSH_OFFSET = 908
     PURGE_TOPIC = 21001  # ours, unknown to Apache's brokers
     LIST_TIMERS = 21002  # ours
+    GET_RAFT_STATUS = 21003  # ours
+    CHANGE_RAFT_GROUP = 21004  # ours
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

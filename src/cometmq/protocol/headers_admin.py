@@ -82,3 +82,10 @@ class ResetMasterFlushOffsetHeader(Header, gc=False):
     """Code 908."""
 
     master_flush_offset: I64
+
+
+class ChangeRaftGroupHeader(Header, gc=False):
+    """Code 21004, ours. action: transfer, addLearner, promote or remove; member: as in dLegerPeers, n0."""
+
+    action: str
+    member: str

@@ -12,6 +12,8 @@ from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.ledger.ledger import Ledger
+from cometmq.store.ledger.member_files import TermAndVote, read_term, write_term
 from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lost_units import lost_units
@@ -50,6 +52,7 @@ __all__ = [
     "GetStatus",
     "Got",
     "JsonTable",
+    "Ledger",
     "ManualClock",
     "MessageStore",
     "NotInMemory",
@@ -64,6 +67,7 @@ __all__ = [
     "StoreConfig",
     "StoreRefused",
     "SystemClock",
+    "TermAndVote",
     "TickMessage",
     "TimerTable",
     "TopicLimit",
@@ -73,7 +77,9 @@ __all__ = [
     "links",
     "lost_units",
     "read_file",
+    "read_term",
     "replace_file",
     "tag_matches",
     "truncate_log",
+    "write_term",
 ]

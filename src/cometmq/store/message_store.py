@@ -18,6 +18,7 @@ from dataclasses import replace
 import msgspec
 
 from cometmq import logs
+from cometmq.errors import RaftRefused
 from cometmq.protocol.codes import ResponseCode
 from cometmq.store.background.checkpointing import Checkpointing
 from cometmq.store.background.derived_writer import DerivedWriter
@@ -55,7 +56,7 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
-from cometmq.store.writing.dispatch import Dispatcher, WrittenRun, last_of
+from cometmq.store.writing.dispatch import Dispatcher, WrittenRun, count_of, last_of
 from cometmq.store.writing.log_cut import CutNote, finish_cut
 from cometmq.store.writing.record_dispatch import Arrivals, RecordDispatch
 from cometmq.store.writing.replica import ReplicaLog
@@ -272,12 +273,21 @@ class MessageStore:
             runs = [*encoded, *ledger.take_received()]
         if not runs:
             return Commit(placed, refused, None, self.log.end)
+        if ledger is not None and encoded:
+            try:
+                ledger.propose(sum(map(count_of, encoded)))
+            except RaftRefused as refusal:
+                self.log.take_back_tick()
+                self.appender.roll_back(encoded)
+                ledger.take_back()
+                error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are taken: {refusal}")
+                return Commit(placed, refused, error, self.log.end)
         try:
             self.log.write_tick()
         except OSError as failure:
             self.appender.roll_back(encoded)
             if ledger is not None:
-                ledger.not_written()
+                ledger.not_written(failure)
             log.error("commit log could not be written: %s", failure)
             error = StoreRefused(
                 ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"

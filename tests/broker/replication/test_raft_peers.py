@@ -54,18 +54,21 @@ MESSAGES: list[AnyMessage] = [
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_messages_come_as_they_were_sent_however_the_bytes_are_cut(step: int) -> None:
-    data = raft_wire.greeting(GROUP, "n0") + raft_wire.frame(MESSAGES) + raft_wire.frame([beat()])
+    data = (
+        raft_wire.greeting(GROUP, "n0", "h:1", "h:2") + raft_wire.frame(MESSAGES) + raft_wire.frame([beat()])
+    )
     frames = raft_wire.Frames(GROUP)
     found = [message for at in range(0, len(data), step) for message in frames.feed(data[at : at + step])]
     assert found == [*MESSAGES, beat()]
-    assert frames.sender == "n0"
+    assert frames.greeting is not None
+    assert (frames.greeting.sender, frames.greeting.addr, frames.greeting.broker_addr) == ("n0", "h:1", "h:2")
 
 
 def body(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-HELLO = raft_wire.greeting(GROUP, "n0")
+HELLO = raft_wire.greeting(GROUP, "n0", "h:1", "h:2")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +77,11 @@ HELLO = raft_wire.greeting(GROUP, "n0")
         (b"GET / HTTP/1.1\r\n\r\n", "a frame of a raft member has 1195725856 bytes"),
         (body(b"\xc1"), "not the greeting of a raft member"),
         (body(b"\x94\x01\x02\x03\x04"), "not the greeting of a raft member"),
-        (raft_wire.greeting("other", "n0"), "member 'n0' of group 'other' is not of 'broker-a'"),
-        (raft_wire.greeting(GROUP, ""), "member '' of group 'broker-a' is not of 'broker-a'"),
+        (
+            raft_wire.greeting("other", "n0", "h:1", "h:2"),
+            "member 'n0' of group 'other' is not of 'broker-a'",
+        ),
+        (raft_wire.greeting(GROUP, "", "h:1", "h:2"), "member '' of group 'broker-a' is not of 'broker-a'"),
         (
             HELLO.replace(b"\x01\xa8broker", b"\x02\xa8broker"),
             "version 2 of 'CometMQ raft' is not known here: 1 is",
@@ -97,7 +103,9 @@ class Member:
 
     def __init__(self, me: str) -> None:
         self.heard: asyncio.Queue[AnyMessage] = asyncio.Queue()
-        self.peers = Peers(GROUP, me, self.heard.put_nowait, lambda: None)
+        self.peers = Peers(
+            GROUP, me, "h:1", "h:2", receive=self.heard.put_nowait, heard=lambda: None, met=lambda: None
+        )
         self.addr = ""
 
     async def start(self, port: int = 0) -> None:

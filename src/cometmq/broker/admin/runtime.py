@@ -10,6 +10,7 @@ from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
+from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
@@ -43,7 +44,7 @@ class RuntimeAdmin:
     schedule: ScheduleService
     timers: TimerService
     protection: Protection
-    replication: Replication
+    replication: Replication | RaftReplication
     settings_changed: Callable[[list[str]], Awaitable[None]]
     _changes: int = 0
     _changed_ms: int = field(init=False)

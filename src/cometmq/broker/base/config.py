@@ -17,6 +17,7 @@ import msgspec
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
+from cometmq.broker.base.members import check_member
 from cometmq.errors import ConfigError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX, TRACE_TOPIC, is_legal_name
@@ -130,6 +131,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     ha_transfer_batch_size: int = 32_768
     ha_slave_fallbehind_max: int = 256 << 20
     slave_timeout: int = 3_000
+    d_leger_join: bool = False  # ours: this member is to be taken into a group that is there
     in_sync_replicas: int = 1
     min_in_sync_replicas: int = 1
     enable_auto_in_sync_replicas: bool = False
@@ -165,6 +167,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     def check(self) -> None:
         """Raises ConfigError for values that cannot work whatever the type says."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
+        if self.store.enable_d_leger_commit_log:
+            check_member(self.store.d_leger_self_id, self.store.d_leger_peers)
         if self.store.broker_role == SLAVE and self.broker_id == 0:
             raise ConfigError("brokerId", "0", "a positive number, for brokerRole=SLAVE")
         if self.default_topic_queue_nums > self.max_topic_queue_nums:

@@ -56,7 +56,6 @@ NOT_BUILT = {
 UNSAFE = {
     "aclEnable": ("false", "access control is not built, and everybody would be let in"),
     "useTLS": ("false", "the broker does not speak TLS by this key, and traffic would be in the clear"),
-    "enableDLegerCommitLog": ("false", "messages would be on one machine only"),
 }
 
 INERT = Inert(WITHOUT_USE, NOT_BUILT, UNSAFE)

@@ -29,6 +29,8 @@ FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 FLUSH_FAILED = 1 << 16  # above all codes
 
+NOT_COMMITTED = "the raft group has not committed it in time: it may be stored, or not"
+
 # Called with a response code and a remark once an append is certain, late (stored all the same), or has
 # failed.
 Outcome = Callable[[int, "str | None"], None]
@@ -37,9 +39,14 @@ Outcome = Callable[[int, "str | None"], None]
 class Replicas(Protocol):
     """Those who have copies of the log."""
 
+    decide: bool
+    """Whether they decide what is stored, as in a raft group: then all wait for them, and nobody for the
+    flush here alone."""
+
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
         """Tell `waiter` SUCCESS once enough slaves have the log up to `position`, its end;
-        SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT if they will not, or not in time."""
+        SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT if they will not, or not in time; SYSTEM_ERROR if nobody
+        knows whether they will."""
         ...
 
 
@@ -85,9 +92,11 @@ class Writer:
         """Commit what this tick appended and answer it."""
         if not (self._outcomes or self._appender.waiting()):
             return
-        waits = self._sync or self.replicas is not None
-        outcomes = [outcome for outcome, wait in self._outcomes if not (wait and waits)]
-        waiting_outcomes = [outcome for outcome, wait in self._outcomes if wait and waits]
+        replicas = self.replicas
+        waits = self._sync or replicas is not None
+        all_wait = replicas is not None and replicas.decide
+        outcomes = [outcome for outcome, wait in self._outcomes if not ((wait and waits) or all_wait)]
+        waiting_outcomes = [outcome for outcome, wait in self._outcomes if (wait and waits) or all_wait]
         self._outcomes = []
         commit = self.store.commit()
         for sender, refusal in commit.refused:
@@ -104,8 +113,8 @@ class Writer:
             return
         waiting_sends: list[TickMessage] = []
         if waits:
-            waiting_sends = [send for send in sends if send.sender.waits]
-            sends = [send for send in sends if not send.sender.waits]
+            waiting_sends = [send for send in sends if send.sender.waits or all_wait]
+            sends = [send for send in sends if not (send.sender.waits or all_wait)]
         self._answer(sends, outcomes)
         if waiting_sends or waiting_outcomes:
             self._await(waiting_sends, waiting_outcomes, commit.end_offset)
@@ -142,8 +151,9 @@ class Writer:
     def _await(self, sends: list[TickMessage], outcomes: list[Outcome], end_offset: int) -> None:
         """Answer once flush and slaves, as far as they are waited for, have got there or are given up."""
         replicas = self.replicas
+        sync = self._sync and not (replicas is not None and replicas.decide)
         count = len(sends) + len(outcomes)
-        left = bool(self._sync) + (replicas is not None)
+        left = sync + (replicas is not None)
         worst = SUCCESS  # the code of slaves is greater than that of a flush, and stands, as at Apache's
         self._ticks += 1
         self.waiting += count
@@ -163,7 +173,7 @@ class Writer:
 
         if replicas is not None:
             replicas.wait_for(end_offset, came)
-        if self._sync:
+        if sync:
             self.store.flusher.wait_for(end_offset, lambda ok: came(SUCCESS if ok else self._unflushed()))
 
     def _unflushed(self) -> int:
@@ -176,6 +186,8 @@ class Writer:
             self._refuse([send.sender for send in sends], outcomes, SYSTEM_ERROR, remark)
         elif code == SUCCESS:
             self._answer(sends, outcomes)
+        elif code == SYSTEM_ERROR:
+            self._refuse([send.sender for send in sends], outcomes, code, NOT_COMMITTED)
         else:
             self._stored_only(code, sends, outcomes)
 

@@ -96,6 +96,9 @@ class SlaveLink(asyncio.BufferedProtocol):
 class HaServer:
     """Sends the log to slaves, and knows who waits for them. Loop thread only."""
 
+    decide = False
+    """See Replicas."""
+
     def __init__(self, config: BrokerConfig, clock: Clock, store: MessageStore, tick: Tick) -> None:
         self._config = config
         self._clock = clock

@@ -28,7 +28,6 @@ from cometmq.raft import (
     AppendOwn,
     AppendRequest,
     Effects,
-    HardState,
     Proposed,
     RaftNode,
     RaftOptions,
@@ -44,6 +43,8 @@ SUCCESS = int(ResponseCode.SUCCESS)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 MOST_FRAME = 1 << 20
 """Bytes of the entries of one message; a longer entry goes alone."""
+HAND_OVER_S = 1.0
+"""A leader that stops waits so long for another one."""
 DISK_AGAIN_S = 5.0
 """After a failure of the disk it is looked at again so often."""
 
@@ -51,12 +52,20 @@ DISK_AGAIN_S = 5.0
 class Office(Protocol):
     """What the broker does when it becomes the leader, or stops being it."""
 
-    def lead(self) -> None:
-        """Take sends, deliver what is due, register as the master."""
+    async def prepare(self) -> None:
+        """Read what a master must know before it takes anything. Raises OSError, StoreError."""
         ...
 
-    def follow(self, leader: str) -> None:
-        """Do none of it. leader: the member that is followed, "" while none is known."""
+    def lead(self) -> None:
+        """Deliver what is due, register as the master."""
+        ...
+
+    def follow(self) -> None:
+        """Do none of it."""
+        ...
+
+    def met(self) -> None:
+        """A member has said who it is, and where its broker is."""
         ...
 
 
@@ -75,15 +84,18 @@ class RaftMember:
         me: str,
         group: str,
         addresses: Mapping[str, str],
+        broker_addr: str,
         joins: bool,
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
+        end_tick: Callable[[], None],
         office: Office,
         options: RaftOptions | None = None,
     ) -> None:
-        """addresses: of all members, by name; this one's too. joins: whether it waits to be taken into a
-        group that is there. timeout_s: how long a send waits for its commit. Raises StoreError, OSError."""
+        """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
+        waits to be taken into a group that is there. timeout_s: how long a send waits for its commit.
+        end_tick: commits what the broker has appended. Raises StoreError, OSError."""
         assert store.ledger is not None
         self.me = me
         self._addresses = addresses
@@ -91,6 +103,7 @@ class RaftMember:
         self._ledger: Ledger = store.ledger
         self._clock = clock
         self._timeout_s = timeout_s
+        self._end_tick = end_tick
         self._office = office
         self._loop = asyncio.get_running_loop()
         voters = frozenset() if joins else frozenset(addresses)
@@ -99,9 +112,13 @@ class RaftMember:
             me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, options,
             self._ledger.committed,
         )  # fmt: skip
-        self.peers = Peers(group, me, addresses[me], self._receive, self._schedule)
+        self.peers = Peers(
+            group, me, addresses[me], broker_addr,
+            receive=self._receive, heard=self._schedule, met=self._met,
+        )  # fmt: skip
         self.leading = False
         self._slow: asyncio.Task[None] | None = None
+        self._taking: asyncio.Task[None] | None = None
         self._waits: deque[_Wait] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
@@ -110,6 +127,8 @@ class RaftMember:
         self._failed_at: float | None = None
         self._ledger.on_synced = self._synced
         self._ledger.propose = self.propose
+        self._ledger.on_failure = self._not_written
+        self._failure: CometError | OSError | None = None
 
     async def start(self, host: str) -> None:
         """Listen for members, and connect to them. Raises OSError."""
@@ -119,15 +138,31 @@ class RaftMember:
         self.turn()
 
     async def stop(self) -> None:
-        """Take part no more."""
+        """Take part no more. A leader hands over first, so that the group need not miss it."""
+        if self.leading:
+            await self._hand_over()
         self._stopped = True
         for timer in (self._timer, self._wait_timer):
             if timer is not None:
                 timer.cancel()
-        if self._slow is not None:
-            await asyncio.gather(self._slow, return_exceptions=True)
+        for task in (self._slow, self._taking):
+            if task is not None:
+                await asyncio.gather(task, return_exceptions=True)
         await self.peers.stop()
         self._give_up("the broker stops")
+
+    async def _hand_over(self) -> None:
+        peers = self.node.status().peers
+        voters = self.node.members.voters & set(peers)
+        if not voters:
+            return
+        try:
+            self.transfer(max(voters, key=lambda member: peers[member].match))
+        except RaftRefused:
+            return
+        deadline = self._clock.monotonic() + HAND_OVER_S
+        while self.leading and self._clock.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
     # -- sends
 
@@ -192,6 +227,10 @@ class RaftMember:
         """Carry out what the node wants."""
         if self._stopped or self._slow is not None:
             return
+        self._end_tick()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._failed(failure)
         now = self._clock.boottime()
         if self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
             self._look_at_disk(now)
@@ -271,19 +310,32 @@ class RaftMember:
             self._committed(ledger.place_of(effects.committed).end)
         if effects.role is not None or effects.state is not None:
             self._use_members()
-        if not self.leading and self.node.ready:
-            ledger.lead(self.node.term)
-            ledger.take_messages()
-            self.leading = True
-            log.warning("raft: %s leads its group from term %d on", self.me, self.node.term)
-            self._office.lead()
+        if self.node.ready and not self.leading and self._taking is None:
+            self._taking = self._loop.create_task(self._take_office(self.node.term))
+
+    async def _take_office(self, term: int) -> None:
+        """All that former leaders left is committed: begin to take messages."""
+        try:
+            await self._office.prepare()
+            if self.node.ready and self.node.term == term and not self._stopped:
+                self._ledger.take_messages()
+                self.leading = True
+                log.warning("raft: %s leads its group from term %d on", self.me, term)
+                self._office.lead()
+        except (CometError, OSError) as error:
+            self._failed(error)
+        finally:
+            self._taking = None
+            self._schedule()
 
     def _before_log(self, role: RoleChange) -> None:
         reason = role.reason or f"{role.leader or 'nobody'} leads"
         self._stop_leading(reason)
-        log.info("raft: %s is %s in term %d, leader %s", self.me, role.role.value, role.term, role.leader or "-")
+        log.info(
+            "raft: %s is %s in term %d, leader %s", self.me, role.role.value, role.term, role.leader or "-"
+        )
         if role.leader != self.me:
-            self._office.follow(role.leader)
+            self._office.follow()
 
     def _stop_leading(self, reason: str) -> None:
         if self.leading:
@@ -302,8 +354,13 @@ class RaftMember:
     def _failed(self, error: CometError | OSError) -> None:
         log.critical("raft: the log or the state of %s could not be written: %s", self.me, error)
         self._failed_at = self._clock.boottime()
-        self.node.effects()
+        left = self.node.effects()
         self.node.disk_failed(self._ledger.last, str(error))
+        self._carry_out(Effects(committed=left.committed, role=left.role))
+
+    def _not_written(self, failure: OSError) -> None:
+        self._failure = failure
+        self._schedule()
 
     def _look_at_disk(self, now: float) -> None:
         self._failed_at = now
@@ -313,10 +370,39 @@ class RaftMember:
 
     # -- members
 
+    def transfer(self, to: str) -> None:
+        """Hand the leadership over. For this and the changes below: RaftRefused says why not."""
+        self._asked(self.node.transfer, to)
+
+    def add_learner(self, member: str) -> None:
+        """Let a member receive the log. It runs already, and has said where it is."""
+        if member not in self._addresses and member not in self.peers.learned:
+            raise RaftRefused(f"{member} is not known: is it running, with this member in its dLegerPeers?")
+        self._asked(self.node.add_learner, member)
+
+    def promote(self, member: str) -> None:
+        """Give a learner that has caught up a vote."""
+        self._asked(self.node.promote, member)
+
+    def remove(self, member: str) -> None:
+        """Take a member out."""
+        self._asked(self.node.remove, member)
+
+    def _asked(self, change: Callable[[str], None], member: str) -> None:
+        if self._slow is not None:
+            raise RaftRefused("the group changes just now", self.me)
+        change(member)
+        self._schedule()
+
+    def _met(self) -> None:
+        self._use_members()
+        self._office.met()
+
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""
         everybody = self.node.members.everybody | set(self._addresses)
-        known = {**self.peers.learned, **self._addresses}
+        learned = {member: greeting.addr for member, greeting in self.peers.learned.items()}
+        known = {**learned, **self._addresses}
         self.peers.use(
             {member: known[member] for member in everybody if member in known and member != self.me}
         )
@@ -372,6 +458,3 @@ def _body(change: AppendOwn) -> bytes:
     return msgspec.json.encode(
         {"type": "members", "voters": sorted(members.voters), "learners": sorted(members.learners)}
     )
-
-
-__all__ = ["HardState", "Office", "RaftMember"]

@@ -35,6 +35,7 @@ class _Incoming(asyncio.Protocol):
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._frames = raft_wire.Frames(peers.group)
+        self._known = False
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -49,9 +50,13 @@ class _Incoming(asyncio.Protocol):
         try:
             for message in self._frames.feed(data):
                 self._peers.receive(message)
+            if not self._known and self._frames.greeting is not None:
+                self._known = True
+                self._peers.greeted(self._frames.greeting)
         except CometError as error:
             assert self.transport is not None
-            name = self._frames.sender or self.transport.get_extra_info("peername")
+            known = self._frames.greeting
+            name = known.sender if known is not None else self.transport.get_extra_info("peername")
             log.warning("the connection of raft member %s is closed: %s", name, error)
             self.transport.abort()
         self._peers.heard()
@@ -113,13 +118,27 @@ class _Link(asyncio.Protocol):
 class Peers:
     """All connections of a member. Methods belong to the loop's thread."""
 
-    def __init__(self, group: str, me: str, receive: Receive, heard: Callable[[], None]) -> None:
-        """receive: what a member said; heard: called when all messages of some bytes were received."""
+    def __init__(
+        self,
+        group: str,
+        me: str,
+        addr: str,
+        broker_addr: str,
+        *,
+        receive: Receive,
+        heard: Callable[[], None],
+        met: Callable[[], None],
+    ) -> None:
+        """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
+        heard: called when all messages of some bytes were received; met: when one has said who it is."""
         self.group = group
         self.receive = receive
         self.heard = heard
+        self._met = met
+        self.learned: dict[str, raft_wire.Greeting] = {}
+        """What members have said of themselves."""
         self.incoming: set[_Incoming] = set()
-        self._hello = raft_wire.greeting(group, me)
+        self._hello = raft_wire.greeting(group, me, addr, broker_addr)
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 
@@ -133,6 +152,12 @@ class Peers:
         """Where it listens."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
+
+    def greeted(self, greeting: raft_wire.Greeting) -> None:
+        """A member has connected."""
+        if greeting.sender in self.learned or len(self.learned) < MOST_CONNECTIONS:
+            self.learned[greeting.sender] = greeting
+            self._met()
 
     def use(self, addresses: Mapping[str, str]) -> None:
         """These are the other members, id -> "host:port", from now on."""

@@ -26,12 +26,14 @@ _LONGEST_GREETING = 1024
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """Who has connected."""
+    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked."""
 
     magic: str
     version: int
     group: str
     sender: str
+    addr: str
+    broker_addr: str
 
 
 _encode = msgspec.msgpack.encode
@@ -39,9 +41,9 @@ _greeting = msgspec.msgpack.Decoder(Greeting)
 _messages = msgspec.msgpack.Decoder(list[AnyMessage])
 
 
-def greeting(group: str, sender: str) -> bytes:
+def greeting(group: str, sender: str, addr: str, broker_addr: str) -> bytes:
     """The first frame of a connection, which says who speaks."""
-    data = _encode(Greeting(MAGIC, VERSION, group, sender))
+    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr))
     return _LENGTH.pack(len(data)) + data
 
 
@@ -56,7 +58,7 @@ class Frames:
 
     def __init__(self, group: str) -> None:
         """group: what the other side must belong to."""
-        self.sender = ""
+        self.greeting: Greeting | None = None
         """Who is at the other end, once it has said so."""
         self._group = group
         self._rest = bytearray()
@@ -69,17 +71,17 @@ class Frames:
         try:
             while len(rest) - at >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(rest, at)
-                if length > (LONGEST_FRAME if self.sender else _LONGEST_GREETING):
+                if length > (_LONGEST_GREETING if self.greeting is None else LONGEST_FRAME):
                     raise ProtocolError(f"a frame of a raft member has {length} bytes")
                 end = at + _LENGTH.size + length
                 if len(rest) < end:
                     break
                 body = bytes(rest[at + _LENGTH.size : end])
                 at = end
-                if self.sender:
-                    yield from self._decoded(body)
-                else:
+                if self.greeting is None:
                     self._greeted(body)
+                else:
+                    yield from self._decoded(body, self.greeting.sender)
         finally:
             del rest[:at]
 
@@ -92,14 +94,14 @@ class Frames:
             raise ProtocolError(f"version {found.version} of {found.magic!r} is not known here: {VERSION} is")
         if found.group != self._group or not found.sender:
             raise ProtocolError(f"member {found.sender!r} of group {found.group!r} is not of {self._group!r}")
-        self.sender = found.sender
+        self.greeting = found
 
-    def _decoded(self, body: bytes) -> list[AnyMessage]:
+    def _decoded(self, body: bytes, sender: str) -> list[AnyMessage]:
         try:
             messages = _messages.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"not messages of a raft member: {error}") from None
         for message in messages:
-            if message.sender != self.sender:
-                raise ProtocolError(f"member {self.sender!r} speaks for {message.sender!r}")
+            if message.sender != sender:
+                raise ProtocolError(f"member {sender!r} speaks for {message.sender!r}")
         return messages

@@ -88,6 +88,10 @@ class ScheduleService:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._budget = LogBudget()
+        self.restart()
+
+    def restart(self) -> None:
+        """Know nothing of what waits, as after a start: others have written the log meanwhile."""
         now_ms, monotonic_ms = self._times()
         self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
         self.cursors = {}

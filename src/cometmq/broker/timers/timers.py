@@ -79,13 +79,18 @@ class TimerService:
     writer: Writer
 
     def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._budget = LogBudget()
+        self.restart()
+
+    def restart(self) -> None:
+        """Know nothing of what waits, as after a start: others have written the log meanwhile."""
         self.pending = Pending()
         self.state = self.tables.timers
         self.state.take = self._mark
         self.follower = Follower(
             clock=self.clock, store=self.store, timed=self.timed, state=self.state, pending=self.pending
         )
-        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -94,7 +99,6 @@ class TimerService:
         self._began = -1  # where the log ended when the batch was begun that is under way
         self._failures = 0  # in a row
         self._errors = 0  # that nobody foresaw, with the message that is the next
-        self._budget = LogBudget()
 
     # -- start and stop
 

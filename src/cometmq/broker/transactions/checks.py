@@ -94,6 +94,8 @@ class TransactionChecks:
 
     def start(self) -> None:
         """Begin the first interval."""
+        self._next = 0
+        self._marks.clear()
         self._timer.start()
 
     async def stop(self) -> None:

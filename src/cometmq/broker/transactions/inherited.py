@@ -39,7 +39,11 @@ class Inherited:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self.end = self._behind = store.max_offset(TRANS_HALF_TOPIC, 0)
+        self.restart()
+
+    def restart(self) -> None:
+        """All that is stored now is of earlier runs, or of other brokers."""
+        self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
         """Where the work on one of the two queues goes on."""

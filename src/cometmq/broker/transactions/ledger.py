@@ -24,6 +24,13 @@ class Ledger:
         self._taken: set[int] = set()
         self._newest: dict[int, int] = {}
 
+    def clear(self) -> None:
+        """Know of no half message."""
+        self.head = 0
+        self._closed.clear()
+        self._taken.clear()
+        self._newest.clear()
+
     def is_open(self, offset: int) -> bool:
         """Whether this message may be ended, or copied, now."""
         return offset >= self.head and not self._bit(offset) and offset not in self._taken

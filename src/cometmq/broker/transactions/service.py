@@ -46,21 +46,23 @@ class TransactionService:
             producers=self.producers, address=self.address,
         )  # fmt: skip
 
+    def restart(self) -> None:
+        """Forget everything: others have written the log meanwhile. `load` is to follow."""
+        self.ledger.clear()
+        self.inherited.restart()
+
     def load(self) -> None:
         """Find out which half messages are open; for a thread. Raises OSError."""
-        if not self.store.slave:
-            self.inherited.load(self.tables.offsets, self.ledger)
+        self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
         """Before anything is sent: use up what a crash has left of offsets."""
-        if not self.store.slave:
-            self.inherited.fill(self.records)
-            self.writer.appended()
+        self.inherited.fill(self.records)
+        self.writer.appended()
 
     def start(self) -> None:
         """Begin to ask producers."""
-        if not self.store.slave:
-            self.checks.start()
+        self.checks.start()
 
     async def stop(self) -> None:
         """Ask nobody any more."""

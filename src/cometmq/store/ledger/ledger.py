@@ -77,7 +77,7 @@ class Ledger:
         ends: LogEnds,
     ) -> None:
         self._disk = disk
-        self._directory = config.ledger_dir
+        self.directory = config.ledger_dir
         self._clock = clock
         self._flags = flags
         self._log = commit_log
@@ -97,6 +97,10 @@ class Ledger:
         self.synced = ends.last
         """Index of the last entry that is on the device."""
         self.on_synced: Callable[[int], None] = lambda _index: None
+        self.propose: Callable[[int], object] = lambda _count: None
+        """Called before so many entries of the appender are written; raises RaftRefused if they may not."""
+        self.on_failure: Callable[[OSError], None] = lambda _failure: None
+        """Called when a tick could not be written."""
         appender.shut = FOLLOWING
         for run in ends.waiting:
             dispatcher.dispatch_flushed(run.end, [run])
@@ -210,7 +214,7 @@ class Ledger:
 
     def append(self, data: bytes) -> int:
         """Take whole entries, which lie in one segment of their leader's log, into this tick. Returns the
-        index of the last one. Raises LedgerMismatch unless they are valid and go on from this log; OSError."""
+        index of the last one. Raises LedgerMismatch unless they are valid and go on from here; OSError."""
         tail, expected = self._tail, self._tail.next
         if self._appender.waiting():
             raise StoreError("entries of this member's own wait for the commit of the tick")
@@ -254,6 +258,8 @@ class Ledger:
             self._log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
         self._first_base = head.position
+        for queue in self._queues:  # of a log that was reset
+            queue.correct_min(head.position)
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -278,9 +284,14 @@ class Ledger:
         received, self._received = self._received, []
         return received
 
-    def not_written(self) -> None:
-        """The tick could not be written: its entries do not exist."""
+    def take_back(self) -> None:
+        """The entries of this tick do not exist."""
         self._tail.take_back(self._tail.next - self._written)
+
+    def not_written(self, failure: OSError) -> None:
+        """The tick could not be written."""
+        self.take_back()
+        self.on_failure(failure)
 
     def written(self) -> None:
         """The tick was written."""
@@ -332,7 +343,7 @@ class Ledger:
             return
         position = self.place_of(index).position
         self.synced = min(self.synced, index - 1)
-        write_mark(self._disk, self._directory, self._mark(index - 1))
+        write_mark(self._disk, self.directory, self._mark(index - 1))
         self._tail.take_back(max(0, self._tail.next - max(index, self._tail.first)))
         if index < self._tail.first:
             self._index.cut(index)
@@ -350,16 +361,20 @@ class Ledger:
             for run in entry_runs(bytes(self.read(entries)), entries.position, check_crc=False):
                 self._dispatcher.dispatch_flushed(run.end, [run])
 
-    def reset(self, first: int) -> None:
-        """Drop all entries: the log begins anew, with the entry `first` to come. Raises StoreError if one is
-        committed, OSError."""
-        if self.committed >= 0:
-            raise StoreError(
-                f"the group has deleted what follows entry {self.last} here: with an empty directory this "
-                "member can join it again"
-            )
-        self.cut(self.first)
+    async def reset(self, first: int) -> None:
+        """Drop the whole log, durably: entry `first` comes next, and says where it begins. What was committed
+        is still so, its leader has only deleted it. Nothing may be appended meanwhile. Raises OSError."""
+        await self._flusher.idle()
+        end = self._log.end
+        self.synced = first - 1
+        write_mark(self._disk, self.directory, LedgerMark(-1, -1, -1))
+        self._index.cut(0)
+        segments = self._log.let_go()
+        cut_log(self._disk, self._log.places, segments, self._log.segment_size, -1)
+        self._log.resume(segments, end)
+        self._tail.take_back(len(self._tail.positions))
         self._tail.first = self._written = self._first = first
+        self._dispatcher.forget_waiting()
 
     # -- keeping ----------------------------------------------------------------------------------
 
@@ -370,4 +385,4 @@ class Ledger:
         """Note how far the log is, on the device when this returns. Raises OSError."""
         mark = self._mark(self.last)
         self._index.sync()
-        write_mark(self._disk, self._directory, mark)
+        write_mark(self._disk, self.directory, mark)

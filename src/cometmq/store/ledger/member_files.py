@@ -20,7 +20,7 @@ _SYNCED = "syncedIndex"
 _LIMIT = 1 << 16  # bytes
 
 
-class HardState(NamedTuple):
+class TermAndVote(NamedTuple):
     """A member's term (-1: none yet), and whom it has voted for in it ("": nobody)."""
 
     term: int = -1
@@ -36,17 +36,17 @@ class LedgerMark(NamedTuple):
     synced: int = -1
 
 
-def read_hard_state(disk: Disk, directory: str) -> HardState | None:
+def read_term(disk: Disk, directory: str) -> TermAndVote | None:
     """What `currterm` says; None without the file. Raises StoreError when it cannot be read: a member that
     has forgotten its vote might vote again."""
     path = os.path.join(directory, "currterm")
     found = _read(disk, path)
     if found is None:
         return None
-    return HardState(_number(found, _TERM, path, None), found.get(_VOTE, "").strip())
+    return TermAndVote(_number(found, _TERM, path, None), found.get(_VOTE, "").strip())
 
 
-def write_hard_state(disk: Disk, directory: str, state: HardState) -> None:
+def write_term(disk: Disk, directory: str, state: TermAndVote) -> None:
     """Raises OSError. In any thread, one call at a time."""
     text = f"{_VOTE}={state.vote}\n{_TERM}={state.term}\n"
     replace_file(disk, os.path.join(directory, "currterm"), text.encode())

@@ -252,6 +252,12 @@ class CommitLog:
         self.end = self.next
         self._new_tick()
 
+    def take_back_tick(self) -> None:
+        """Forget what was claimed since the last `write_tick`. None of it was written."""
+        self._end_extent()
+        self._undo_tick()
+        self.scars.clear()
+
     def _new_tick(self) -> None:
         self._extents = []
         if self.segment_base >= 0:

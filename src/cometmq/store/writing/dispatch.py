@@ -22,6 +22,11 @@ WrittenRun = EncodedRun | Run
 _pack = UNIT_STRUCT.pack
 
 
+def count_of(run: EncodedRun) -> int:
+    """How many records it has."""
+    return len(run.sizes if type(run) is BatchRecords else run)
+
+
 def last_of(runs: Sequence[WrittenRun]) -> tuple[int, int, int]:
     """Log position, end and store time (ms) of the last record."""
     run = runs[-1]

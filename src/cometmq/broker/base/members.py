@@ -1,0 +1,47 @@
+"""The members of a raft group as the settings name them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from cometmq.errors import ConfigError
+from cometmq.protocol.addresses import parse_address
+
+_PEER = re.compile(r"([A-Za-z][A-Za-z0-9]{0,30})-(.+)").fullmatch
+_NUMBERED = re.compile(r"[A-Za-z]+([0-9]{1,6})").fullmatch
+
+
+class Peer(NamedTuple):
+    """A member of dLegerPeers."""
+
+    member: str
+    addr: str
+
+
+def peers_of(text: str) -> list[Peer]:
+    """The members in dLegerPeers, `n0-host:port;n1-host:port`. Raises ConfigError."""
+    peers = []
+    for word in filter(None, (word.strip() for word in text.split(";"))):
+        found = _PEER(word)
+        if found is None or parse_address(found[2]) is None:
+            raise ConfigError("dLegerPeers", word, "members like n0-host:port, several separated by ';'")
+        peers.append(Peer(found[1], found[2]))
+    if len({peer.member for peer in peers}) < len(peers):
+        raise ConfigError("dLegerPeers", text, "members with different names")
+    return peers
+
+
+def broker_id_of(member: str) -> int:
+    """The brokerId of a follower: the number in its name and one. Raises ConfigError."""
+    found = _NUMBERED(member)
+    if found is None:
+        raise ConfigError("dLegerSelfId", member, "letters and a number, like n0")
+    return int(found[1]) + 1
+
+
+def check_member(member: str, peers: str) -> None:
+    """Raises ConfigError for a member (dLegerSelfId) that is none of the peers (dLegerPeers)."""
+    broker_id_of(member)
+    if member not in dict(peers_of(peers)):
+        raise ConfigError("dLegerPeers", peers, f"a list with {member}, this member, in it")

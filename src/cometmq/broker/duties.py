@@ -1,0 +1,79 @@
+"""What a broker of a raft group does as its leader, and does not as a follower.
+
+The leader is the master, brokerId 0: it takes sends, delivers what waits, asks about transactions. A follower
+is a slave: it serves reads of what is committed. The name servers hear at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.register import Registrar
+from cometmq.broker.timers.schedule import ScheduleService
+from cometmq.broker.timers.timers import TimerService
+from cometmq.broker.transactions.service import TransactionService
+from cometmq.store import MessageStore
+
+MASTER_ID = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class LeaderDuties:
+    """What RaftReplication has done when the role changes. follower_id: the brokerId of this broker while
+    another one leads."""
+
+    config: BrokerConfig
+    store: MessageStore
+    registrar: Registrar
+    schedule: ScheduleService
+    timers: TimerService
+    transactions: TransactionService
+    follower_id: int
+
+    def __post_init__(self) -> None:
+        self._resting: asyncio.Task[None] | None = None
+        self._leads = False
+        self._become(self.follower_id)
+
+    def _become(self, broker_id: int) -> None:
+        self.config.broker_id = broker_id
+        self.store.slave = broker_id != MASTER_ID
+
+    async def prepare(self) -> None:
+        """Read what a master must know before it takes anything. Raises OSError, StoreError."""
+        if self._resting is not None:
+            await self._resting
+        self.schedule.restart()
+        self.timers.restart()
+        self.transactions.restart()
+        await asyncio.to_thread(self.transactions.load)
+
+    def lead(self) -> None:
+        """Deliver what is due, register as the master."""
+        self._leads = True
+        self._become(MASTER_ID)
+        self.transactions.fill()
+        self.schedule.start()
+        self.timers.start()
+        self.transactions.start()
+        self.registrar.register()
+
+    def follow(self) -> None:
+        """Do none of it."""
+        self._become(self.follower_id)
+        if self._leads:
+            self._leads = False
+            self._resting = asyncio.get_running_loop().create_task(self._rest())
+        self.registrar.register()
+
+    async def _rest(self) -> None:
+        await self.schedule.stop()
+        await self.timers.stop()
+        await self.transactions.stop()
+
+    async def stop(self) -> None:
+        """The broker stops; its parts do so by themselves."""
+        if self._resting is not None:
+            await self._resting

@@ -1,0 +1,191 @@
+"""The replication of a broker that is a member of a raft group (enableDLegerCommitLog).
+
+Its log is written by RaftMember. Its tables (topics, groups, offsets) are not in the log: a follower copies
+them from the leader, as a slave does from its master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from cometmq import logs
+from cometmq.broker.base.address import HA_OFFSET, BrokerAddress
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.members import peers_of
+from cometmq.broker.replication.metadata_sync import MetadataSync
+from cometmq.broker.replication.raft_member import RaftMember
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.errors import RaftRefused
+from cometmq.protocol.bodies_admin import RaftMemberInfo, RaftStatus
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.remoting import Connection, RemotingClient
+from cometmq.store import Clock, MessageStore
+
+log = logs.logger(__name__)
+
+
+class Duties(Protocol):
+    """What a leader has to do; see Office."""
+
+    async def prepare(self) -> None: ...
+
+    def lead(self) -> None: ...
+
+    def follow(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class RaftReplication:
+    """The same face as Replication. Made inside the running loop."""
+
+    decide = True
+    """See Replicas."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        clock: Clock,
+        store: MessageStore,
+        tables: DurableTables,
+        address: BrokerAddress,
+        client: RemotingClient,
+        end_tick: Callable[[], None],
+        duties: Duties,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._address = address
+        self._end_tick = end_tick
+        self._duties = duties
+        self._sync = MetadataSync(store, tables, client)
+        self._addresses = dict(peers_of(config.store.d_leger_peers))
+        self._member: RaftMember | None = None
+
+    async def start(self) -> None:
+        """Take part. The broker's port is known. Raises OSError, StoreError."""
+        config, settings = self._config, self._config.store
+        self._address.ha_port = self._address.port + HA_OFFSET  # nobody listens there; name servers want one
+        self._member = RaftMember(
+            me=settings.d_leger_self_id,
+            group=settings.d_leger_group,
+            addresses=self._addresses,
+            broker_addr=self._address.text,
+            joins=config.d_leger_join,
+            store=self._store,
+            clock=self._clock,
+            timeout_s=config.slave_timeout / 1000,
+            end_tick=self._end_tick,
+            office=self,
+        )
+        await self._member.start(self._address.interface)
+        self._sync.start()
+
+    async def stop(self) -> None:
+        """Take part no more."""
+        self._sync.stop()
+        if self._member is not None:
+            await self._member.stop()
+        await self._duties.stop()
+
+    def configure(self) -> None:
+        """No setting of it changes while it runs."""
+
+    def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
+        """See Replicas."""
+        if self._member is None:
+            waiter(int(ResponseCode.SYSTEM_ERROR))
+        else:
+            self._member.wait_for(position, waiter)
+
+    # -- Office
+
+    async def prepare(self) -> None:
+        """See Office."""
+        await self._duties.prepare()
+
+    def lead(self) -> None:
+        """See Office."""
+        self._sync.follow("")
+        self._duties.lead()
+
+    def follow(self) -> None:
+        """See Office."""
+        self._duties.follow()
+        self.met()
+
+    def met(self) -> None:
+        """See Office. It is perhaps the leader."""
+        member = self._member
+        if member is not None and not member.leading:
+            known = member.peers.learned.get(member.node.leader)
+            if known is not None:
+                self._sync.follow(known.broker_addr)
+
+    # -- what tools ask
+
+    def facts(self) -> dict[str, str]:
+        """For the runtime table."""
+        status = self.status()
+        return {
+            "brokerRole": "SYNC_MASTER" if status.role == "leader" else "SLAVE",
+            "raftRole": status.role,
+            "raftTerm": str(status.term),
+            "raftLeader": status.leader,
+            "raftCommitted": str(status.committed),
+            "raftLast": str(status.last),
+            "haLagBytes": "0",
+        }
+
+    def status(self) -> RaftStatus:
+        """This member's view of its group."""
+        if self._member is None:
+            return RaftStatus()
+        found = self._member.node.status()
+        voters = found.members.voters
+        peers = [
+            RaftMemberInfo(
+                member=name,
+                voter=name in voters,
+                match=found.peers[name].match if name in found.peers else -1,
+                silent_ms=found.peers[name].silent_ms if name in found.peers else -1,
+            )
+            for name in sorted(found.members.everybody)
+        ]
+        return RaftStatus(
+            member=self._member.me,
+            role=found.role.value,
+            term=found.term,
+            leader=found.leader,
+            first=found.first,
+            last=found.last,
+            durable=found.durable,
+            committed=found.committed,
+            members=peers,
+        )
+
+    def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
+        """What this member knows of its group."""
+        return frame.response(body=self.status().encode())
+
+    def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
+        """Hand the leadership over, or change the members; asked of the leader."""
+        header = frame.header(ChangeRaftGroupHeader)
+        member = self._member
+        changes = {} if member is None else {
+            "transfer": member.transfer, "addLearner": member.add_learner, "promote": member.promote,
+            "remove": member.remove,
+        }  # fmt: skip
+        if header.action not in changes:
+            return frame.response(ResponseCode.SYSTEM_ERROR, f"action is none of {', '.join(changes)}")
+        try:
+            changes[header.action](header.member)
+        except RaftRefused as refusal:
+            return frame.response(ResponseCode.SYSTEM_ERROR, str(refusal))
+        log.warning("raft: %s %s, as asked", header.action, header.member)
+        return frame.response()
