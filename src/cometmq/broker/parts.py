@@ -147,6 +147,7 @@ class BrokerParts:
             tables=self.tables,
             address=self._address,
             client=self.client,
+            tick=self.tick,
             end_tick=self.writer.end_tick,
             duties=duties,
         )

@@ -21,7 +21,7 @@ from cometmq.protocol.bodies_admin import RaftMemberInfo, RaftStatus
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
-from cometmq.remoting import Connection, RemotingClient
+from cometmq.remoting import Connection, RemotingClient, Tick
 from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
@@ -54,6 +54,7 @@ class RaftReplication:
         tables: DurableTables,
         address: BrokerAddress,
         client: RemotingClient,
+        tick: Tick,
         end_tick: Callable[[], None],
         duties: Duties,
     ) -> None:
@@ -61,7 +62,8 @@ class RaftReplication:
         self._clock = clock
         self._store = store
         self._address = address
-        self._end_tick = end_tick
+        self._tick = tick
+        self._commit_tick = end_tick
         self._duties = duties
         self._sync = MetadataSync(store, tables, client)
         self._addresses = dict(peers_of(config.store.d_leger_peers))
@@ -80,11 +82,17 @@ class RaftReplication:
             store=self._store,
             clock=self._clock,
             timeout_s=config.slave_timeout / 1000,
-            end_tick=self._end_tick,
+            tick=self._tick,
+            end_tick=self._commit_tick,
             office=self,
         )
         await self._member.start(self._address.interface)
         self._sync.start()
+
+    def end_tick(self) -> None:
+        """What members and the store have said in this tick is to be looked at."""
+        if self._member is not None:
+            self._member.end_tick()
 
     async def stop(self) -> None:
         """Take part no more."""

@@ -35,6 +35,7 @@ from cometmq.raft import (
     RoleChange,
     Truncate,
 )
+from cometmq.remoting import Tick
 from cometmq.store import Clock, Ledger, MessageStore
 
 log = logs.logger(__name__)
@@ -89,13 +90,14 @@ class RaftMember:
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
+        tick: Tick,
         end_tick: Callable[[], None],
         office: Office,
         options: RaftOptions | None = None,
     ) -> None:
         """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
         waits to be taken into a group that is there. timeout_s: how long a send waits for its commit.
-        end_tick: commits what the broker has appended. Raises StoreError, OSError."""
+        tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError, OSError."""
         assert store.ledger is not None
         self.me = me
         self._addresses = addresses
@@ -103,7 +105,8 @@ class RaftMember:
         self._ledger: Ledger = store.ledger
         self._clock = clock
         self._timeout_s = timeout_s
-        self._end_tick = end_tick
+        self._tick = tick
+        self._commit_tick = end_tick
         self._office = office
         self._loop = asyncio.get_running_loop()
         voters = frozenset() if joins else frozenset(addresses)
@@ -117,6 +120,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met,
         )  # fmt: skip
         self.leading = False
+        self._led = asyncio.Event()  # set when it leads no more
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
         self._waits: deque[_Wait] = deque()
@@ -160,9 +164,11 @@ class RaftMember:
             self.transfer(max(voters, key=lambda member: peers[member].match))
         except RaftRefused:
             return
-        deadline = self._clock.monotonic() + HAND_OVER_S
-        while self.leading and self._clock.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        self._led = asyncio.Event()
+        try:
+            await asyncio.wait_for(self._led.wait(), HAND_OVER_S)
+        except TimeoutError:
+            log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
 
     # -- sends
 
@@ -214,20 +220,22 @@ class RaftMember:
             self._schedule()
 
     def _schedule(self) -> None:
-        """A turn at the end of this one of the loop."""
-        if not self._due and not self._stopped:
+        """A turn at the end of this tick."""
+        if not self._stopped:
             self._due = True
-            self._loop.call_soon(self._scheduled)
+            self._tick.schedule()
 
-    def _scheduled(self) -> None:
-        self._due = False
-        self.turn()
+    def end_tick(self) -> None:
+        """What came in this tick is to be looked at."""
+        if self._due:
+            self._due = False
+            self.turn()
 
     def turn(self) -> None:
         """Carry out what the node wants."""
         if self._stopped or self._slow is not None:
             return
-        self._end_tick()
+        self._commit_tick()
         failure, self._failure = self._failure, None
         if failure is not None:
             self._failed(failure)
@@ -340,6 +348,7 @@ class RaftMember:
     def _stop_leading(self, reason: str) -> None:
         if self.leading:
             self.leading = False
+            self._led.set()
             self._ledger.follow()
             self._give_up(reason)
             log.warning("raft: %s leads no more: %s", self.me, reason)
