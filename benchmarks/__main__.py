@@ -20,6 +20,7 @@ PARTS = {
     "backlog": "live sends beside a cold drain of 10 million messages",
     "traces": "our producer with message traces beside the same without",
     "clients": "our client beside PyPI's `rocketmq` (C++) and Apache's Java client, on our broker",
+    "replication": "brokers with slaves and raft groups, ours beside Apache's, and what a slave costs",
     "pipeline": "the archive job and other Spark jobs",
     "kafka": "our Spark source, sink and archive job beside Spark's Kafka source and sink",
     "offline": "store directories read without a broker, beside Parquet",
@@ -39,7 +40,7 @@ def main() -> int:
         "--turns", type=int, default=5, help="counted turns (default 5; the first is dropped)"
     )
     parser.add_argument("--seconds", type=int, default=4, help="length of a turn (default 4)")
-    parser.add_argument("--rows", nargs="*", default=[], help="only these rows (apache, where)")
+    parser.add_argument("--rows", nargs="*", default=[], help="only these rows (apache, replication, where)")
     parser.add_argument(
         "--short", action="store_true", help="one turn of a second: shows that all of it works"
     )

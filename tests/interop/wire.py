@@ -10,6 +10,7 @@ import socket
 import struct
 from typing import Any, Self
 
+GET_BROKER_RUNTIME_INFO = 28
 GET_ROUTEINFO_BY_TOPIC = 105
 GET_BROKER_CLUSTER_INFO = 106
 _opaque = iter(range(1, 2**31))
@@ -101,3 +102,9 @@ def knows_broker(namesrv_port: int, broker_name: str) -> bool:
     except OSError:
         return False
     return header["code"] == 0 and f'"{broker_name}"'.encode() in body
+
+
+def runtime_info(port: int) -> dict[str, str]:
+    """What a broker says about itself; nothing while it starts."""
+    _, body = call(port, GET_BROKER_RUNTIME_INFO)
+    return dict(json.loads(body)["table"]) if body else {}

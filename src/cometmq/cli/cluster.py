@@ -1,0 +1,158 @@
+"""`cometmq cluster`: a cluster of one of RocketMQ's modes on this machine, to see what fail-over does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cometmq.cli.local_cluster import LocalCluster, LocalClusterError, Member, modes
+from cometmq.cli.options import HELP
+from cometmq.text import counted, printable, printable_json
+
+if TYPE_CHECKING:
+    from cometmq.admin.values import BrokerStatus
+
+DEFAULT_DATA = Path("~/.cometmq/clusters")
+MASTER_ID = 0
+PORT = click.IntRange(0, 65535)
+
+
+@click.group(context_settings=HELP)
+def cluster() -> None:
+    """A cluster on this machine, a process for each server: start it, look at it, kill parts of it, heal it.
+
+    MODE is one of: 1m-noslave, 2m-noslave, 3m-noslave, 4m-noslave (masters alone), 2m-2s-async, 2m-2s-sync
+    (two masters with a slave each).
+    """
+
+
+def _of_mode(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_DATA,
+        help="Where clusters lie, a directory for each mode.",
+    )(command)
+    return click.argument("mode", type=click.Choice(modes()))(command)
+
+
+@cluster.command()
+@_of_mode
+@click.option("--namesrv-port", type=PORT, default=9876, help="Port of the name server; 0 is any free port.")
+@click.option(
+    "--broker-port",
+    type=PORT,
+    default=10911,
+    help="Port of the first broker, the next 10 above; 0 is any free ports. A cluster keeps its first ports.",
+)
+def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
+    """Start the cluster, or what of it does not run."""
+    found = _open(mode, data)
+    started = found.up(namesrv_port, broker_port)
+    _print(found.state.members)
+    click.echo(f"{counted(len(started), 'server')} started. Name server: -n {found.namesrv_addr}", err=True)
+
+
+@cluster.command()
+@_of_mode
+@click.option("--json", "as_json", is_flag=True, help="Print each server as a line of JSON.")
+def status(mode: str, data: Path, as_json: bool) -> None:
+    """Each server with its process and role, the end of its log, and how far a slave is behind."""
+    found = _open(mode, data)
+    _print(found.state.members, asyncio.run(_brokers(found)), as_json)
+
+
+@cluster.command()
+@_of_mode
+@click.argument("member", required=False)
+def kill(mode: str, data: Path, member: str | None) -> None:
+    """Kill MEMBER as `kill -9` does; by default the master of the first broker, or the leader."""
+    found = _open(mode, data)
+    killed = found.kill(member or _first_master(found))
+    click.echo(f"killed {killed.name} (process {killed.pid}). `cometmq cluster heal {mode}` starts it again")
+
+
+@cluster.command()
+@_of_mode
+def heal(mode: str, data: Path) -> None:
+    """Start what does not run."""
+    healed = _open(mode, data).heal()
+    _print(healed)
+    click.echo(f"{counted(len(healed), 'server')} started", err=True)
+
+
+@cluster.command()
+@_of_mode
+def down(mode: str, data: Path) -> None:
+    """Stop all servers; their stores stay."""
+    stopped = _open(mode, data).down()
+    click.echo(f"{counted(len(stopped), 'server')} stopped", err=True)
+
+
+def _open(mode: str, data: Path) -> LocalCluster:
+    return LocalCluster(mode, data.expanduser().absolute() / mode)
+
+
+async def _brokers(found: LocalCluster) -> dict[str, BrokerStatus]:
+    """Address -> what the name server and the broker say; nothing where no name server answers."""
+    from cometmq.admin import Admin
+    from cometmq.errors import CometError
+
+    if not found.state.members:
+        return {}
+    try:
+        async with Admin(found.namesrv_addr) as admin:
+            return {status.broker_addr: status for status in await admin.brokers()}
+    except CometError:
+        return {}
+
+
+def _first_master(found: LocalCluster) -> str:
+    brokers = asyncio.run(_brokers(found))
+    for member in found.state.members:
+        status = brokers.get(member.addr)
+        if status is not None and status.broker_id == MASTER_ID and member.alive:
+            return member.name
+    raise LocalClusterError("no master runs; name the member to kill")
+
+
+def _print(
+    members: list[Member], brokers: dict[str, BrokerStatus] | None = None, as_json: bool = False
+) -> None:
+    import msgspec
+
+    brokers = brokers or {}
+    ends = {
+        status.broker_name: status.count("commitLogMaxOffset")
+        for status in brokers.values()
+        if status.broker_id == MASTER_ID
+    }
+    for member in members:
+        facts: dict[str, object] = {
+            "member": member.name, "addr": member.addr, "pid": member.pid if member.alive else None,
+        }  # fmt: skip
+        status = brokers.get(member.addr) if member.alive else None
+        if status is not None and status.runtime:
+            end = status.count("commitLogMaxOffset")
+            facts |= {"broker": status.broker_name, "brokerId": status.broker_id, "logEnd": end}
+            if status.broker_id != MASTER_ID and status.broker_name in ends:
+                facts["behind"] = max(0, ends[status.broker_name] - end)
+        if as_json:
+            click.echo(printable_json(msgspec.json.encode(facts)))
+        else:
+            click.echo(_line(facts))
+
+
+def _line(facts: dict[str, object]) -> str:
+    state = f"pid {facts['pid']}" if facts["pid"] else "does not run"
+    line = f"{facts['member']:<12}  {facts['addr']:<21}  {state:<14}"
+    if "brokerId" in facts:
+        role = "master" if facts["brokerId"] == MASTER_ID else f"slave, id {facts['brokerId']}"
+        line += f"  {facts['broker']} ({role})  log to {facts['logEnd']}"
+    if "behind" in facts:
+        line += f", {facts['behind']} bytes behind"
+    return printable(line.rstrip(), None)

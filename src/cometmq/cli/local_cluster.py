@@ -1,0 +1,275 @@
+"""A cluster of one of RocketMQ's modes on this machine: a process for each server, left running.
+
+For trying fail-over out: members are killed and started again. A mode is a directory of `conf/`, whose files
+are also the ones to start from on several machines. Everything of a cluster lies in one directory: a
+directory for each member with its broker.conf, store and output, and `cluster.json` with ids and addresses.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from cometmq import logs
+from cometmq.cli.running import running
+from cometmq.errors import CometError
+from cometmq.private import make_private_directory, open_private
+from cometmq.protocol.java_properties import format_properties
+from cometmq.settings import read_properties_file
+from cometmq.standalone import CONF, HOST, PORT_STEP, small_files
+
+log = logs.logger(__name__)
+
+MODES = Path(__file__).parent.parent / "conf"
+STATE = "cluster.json"
+NAMESRV = "namesrv"
+OUTPUT = "output.log"
+READY_S = 30.0
+STOP_S = 30.0
+_POLL_S = 0.05
+# Beside the port of a broker: its fast port, and the one that slaves read from.
+_NEIGHBOURS = (-2, 0, 1)
+_RAFT_PORT = 40911
+
+
+class LocalClusterError(CometError):
+    """A cluster on this machine is not there, is there already, or a member of it did not start."""
+
+
+class Member(msgspec.Struct):
+    """A server of the cluster. pid: of its last process, 0 before the first."""
+
+    name: str
+    addr: str
+    pid: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The word by which a process of its kind is known (see cli/running.py)."""
+        return NAMESRV if self.name == NAMESRV else "broker"
+
+    @property
+    def alive(self) -> bool:
+        """Whether that process lives: another one that has got its id since does not count."""
+        return self.pid in running(self.kind)
+
+
+class State(msgspec.Struct):
+    """What `cluster.json` holds. The name server is the first member."""
+
+    mode: str
+    members: list[Member]
+
+
+def modes() -> list[str]:
+    """Names of all modes."""
+    return sorted(path.name for path in MODES.iterdir() if path.is_dir())
+
+
+def mode_files(mode: str) -> dict[str, Path]:
+    """Name of each broker of a mode -> its file. Raises LocalClusterError."""
+    if mode not in modes():
+        raise LocalClusterError(f"there is no mode {mode!r}: {', '.join(modes())}")
+    return {path.stem: path for path in sorted((MODES / mode).iterdir())}
+
+
+@dataclass(eq=False)
+class LocalCluster:
+    """The cluster of one mode under `directory`; `up` makes or starts it. Blocking."""
+
+    mode: str
+    directory: Path
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        files = mode_files(self.mode)
+        try:
+            data = self._state_path.read_bytes()
+        except FileNotFoundError:
+            self.state = State(self.mode, [])
+            return
+        try:
+            self.state = msgspec.json.decode(data, type=State)
+        except msgspec.DecodeError as error:
+            raise LocalClusterError(f"{self._state_path} cannot be read: {error}") from None
+        known = [NAMESRV, *files]
+        if self.state.mode != self.mode or [member.name for member in self.state.members] != known:
+            raise LocalClusterError(f"{self._state_path} does not describe a cluster of mode {self.mode}")
+
+    @property
+    def _state_path(self) -> Path:
+        return self.directory / STATE
+
+    @property
+    def namesrv_addr(self) -> str:
+        return self.state.members[0].addr
+
+    def up(self, namesrv_port: int, broker_port: int) -> list[Member]:
+        """Start all members that do not run; returns them. Ports of 0 mean free ones. A cluster that was
+        there before keeps its ports. Raises LocalClusterError, OSError."""
+        if not self.state.members:
+            self._make(namesrv_port, broker_port)
+        started = [member for member in self.state.members if not member.alive]
+        for member in started:
+            self._start(member)
+        return started
+
+    def heal(self) -> list[Member]:
+        """Start what was killed; returns it. Raises LocalClusterError."""
+        self._check_made()
+        return self.up(0, 0)
+
+    def kill(self, name: str) -> Member:
+        """Kill a member as `kill -9` does. Raises LocalClusterError."""
+        member = self.member(name)
+        if not member.alive:
+            raise LocalClusterError(f"{name} does not run")
+        os.kill(member.pid, signal.SIGKILL)
+        _wait_for_end([member], STOP_S)
+        return member
+
+    def down(self) -> list[Member]:
+        """Stop all members in order, the name server last; returns those that ran. Raises
+        LocalClusterError."""
+        self._check_made()
+        namesrv, *brokers = self.state.members
+        stopped: list[Member] = []
+        for group in (brokers, [namesrv]):
+            alive = [member for member in group if member.alive]
+            for member in alive:
+                os.kill(member.pid, signal.SIGTERM)
+            _wait_for_end(alive, STOP_S)
+            stopped += alive
+        return stopped
+
+    def member(self, name: str) -> Member:
+        """A member by its name. Raises LocalClusterError."""
+        self._check_made()
+        for member in self.state.members:
+            if member.name == name:
+                return member
+        names = ", ".join(member.name for member in self.state.members)
+        raise LocalClusterError(f"the cluster has no member {name!r}: {names}")
+
+    def _check_made(self) -> None:
+        if not self.state.members:
+            raise LocalClusterError(f"there is no cluster of mode {self.mode} in {self.directory}")
+
+    # -- making it
+
+    def _make(self, namesrv_port: int, broker_port: int) -> None:
+        files = mode_files(self.mode)
+        make_private_directory(str(self.directory))
+        if not namesrv_port:
+            namesrv_port = next(_free_ports(1, (0,)))
+        ports = [broker_port + PORT_STEP * number for number in range(len(files))]
+        if not broker_port:
+            ports = list(_free_ports(len(files), _NEIGHBOURS))
+        peers = self._peers(list(files), bool(broker_port))
+        members = [Member(NAMESRV, f"{HOST}:{namesrv_port}")]
+        make_private_directory(str(self.directory / NAMESRV))
+        self._write_conf(NAMESRV, self._namesrv_settings(namesrv_port))
+        for (name, path), port in zip(files.items(), ports, strict=True):
+            root = self.directory / name
+            make_private_directory(str(root))
+            settings = {
+                **small_files(),
+                **read_properties_file(str(path)),
+                "brokerIP1": HOST,
+                "bindAddress": HOST,
+                "listenPort": str(port),
+                "namesrvAddr": members[0].addr,
+                "storePathRootDir": str(root / "store"),
+            }
+            if peers and "dLegerPeers" in settings:
+                settings["dLegerPeers"] = peers
+            self._write_conf(name, settings)
+            members.append(Member(name, f"{HOST}:{port}"))
+        self.state = State(self.mode, members)
+        self._save()
+
+    def _namesrv_settings(self, port: int) -> dict[str, str]:
+        root = self.directory / NAMESRV
+        return {"listenPort": str(port), "bindAddress": HOST, "kvConfigPath": str(root / "kvConfig.json")}
+
+    @staticmethod
+    def _peers(names: list[str], usual: bool) -> str:
+        """The members of a raft group with their ports."""
+        ports = [_RAFT_PORT + number for number in range(len(names))]
+        if not usual:
+            ports = list(_free_ports(len(names), (0,)))
+        return ";".join(f"n{number}-{HOST}:{port}" for number, port in enumerate(ports))
+
+    def _write_conf(self, name: str, settings: Mapping[str, str]) -> None:
+        (self.directory / name / CONF).write_text(format_properties(settings), "utf-8")
+
+    def _save(self) -> None:
+        path = str(self._state_path)
+        with open_private(path + ".tmp", in_place_of=path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self.state)))
+        os.replace(path + ".tmp", path)
+
+    # -- its processes
+
+    def _start(self, member: Member) -> None:
+        root = self.directory / member.name
+        command = [sys.executable, "-m", "cometmq", member.kind, "-c", str(root / CONF)]
+        with open(root / OUTPUT, "ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C at the terminal is not meant for it
+            )
+        member.pid = process.pid
+        self._save()
+        deadline = time.monotonic() + READY_S
+        while not member.alive:  # it says so once it serves
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise LocalClusterError(f"{member.name} did not start: see {root / OUTPUT}")
+            time.sleep(_POLL_S)
+
+
+def _wait_for_end(members: list[Member], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := [member for member in members if member.alive]:
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{member.name} ({member.pid})" for member in left)
+            raise LocalClusterError(f"after {timeout_s:g} s these still run: {names}")
+        time.sleep(_POLL_S)
+
+
+def _free_ports(count: int, neighbours: tuple[int, ...]) -> Iterator[int]:
+    """So many ports that are free, with their neighbours, and do not meet each other."""
+    taken: set[int] = set()
+    while count:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = probe.getsockname()[1]
+        wanted = {port + neighbour for neighbour in neighbours}
+        if not wanted & taken and max(wanted) < 65_536 and all(map(_is_free, wanted)):
+            taken |= wanted
+            count -= 1
+            yield port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
