@@ -20,7 +20,9 @@ from cometmq.raft import (
     RaftNode, RaftOptions, Reset, Role, Truncate, VoteRequest, VoteResponse,
 )  # fmt: skip
 
-Entry = tuple[int, Any]  # term; a number that a client proposed, a MembersEntry, None for a leader's first entry
+Entry = tuple[
+    int, Any
+]  # term; a number that a client proposed, a MembersEntry, None for a leader's first entry
 
 OPTIONS = RaftOptions(frame_entries=8, frames=4, outstanding=64, caught_up=5)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.register import Registrar
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
@@ -26,6 +27,7 @@ class LeaderDuties:
 
     config: BrokerConfig
     store: MessageStore
+    topics: TopicTable
     registrar: Registrar
     schedule: ScheduleService
     timers: TimerService
@@ -45,6 +47,8 @@ class LeaderDuties:
         """Read what a master must know before it takes anything. Raises OSError, StoreError."""
         if self._resting is not None:
             await self._resting
+        queues = self.store.queues
+        self.topics.adopt((queue.topic, queue.queue_id) for queue in queues if queue.max_offset)
         self.schedule.restart()
         self.timers.restart()
         self.transactions.restart()

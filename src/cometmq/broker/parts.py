@@ -134,6 +134,7 @@ class BrokerParts:
         duties = LeaderDuties(
             config=config,
             store=self.store,
+            topics=self.tables.topics,
             registrar=self.registrar,
             schedule=self.schedule,
             timers=self.timers,

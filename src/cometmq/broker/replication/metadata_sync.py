@@ -80,7 +80,14 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
 class MetadataSync:
     """Asks the master every 10 s, the first time after 3 s."""
 
-    def __init__(self, store: MessageStore, tables: DurableTables, client: RemotingClient) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        tables: DurableTables,
+        client: RemotingClient,
+        first_s: float = FIRST_S,
+        period_s: float = PERIOD_S,
+    ) -> None:
         self._store = store
         self._tables = tables
         self._client = client
@@ -88,7 +95,7 @@ class MetadataSync:
         self._before: Offsets | None = None
         self.master_addr = ""
         self.failure = ""
-        waits = chain([FIRST_S], repeat(PERIOD_S))
+        waits = chain([first_s], repeat(period_s))
         self._timer = Periodic(
             asyncio.get_running_loop(), lambda: next(waits), self.sync, name="copy of the master's tables"
         )

@@ -21,10 +21,14 @@ from cometmq.protocol.bodies_admin import RaftMemberInfo, RaftStatus
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.raft import RaftOptions
 from cometmq.remoting import Connection, RemotingClient, Tick
 from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
+
+SYNC_S = 1.0
+"""Between two copies of the leader's tables. Any follower may be the next leader, with what it has then."""
 
 
 class Duties(Protocol):
@@ -44,6 +48,8 @@ class RaftReplication:
 
     decide = True
     """See Replicas."""
+    options: RaftOptions | None = None
+    """How its node behaves, where that is not as usual."""
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class RaftReplication:
         self._tick = tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = MetadataSync(store, tables, client)
+        self._sync = MetadataSync(store, tables, client, SYNC_S, SYNC_S)
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
 
@@ -85,6 +91,7 @@ class RaftReplication:
             tick=self._tick,
             end_tick=self._commit_tick,
             office=self,
+            options=self.options,
         )
         await self._member.start(self._address.interface)
         self._sync.start()
@@ -134,6 +141,11 @@ class RaftReplication:
             known = member.peers.learned.get(member.node.leader)
             if known is not None:
                 self._sync.follow(known.broker_addr)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it leads, and takes messages."""
+        return self._member is not None and self._member.leading
 
     # -- what tools ask
 

@@ -97,7 +97,8 @@ class RaftMember:
     ) -> None:
         """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
         waits to be taken into a group that is there. timeout_s: how long a send waits for its commit.
-        tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError, OSError."""
+        tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError,
+        OSError."""
         assert store.ledger is not None
         self.me = me
         self._addresses = addresses

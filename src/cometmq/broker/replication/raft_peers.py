@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from cometmq import logs
 from cometmq.broker.replication import raft_wire
@@ -39,8 +40,7 @@ class _Incoming(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         if len(self._peers.incoming) >= MOST_CONNECTIONS:
             transport.abort()
             return
@@ -106,8 +106,7 @@ class _Link(asyncio.Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         transport.write(self.hello)
 
     def connection_lost(self, _error: Exception | None) -> None:

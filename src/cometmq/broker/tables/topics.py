@@ -6,7 +6,7 @@ servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq import logs
@@ -244,6 +244,16 @@ class TopicTable:
         self._count_bytes()
         if version is not None:
             self.version = version
+
+    def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Have all topics of these queues: a former leader may have made some just before its end."""
+        counts: dict[str, int] = {}
+        for topic, queue_id in queues:
+            if topic not in self.table:
+                counts[topic] = max(counts.get(topic, self.config.default_topic_queue_nums), queue_id + 1)
+        for topic, count in counts.items():
+            log.warning("topic %s has messages and no settings: it gets %d queues", topic, count)
+            self.put(topic_of(topic, count, READ_WRITE))
 
     def replace(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> None:
         """Take a master's table, with its version, in the place of this one."""

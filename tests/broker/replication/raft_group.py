@@ -1,0 +1,116 @@
+"""A name server and the members of a raft group in this process, over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from typing import Self
+
+from tests.broker.conftest import Peer, until
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+from cometmq.protocol.bodies_admin import RaftStatus
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.standalone import small_files
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class RaftGroup:
+    """Members by name: n0, n1, n2. Each can be stopped, killed and started again."""
+
+    def __init__(self, root: Path, count: int = 3, **settings: str) -> None:
+        self.root = root
+        self.addresses = {f"n{number}": f"{HOST}:{free_port()}" for number in range(count)}
+        self.settings = settings
+        self.brokers: dict[str, Broker] = {}
+        self.peers: dict[str, Peer] = {}
+        self._ports: dict[str, int] = {}
+        self._namesrv = NameServer(
+            NamesrvConfig(
+                listen_port=0,
+                bind_address=HOST,
+                kv_config_path=str(root / "kvConfig.json"),
+                config_store_path=str(root / "namesrv.properties"),
+            )
+        )
+        self.namesrv = ""
+
+    async def __aenter__(self) -> Self:
+        self.namesrv = f"{HOST}:{await self._namesrv.start()}"
+        await asyncio.gather(*(self.start(member) for member in self.addresses))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.gather(*(self.stop(member) for member in list(self.brokers)))
+        await self._namesrv.stop()
+
+    async def start(self, member: str, **settings: str) -> Broker:
+        """Start a member, again or for the first time."""
+        own = {
+            **small_files(),
+            "brokerName": "broker-a",
+            "brokerIP1": HOST,
+            "bindAddress": HOST,
+            "listenPort": str(self._ports.get(member, 0)),
+            "vipChannelEnable": "false",
+            "namesrvAddr": self.namesrv,
+            "storePathRootDir": str(self.root / member),
+            "enableDLegerCommitLog": "true",
+            "dLegerGroup": "broker-a",
+            "dLegerPeers": ";".join(f"{name}-{addr}" for name, addr in self.addresses.items()),
+            "dLegerSelfId": member,
+        }
+        broker = Broker(BrokerConfig.from_properties({**own, **self.settings, **settings}))
+        self._ports[member] = await broker.start()
+        self.brokers[member] = broker
+        self.peers[member] = Peer(broker.addr)
+        return broker
+
+    async def stop(self, member: str) -> None:
+        await self.peers.pop(member).remoting.close()
+        await self.brokers.pop(member).stop(0.5)
+
+    def leads(self, member: str) -> bool:
+        replication = self.brokers[member].parts.replication
+        return replication.facts()["brokerRole"] == "SYNC_MASTER" and replication.serves
+
+    async def leader(self, timeout_s: float = 20.0) -> str:
+        """The member that takes sends."""
+        await until(lambda: any(map(self.leads, self.brokers)), timeout_s)
+        return next(filter(self.leads, self.brokers))
+
+    def followers(self) -> list[str]:
+        return [member for member in self.brokers if not self.leads(member)]
+
+    async def status(self, member: str) -> RaftStatus:
+        answer = await self.peers[member].call(RequestCode.GET_RAFT_STATUS)
+        return RaftStatus.decode(answer.body)
+
+    async def change(self, member: str, action: str, whom: str) -> Frame:
+        header = ChangeRaftGroupHeader(action=action, member=whom)
+        return await self.peers[member].call(RequestCode.CHANGE_RAFT_GROUP, header)
+
+    async def equal(self, timeout_s: float = 20.0) -> None:
+        """All members have the same log, committed."""
+        ledgers = [broker.parts.store.ledger for broker in self.brokers.values()]
+        await until(lambda: len({(each.last, each.committed) for each in ledgers}) == 1, timeout_s)
+
+    def log_bytes(self, member: str) -> bytes:
+        files = sorted((self.root / member / f"dledger-{member}" / "data").iterdir())
+        end = self.brokers[member].parts.store.log.end
+        return b"".join(path.read_bytes() for path in files)[:end]

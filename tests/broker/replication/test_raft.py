@@ -1,0 +1,170 @@
+"""Brokers of a raft group, in one process and over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.broker.conftest import commit, records, running, until
+from tests.broker.replication.raft_group import RaftGroup, free_port
+
+from cometmq.broker.replication.raft import RaftReplication
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.raft import RaftOptions
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Elections within tenths of a second."""
+    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=300))
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with RaftGroup(tmp_path) as made:
+        yield made
+
+
+async def send(group, leader, *bodies, **more):
+    for body in bodies:
+        answer = await group.peers[leader].send(body=body, **more)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def bodies(peer, **more):
+    return [bytes(message.body) for message in records(await peer.pull(**more))]
+
+
+async def test_what_the_leader_answers_is_read_from_each_member(group):
+    leader = await group.leader()
+    await send(group, leader, b"one", b"two", b"three")
+    await group.equal()
+    for member in group.brokers:
+        await until(lambda m=member: "Orders" in group.brokers[m].parts.tables.topics.table)
+        assert await bodies(group.peers[member]) == [b"one", b"two", b"three"]
+    assert len({group.log_bytes(member) for member in group.brokers}) == 1
+
+
+async def test_followers_refuse_and_say_what_they_are(group):
+    leader = await group.leader()
+    follower = group.followers()[0]
+    refused = await group.peers[follower].send()
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "follower" in refused.remark
+    status = await group.status(follower)
+    assert (status.role, status.leader, status.member) == ("follower", leader, follower)
+    facts = group.brokers[follower].parts.replication.facts()
+    assert (facts["brokerRole"], facts["raftLeader"]) == ("SLAVE", leader)
+
+
+async def test_another_leads_when_the_leader_stops_and_nothing_is_lost(group):
+    first = await group.leader()
+    await send(group, first, b"one", b"two")
+    await group.stop(first)
+    second = await group.leader()
+    await send(group, second, b"three")
+    assert await bodies(group.peers[second]) == [b"one", b"two", b"three"]
+    await group.start(first)
+    await group.equal()
+    await until(lambda: "Orders" in group.brokers[first].parts.tables.topics.table)
+    assert await bodies(group.peers[first]) == [b"one", b"two", b"three"]
+    assert await group.leader() == second
+
+
+async def test_without_a_majority_nothing_is_stored_or_shown(group):
+    leader = await group.leader()
+    await send(group, leader, b"one")
+    await group.equal()
+    for member in group.followers():
+        await group.stop(member)
+    answers = await asyncio.gather(*(group.peers[leader].send(body=b"lost") for _ in range(3)))
+    assert {answer.code for answer in answers} <= {
+        ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE,
+    }  # fmt: skip
+    await until(lambda: not group.leads(leader))
+    assert await bodies(group.peers[leader]) == [b"one"]
+
+
+async def test_messages_that_wait_come_from_the_next_leader(tmp_path):
+    async with RaftGroup(tmp_path, messageDelayLevel="1s 2s") as group:
+        first = await group.leader()
+        await send(group, first, b"later", properties={"DELAY": "2"})
+        await send(group, first, b"timer", properties={"TIMER_DELAY_SEC": "2"}, queue_id=1)
+        await group.equal()
+        for member in group.followers():
+            await until(lambda m=member: "Orders" in group.brokers[m].parts.tables.topics.table)
+        await group.stop(first)
+        peer = group.peers[await group.leader()]
+        assert await bodies(peer, hold_ms=10_000) == [b"later"]
+        assert await bodies(peer, queue_id=1, hold_ms=10_000) == [b"timer"]
+
+
+async def test_the_leadership_is_handed_over(group):
+    leader = await group.leader()
+    other = group.followers()[0]
+    refused = await group.change(other, "transfer", leader)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "the leader is" in refused.remark
+    assert (await group.change(leader, "transfer", other)).code == ResponseCode.SUCCESS
+    await until(lambda: group.leads(other))
+    assert not group.leads(leader)
+    assert (await group.change(other, "dance", leader)).remark.startswith("action is none of transfer,")
+
+
+async def test_a_member_is_replaced_while_the_group_runs(group):
+    leader = await group.leader()
+    await send(group, leader, *(b"%d" % number for number in range(50)))
+    lost = group.followers()[0]
+    await group.stop(lost)
+    assert (await group.change(leader, "remove", lost)).code == ResponseCode.SUCCESS
+    await until(lambda: len(group.brokers[leader].parts.replication.status().members) == 2)
+
+    unknown = await group.change(leader, "addLearner", "n7")
+    assert "n7 is not known" in unknown.remark
+    group.addresses["n7"] = f"127.0.0.1:{free_port()}"
+    await group.start("n7", dLegerJoin="true")
+
+    async def joined(action):
+        answer = await group.change(leader, action, "n7")
+        return answer.code == ResponseCode.SUCCESS
+
+    async with asyncio.timeout(20):
+        while not await joined("addLearner"):
+            await asyncio.sleep(0.05)
+        while not await joined("promote"):
+            await asyncio.sleep(0.05)
+    await group.equal()
+    status = await group.status("n7")
+    assert {each.member for each in status.members if each.voter} == set(group.brokers)
+    await until(lambda: "Orders" in group.brokers["n7"].parts.tables.topics.table)
+    assert (await bodies(group.peers["n7"]))[:3] == [b"0", b"1", b"2"]
+    await group.stop(leader)
+    await send(group, await group.leader(), b"50")
+
+
+async def test_offsets_and_topics_are_copied_from_the_leader(group):
+    leader = await group.leader()
+    await send(group, leader, b"one", topic="Fresh")
+    await commit(group.peers[leader], 0, 1, topic="Fresh")
+    follower = group.brokers[group.followers()[0]].parts
+    await until(lambda: follower.tables.offsets.queues("G", "Fresh") == {0: 1}, 20)
+    assert "Fresh" in follower.tables.topics.table
+
+
+async def test_a_log_that_rolls_and_is_restarted_is_the_same_everywhere(tmp_path):
+    async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", flushDiskType="SYNC_FLUSH") as group:
+        leader = await group.leader()
+        for number in range(60):
+            await send(group, leader, b"%d" % number * 100, queue_id=number % 4)
+        for member in list(group.brokers):
+            await group.stop(member)
+        await asyncio.gather(*(group.start(member) for member in group.addresses))
+        await send(group, await group.leader(), b"last")
+        await group.equal()
+        assert len({group.log_bytes(member) for member in group.brokers}) == 1
+
+
+async def test_requests_about_a_group_are_none_of_a_master(tmp_path):
+    async with running(tmp_path) as (_, peer):
+        answer = await peer.call(RequestCode.GET_RAFT_STATUS)
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
