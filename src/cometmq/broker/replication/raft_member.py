@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -36,7 +37,7 @@ from cometmq.raft import (
     Truncate,
 )
 from cometmq.remoting import Tick
-from cometmq.store import Clock, Ledger, MessageStore
+from cometmq.store import CACHED, Buffer, Clock, Ledger, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
@@ -124,6 +125,8 @@ class RaftMember:
         self._led = asyncio.Event()  # set when it leads no more
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
+        self._reading: set[asyncio.Task[None]] = set()
+        self._first = self._ledger.first
         self._waits: deque[_Wait] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
@@ -150,9 +153,8 @@ class RaftMember:
         for timer in (self._timer, self._wait_timer):
             if timer is not None:
                 timer.cancel()
-        for task in (self._slow, self._taking):
-            if task is not None:
-                await asyncio.gather(task, return_exceptions=True)
+        tasks = (self._slow, self._taking, *self._reading)
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         await self.peers.stop()
         self._give_up("the broker stops")
 
@@ -249,9 +251,10 @@ class RaftMember:
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
                 return
             self._carry_out(effects)
+        self._forget_deleted()
         messages = self.node.messages()
         if messages:
-            self.peers.send([self._loaded(message) for message in messages])
+            self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
         due_s = max(0.0, self.node.due_ms() / 1000 - self._clock.boottime())
@@ -417,13 +420,41 @@ class RaftMember:
             {member: known[member] for member in everybody if member in known and member != self.me}
         )
 
-    def _loaded(self, message: AnyMessage) -> AnyMessage:
-        """The message with its entries."""
+    def _loaded(self, message: AnyMessage) -> AnyMessage | None:
+        """The message with its entries; None if these are not in memory: then it is sent later."""
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1
-        found = self._ledger.range(first, first + message.count, 1 << 62)
-        return msgspec.structs.replace(message, payload=bytes(self._ledger.read(found)))
+        entries = self._ledger.range(first, first + message.count, 1 << 62)
+        question = partial(self._ledger.read, entries)
+        try:
+            return _with(message, question(CACHED))
+        except NotInMemory as miss:
+            task = self._loop.create_task(self._send_cold(message, question, miss))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+            return None
+
+    async def _send_cold(
+        self, message: AppendRequest, question: Callable[[Reads], Buffer], miss: NotInMemory
+    ) -> None:
+        try:
+            data = await self._store.off_loop.ask(question, miss)
+        except (CometError, OSError) as error:
+            log.error("raft: entries for %s cannot be read: %s", message.to, error)
+            return
+        self.peers.send([_with(message, data)])
+
+    def _forget_deleted(self) -> None:
+        """Retention may have deleted the oldest entries."""
+        first = self._ledger.first
+        if first > self._first:
+            self._first = first
+            self.node.begins_at(first)
+
+
+def _with(message: AppendRequest, data: Buffer) -> AppendRequest:
+    return msgspec.structs.replace(message, payload=bytes(data))
 
 
 class _Log:

@@ -20,6 +20,7 @@ from cometmq.protocol.record.one import encode_record
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer, Disk
+from cometmq.store.base.files import WAITING, Reads
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.entry_index import EntryPlace
@@ -168,10 +169,9 @@ class Ledger:
             count += 1
         return EntryRange(start.position, places[count - 1].end - start.position, first + count)
 
-    def read(self, entries: EntryRange) -> Buffer:
-        """Their bytes, from memory or the page cache, or waiting for the device. Raises OSError, StoreError
-        when retention has taken them."""
-        data = self._log.read(entries.position, entries.length)
+    def read(self, entries: EntryRange, reads: Reads = WAITING) -> Buffer:
+        """Their bytes. Raises NotInMemory, OSError, StoreError when retention has taken them."""
+        data = self._log.read(entries.position, entries.length, reads)
         if data is None:
             raise StoreError(f"the log has nothing at {entries.position} any more")
         return data
