@@ -27,6 +27,7 @@ from tests.store.kit import (
 from tests.store.pair import feed, fill, log_bytes, same
 from tests.store.planted import extract_golden
 
+from cometmq.protocol.record.one import encode_record
 from cometmq.store import MessageStore, ReplicaDamaged, ReplicaMismatch
 from cometmq.store.recovery.store_layout import read_layout
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -268,6 +269,19 @@ def test_a_gap_in_the_masters_queue_is_filled(
     send(master)
     feed(slave, master)
     assert (slave.max_offset("T", 0), len(everything(slave))) == (6, 4)
+
+
+def test_records_that_fit_no_queue_are_named_and_not_served(
+    slave: MessageStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One stands behind what it should follow on, one names a topic that can be no directory."""
+    data = b""
+    for topic, offset in (("T", 0), ("T", 1), ("T", 0), ("..", 0), ("T", 2)):
+        data += encode_record(topic, b"x", queue_offset=offset, physical_offset=len(data))
+    slave.replica.append(0, data)
+    assert slave.replica.commit().visible == 5
+    assert len(everything(slave)) == 3
+    assert [text.split(":")[0] for text in caplog.messages] == ["record at 186", "record at 279"]
 
 
 def test_retention_and_deletion_go_on_beside_it(
