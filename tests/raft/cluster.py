@@ -422,7 +422,12 @@ class Cluster:
         leader."""
         nodes = [each.node for each in (member, *self.members.values()) if each.node is not None]
         groups = {node.members.voters for node in nodes if node is member.node or node.role is Role.LEADER}
-        have = {each.name for each in self.members.values() if each.disk.has_synced(index, entry)}
+        # One whose log was found damaged may have lost the entry: it has no vote until it has it again.
+        have = {
+            each.name
+            for each in self.members.values()
+            if each.disk.has_synced(index, entry) or each.disk.state.suspect
+        }
         hold(
             any(len(have & voters) > len(voters) // 2 for voters in groups),
             "a majority has what is committed on disk",

@@ -31,10 +31,8 @@ class Following:
         account, prev = self._account, request.prev_index
         if prev <= account.commit or NO_TERM != account.term_of(prev) == request.prev_term:
             return self._replace([], request)
-        if request.prev_term != NO_TERM:
-            return None
-        if not request.count:
-            return []  # where the leader's log begins, nothing can be compared but its first entry
+        if request.prev_term != NO_TERM or not request.count:
+            return None  # where the leader's log begins, its first entry is needed to compare
         if account.term_of(prev + 1) == request.entries_term:
             return self._replace([], request)
         account.reset(request)

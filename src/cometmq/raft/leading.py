@@ -86,7 +86,7 @@ class Leading:
     def follow_members(self, clock: int) -> None:
         """Members have come or gone. Who has gone is told until that is committed."""
         me, newest = self._hello.sender, self._account.history.newest
-        for member in newest.members.everybody - self.peers.keys() - {me}:
+        for member in sorted(newest.members.everybody - self.peers.keys() - {me}):
             self.peers[member] = Peer(self._account.last + 1, clock)
         for member, peer in self.peers.items():
             peer.leaving = member not in newest.members.everybody
@@ -120,6 +120,9 @@ class Leading:
             peer.rejected(response.prev_index, account.last_at_most(hint, response.hint_term))
         else:
             peer.accepted(response.match, response.written)
+        if peer.next < account.first:
+            peer.probe(account.first)
+            peer.asked = True  # not at once: what answered so may be unable to take entries
 
     def begins_at(self, first: int) -> None:
         for peer in self.peers.values():

@@ -368,11 +368,11 @@ class RaftNode:
     def _follow(self, term: int, leader: str, reason: str = "") -> None:
         if self._leading is not None:
             self._reason = reason or f"there is term {term}"
+        if term > self.term or leader != self.leader:
+            self._following.agreed = self._account.commit
         if term > self.term:
             self._state = msgspec.structs.replace(self._state, term=term, vote="")
             self._outbox.clear()
-        if term > self.term or leader != self.leader:
-            self._following.agreed = self._account.commit
         self.role = Role.FOLLOWER
         self.leader = leader
         self._leading = None
@@ -386,10 +386,16 @@ class RaftNode:
         return (
             self._able
             and not self._state.suspect
-            and self.me in self.members.voters
+            and self._has_vote()
             and self.term + 1 < MOST_TERM
             and self._account.last < MOST_INDEX
         )
+
+    def _has_vote(self) -> bool:
+        """Whether this member is a voter, or its removal is not known to be committed. The others may need the
+        log of who is about to be removed (docs/reference/raft.md, Membership)."""
+        history = self._account.history
+        return self.me in history.newest.members.voters | history.at(self._account.commit).members.voters
 
     def _stand(self) -> None:
         """The leader was not heard for too long. Ask who would vote for this member."""
@@ -413,7 +419,7 @@ class RaftNode:
 
     def _ask_for_votes(self, pre: bool) -> None:
         account = self._account
-        for voter in self.members.voters - {self.me}:
+        for voter in sorted(self.members.voters - {self.me}):
             self._send(
                 VoteRequest(
                     group=self.group,
