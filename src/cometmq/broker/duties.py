@@ -15,9 +15,12 @@ from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
-from cometmq.store import MessageStore
+from cometmq.store import Clock, MessageStore
 
 MASTER_ID = 0
+GRACE_S = 600.0
+"""A follower keeps an expired segment for so long: its leader stores what waits in it again, and that must be
+here first."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -26,6 +29,7 @@ class LeaderDuties:
     another one leads."""
 
     config: BrokerConfig
+    clock: Clock
     store: MessageStore
     topics: TopicTable
     registrar: Registrar
@@ -37,7 +41,9 @@ class LeaderDuties:
     def __post_init__(self) -> None:
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
+        self._asked: tuple[int, float] = (-1, 0.0)  # which end of a segment retention asked about, and when
         self._become(self.follower_id)
+        self.store.retention.move_on = self._may_go
 
     def _become(self, broker_id: int) -> None:
         self.config.broker_id = broker_id
@@ -61,6 +67,7 @@ class LeaderDuties:
         self.transactions.fill()
         self.schedule.start()
         self.timers.start()
+        self.store.retention.move_on = self._may_go
         self.transactions.start()
         self.registrar.register()
 
@@ -71,6 +78,17 @@ class LeaderDuties:
             self._leads = False
             self._resting = asyncio.get_running_loop().create_task(self._rest())
         self.registrar.register()
+
+    async def _may_go(self, behind: int) -> bool:
+        """Whether the log up to a position may be deleted: it is committed, and nothing waits in it."""
+        ledger, now = self.store.ledger, self.clock.boottime()
+        if ledger is None or ledger.committed < 0 or ledger.place_of(ledger.committed).end < behind:
+            return False
+        if self._leads:
+            return await self.timers.move_on(behind)
+        if self._asked[0] != behind:
+            self._asked = (behind, now)
+        return now - self._asked[1] >= GRACE_S
 
     async def _rest(self) -> None:
         await self.schedule.stop()

@@ -133,6 +133,7 @@ class BrokerParts:
         config = self._config
         duties = LeaderDuties(
             config=config,
+            clock=self._clock,
             store=self.store,
             topics=self.tables.topics,
             registrar=self.registrar,

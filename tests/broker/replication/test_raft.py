@@ -164,6 +164,33 @@ async def test_a_log_that_rolls_and_is_restarted_is_the_same_everywhere(tmp_path
         assert len({group.log_bytes(member) for member in group.brokers}) == 1
 
 
+HOURS = ";".join(f"{hour:02}" for hour in range(24))
+
+
+async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path):
+    old = {"fileReservedTime": "0", "deleteWhen": HOURS, "cleanResourceInterval": "100"}
+    async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", **old) as group:
+        leader = await group.leader()
+        await send(group, leader, b"first")
+        await group.equal()
+        away = group.followers()[0]
+        await group.stop(away)
+        for number in range(40):
+            await send(group, leader, b"%d" % number * 100)
+        ledger = group.brokers[leader].parts.store.ledger
+        await until(lambda: ledger.first > 10)
+        await group.start(away)
+        await group.equal()
+        own = group.brokers[away].parts.store
+        assert own.ledger.first >= ledger.first - 20
+        assert own.ledger.first > 1
+        assert own.min_offset("Orders", 0) > 0
+        await group.stop(away)
+        await group.start(away)
+        await send(group, await group.leader(), b"last")
+        await group.equal()
+
+
 async def test_requests_about_a_group_are_none_of_a_master(tmp_path):
     async with running(tmp_path) as (_, peer):
         answer = await peer.call(RequestCode.GET_RAFT_STATUS)

@@ -47,7 +47,7 @@ MESSAGES: list[AnyMessage] = [
         group=GROUP, sender="n0", to="n1", term=7, prev_index=3, prev_term=6, count=2, entries_term=7, last=5,
         commit=3, members=(MEMBERS,), payload=b"\x00\xffentries",
     ),
-    AppendResponse(group=GROUP, sender="n0", to="n1", term=7, match=5),
+    AppendResponse(group=GROUP, sender="n0", to="n1", term=7, match=5, written=5),
     TransferRequest(group=GROUP, sender="n0", to="n1", term=7),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from tests.store.ledger.members import add, agree, elect, ledger, seen
 from cometmq.errors import StoreCorrupt
 from cometmq.store import MessageStore, StoreConfig
 from cometmq.store.ledger.entry_index import FILE_SIZE
-from cometmq.store.ledger.member_files import HardState, LedgerMark, read_hard_state, read_mark
+from cometmq.store.ledger.member_files import LedgerMark, TermAndVote, read_mark, read_term
 from cometmq.testing.faulty_disk import FaultyDisk
 
 LAST = 141
@@ -100,7 +100,7 @@ def test_what_follows_from_the_log_is_made_anew(root: Path, lost: str) -> None:
 def test_its_term_and_vote_are_read(root: Path) -> None:
     directory = str(root / "dledger-n0")
     disk = FaultyDisk()
-    assert read_hard_state(disk, directory) == HardState(0, "n0")
+    assert read_term(disk, directory) == TermAndVote(0, "n0")
     assert read_mark(disk, directory) == LedgerMark(LAST, LAST, -1)
 
 

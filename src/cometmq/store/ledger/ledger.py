@@ -374,9 +374,13 @@ class Ledger:
         self.synced = first - 1
         write_mark(self._disk, self.directory, LedgerMark(-1, -1, -1))
         self._index.cut(0)
-        segments = self._log.let_go()
-        cut_log(self._disk, self._log.places, segments, self._log.segment_size, -1)
-        self._log.resume(segments, end)
+        places = self._log.places
+        for base in reversed(self._log.let_go()):
+            self._disk.unlink(places.path_of(base))
+            places.forget(base)
+        for directory in places.all:
+            self._disk.fsync_dir(directory)
+        self._log.resume([], end)
         self._tail.take_back(len(self._tail.positions))
         self._tail.first = self._written = self._first = first
         self._dispatcher.forget_waiting()
