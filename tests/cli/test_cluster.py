@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.interop.processes import wait_until
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.cli.local_cluster import MODES, modes
@@ -31,8 +32,8 @@ class Cluster:
             [*words, "--data", str(self.data)], env=self.env, capture_output=True, text=True, timeout=120
         )
 
-    def status(self) -> dict[str, dict[str, object]]:
-        lines = self.run("status", "--json").stdout.splitlines()
+    def status(self, mode: str = MODE) -> dict[str, dict[str, object]]:
+        lines = self.run("status", "--json", mode=mode).stdout.splitlines()
         return {line["member"]: line for line in map(json.loads, lines)}
 
 
@@ -71,6 +72,20 @@ def test_a_cluster_is_started_killed_healed_and_stopped(cluster: Cluster) -> Non
     assert not any(member["pid"] for member in cluster.status().values())
 
 
+def test_a_raft_group_has_a_leader_again_when_its_leader_was_killed(cluster: Cluster) -> None:
+    assert cluster.run("up", "--namesrv-port", "0", "--broker-port", "0", mode="raft-3").returncode == 0
+
+    def leader() -> str:
+        members = cluster.status("raft-3")
+        return next((name for name, member in members.items() if member.get("brokerId") == 0), "")
+
+    first = wait_until("somebody leads", leader)
+    assert cluster.run("kill", mode="raft-3").returncode == 0
+    assert wait_until("another leads", leader) != first
+    assert cluster.run("heal", mode="raft-3").returncode == 0
+    cluster.run("down", mode="raft-3")
+
+
 def test_what_cannot_be_is_said(cluster: Cluster) -> None:
     assert "'9m' is not one of" in cluster.run("up", mode="9m").stderr
     missing = cluster.run("heal")
@@ -92,5 +107,5 @@ def test_each_file_of_a_mode_is_a_broker_that_could_start(path: Path) -> None:
 
 def test_the_modes_of_rocketmq_are_there() -> None:
     assert modes() == [
-        "1m-noslave", "2m-2s-async", "2m-2s-sync", "2m-noslave", "3m-noslave", "4m-noslave",
+        "1m-noslave", "2m-2s-async", "2m-2s-sync", "2m-noslave", "3m-noslave", "4m-noslave", "raft-3",
     ]  # fmt: skip

@@ -26,7 +26,7 @@ def cluster() -> None:
     """A cluster on this machine, a process for each server: start it, look at it, kill parts of it, heal it.
 
     MODE is one of: 1m-noslave, 2m-noslave, 3m-noslave, 4m-noslave (masters alone), 2m-2s-async, 2m-2s-sync
-    (two masters with a slave each).
+    (two masters with a slave each), raft-3 (one broker on three members that elect their leader).
     """
 
 
