@@ -17,6 +17,8 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
+: protocol/record/framing raft/account raft/following raft/leading raft/members raft/messages raft/node
+    store/ledger/entry_index store/ledger/member_files
 admin/test_cluster_commands.py: admin/consumer_commands admin/groups
 admin/test_formats.py: admin/values
 admin/test_message_commands.py: admin/messages
@@ -31,12 +33,14 @@ broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
 broker/test_register.py: broker/base/address
-broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server broker/replication/rates
+broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server
+    broker/replication/raft_member broker/replication/raft_state broker/replication/raft_wire
+    broker/replication/rates
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
-broker/test_send.py: broker/base/replies broker/base/writer broker/tables/topics
+broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
-broker/test_standalone.py: broker/process standalone
+broker/test_standalone.py: broker/duties broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipeline/compact cli/pipeline/dedup
@@ -87,7 +91,7 @@ store/test_flush.py: store/background/checkpointing store/background/derived_wri
 store/test_full_disk.py: store/background/space_ahead
 store/test_lengths.py: store/tables/clean_stop
 store/test_model.py: store/message_store
-store/test_queue_reader.py: store/log/block_cache store/log/recent
+store/test_queue_reader.py: store/log/block_cache store/log/entry_runs store/log/entry_tail store/log/recent
 store/test_rebuild.py: store/inspect/asked
 store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/replay
     store/writing/queue_order

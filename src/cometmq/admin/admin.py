@@ -16,7 +16,7 @@ import msgspec
 
 from cometmq.admin import dead_letters, groups, messages
 from cometmq.admin.dead_letters import Resending, Selection
-from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.errors import NoLeaderError, UnknownNameError
 from cometmq.admin.values import (
     BrokerStatus,
     DeadLetterCount,
@@ -39,7 +39,7 @@ from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
 from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
-from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.protocol.bodies_admin import PurgedQueue, RaftStatus
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     MASTER_ID,
@@ -454,6 +454,36 @@ class Admin(Client):
     async def retry_limits(self, group: str) -> RetryLimits:
         """The most retries that members and the group allow, as far as CometMQ brokers have learnt it."""
         return await groups.retry_limits(self.client, group)
+
+    # -- raft groups
+
+    async def raft_group(self, broker_name: str | None = None) -> dict[str, RaftStatus | str]:
+        """What each member of a raft group says of it, by address, or why it says nothing. Without a name the
+        cluster's only one. Raises UnknownNameError."""
+        found: dict[str, RaftStatus | str] = {}
+        for addr in await self._raft_addrs(broker_name):
+            try:
+                found[addr] = await self.client.brokers.raft_status(addr)
+            except CometError as error:
+                found[addr] = str(error)
+        return found
+
+    async def change_raft_group(self, action: str, member: str, broker_name: str | None = None) -> None:
+        """Have the leader hand over to a member (transfer), let one receive the log (addLearner), give it a
+        vote (promote), or take it out (remove). Raises CommandError with the reason where that is refused,
+        NoLeaderError, UnknownNameError."""
+        for addr, status in (await self.raft_group(broker_name)).items():
+            if isinstance(status, RaftStatus) and status.role == "leader":
+                return await self.client.brokers.change_raft_group(addr, action, member)
+        raise NoLeaderError(broker_name or "")
+
+    async def _raft_addrs(self, broker_name: str | None) -> list[str]:
+        table = (await self.cluster_info()).broker_addr_table
+        if broker_name is None and len(table) == 1:
+            broker_name = next(iter(table))
+        if broker_name not in table:
+            raise UnknownNameError("broker", broker_name or "", sorted(table))
+        return [addr for _, addr in sorted(table[broker_name].broker_addrs.items())]
 
     # -- timer messages
 

@@ -24,6 +24,15 @@ class UnknownNameError(CometError, Terminal):
         return f"no {self.kind} named {self.name}; known: {', '.join(self.known[:SHOWN_MAX]) or 'none'}{more}"
 
 
+class NoLeaderError(CometError, Transient):
+    """No member of a raft group says that it leads. broker_name: the group's, "" for the only one."""
+
+    broker_name: str
+
+    def __str__(self) -> str:
+        return f"nobody leads the raft group {self.broker_name or 'of this cluster'} just now"
+
+
 class DeadLettersHidden(CometError, Terminal):
     """A dead-letter topic that may not be read at some brokers: RocketMQ 3.2.4 made it so."""
 

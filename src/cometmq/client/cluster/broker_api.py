@@ -31,7 +31,7 @@ from cometmq.protocol.bodies import (
     LockBatchResult,
     SubscriptionData,
 )
-from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
+from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult, RaftStatus
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -54,7 +54,7 @@ from cometmq.protocol.headers import (
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, PurgeTopicRequestHeader
 from cometmq.protocol.properties.values import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY
 from cometmq.protocol.timers import RecallHandle
 from cometmq.remoting import RemotingClient
@@ -385,6 +385,17 @@ class BrokerApi(Calls):
         times = [int(text) for text in header.deliver_at.split(",") if text.isdecimal() and len(text) <= 18]
         messages = decode_messages(answer.body, broker_name, [])
         return [_waiting(message, at) for message, at in zip(messages, times, strict=False)], header
+
+    async def raft_status(self, addr: str) -> RaftStatus:
+        """What a member of a raft group knows of it."""
+        answer = await self.call(addr, RequestCode.GET_RAFT_STATUS)
+        return RaftStatus.decode(answer.body)
+
+    async def change_raft_group(self, addr: str, action: str, member: str) -> None:
+        """Asked of the leader: transfer, addLearner, promote or remove a member."""
+        await self.call(
+            addr, RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
+        )
 
     async def delete_topic(self, addr: str, topic: str) -> None:
         """On this broker; name servers have to be told as well."""

@@ -1,0 +1,89 @@
+"""`cometmq raft`: a raft group at a glance, and changes of its leader and members."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from cometmq.cli.options import HELP, namesrv_option
+from cometmq.text import printable, printable_json
+
+if TYPE_CHECKING:
+    from cometmq.protocol.bodies_admin import RaftStatus
+
+ACTIONS = {
+    "transfer": ("transfer", "Hand the leadership over to MEMBER, once it has all that the leader has."),
+    "add": (
+        "addLearner",
+        "Let MEMBER receive the log, without a vote. It runs, with dLegerJoin=true.",
+    ),
+    "promote": ("promote", "Give MEMBER a vote, when it has caught up."),
+    "remove": ("remove", "Take MEMBER out of the group."),
+}
+broker_option = click.option(
+    "-b", "--broker", metavar="NAME", help="The group's brokerName, where the cluster has several brokers."
+)
+
+
+@click.group(context_settings=HELP)
+def raft() -> None:
+    """A raft group (enableDLegerCommitLog): its members, its leader, and changes of both. See
+    docs/replication.md."""
+
+
+@raft.command()
+@namesrv_option
+@broker_option
+@click.option("--json", "as_json", is_flag=True, help="Print what each member says as a line of JSON.")
+def status(namesrv: str, broker: str | None, as_json: bool) -> None:
+    """What each member says of the group."""
+    import msgspec
+
+    from cometmq.admin import Admin
+
+    async def run() -> dict[str, RaftStatus | str]:
+        async with Admin(namesrv) as admin:
+            return await admin.raft_group(broker)
+
+    for addr, found in asyncio.run(run()).items():
+        if as_json:
+            known = {"problem": found} if isinstance(found, str) else msgspec.to_builtins(found)
+            click.echo(printable_json(msgspec.json.encode({"addr": addr, **known})))
+        else:
+            click.echo(printable(_line(addr, found), None))
+
+
+def _line(addr: str, found: RaftStatus | str) -> str:
+    if isinstance(found, str):
+        return f"{addr:<21}  {found}"
+    behind = {each.member: found.last - each.match for each in found.members if each.match >= 0}
+    members = ", ".join(
+        each.member
+        + ("" if each.voter else " (learner)")
+        + (f" {behind[each.member]} behind" if behind.get(each.member) else "")
+        for each in found.members
+    )
+    entries = f"entries {found.first} to {found.last}, committed to {found.committed}"
+    return f"{addr:<21}  {found.member}: {found.role}, term {found.term}, {entries}; members {members}"
+
+
+def _change(name: str, action: str, text: str) -> None:
+    @raft.command(name, help=text)
+    @namesrv_option
+    @broker_option
+    @click.argument("member")
+    def change(namesrv: str, broker: str | None, member: str) -> None:
+        from cometmq.admin import Admin
+
+        async def run() -> None:
+            async with Admin(namesrv) as admin:
+                await admin.change_raft_group(action, member, broker)
+
+        asyncio.run(run())
+        click.echo(f"{name} {printable(member)}: begun; `cometmq raft status` shows how it goes on")
+
+
+for _name, (_action, _text) in ACTIONS.items():
+    _change(_name, _action, _text)

@@ -1,0 +1,60 @@
+"""`cometmq raft` against a group in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner
+from tests.broker.conftest import until
+from tests.broker.replication.raft_group import RaftGroup
+
+from cometmq.broker.replication.raft import RaftReplication
+from cometmq.cli.app import cometmq
+from cometmq.raft import RaftOptions
+
+
+@pytest.fixture
+async def group(tmp_path, monkeypatch):
+    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=500))
+    async with RaftGroup(tmp_path) as made:
+        yield made
+
+
+async def run(group, *words):
+    arguments = ["raft", *words, "-n", group.namesrv]
+    return await asyncio.to_thread(lambda: CliRunner().invoke(cometmq, arguments))
+
+
+async def registered(group):
+    """The name server knows all members."""
+    while True:
+        found = await run(group, "status", "--json")
+        lines = [json.loads(line) for line in found.stdout.splitlines()] if not found.exit_code else []
+        if len(lines) == len(group.brokers):
+            return lines
+        await asyncio.sleep(0.05)
+
+
+async def test_a_group_is_shown_and_changed(group):
+    leader = await group.leader()
+    async with asyncio.timeout(20):
+        lines = await registered(group)
+    assert {line["leader"] for line in lines} == {leader}
+    assert {line["member"] for line in lines} == set(group.brokers)
+    text = (await run(group, "status", "-b", "broker-a")).stdout
+    assert f"{leader}: leader, term " in text
+    assert "members n0, n1, n2" in text
+
+    other = group.followers()[0]
+    done = await run(group, "transfer", other)
+    assert done.stdout == f"transfer {other}: begun; `cometmq raft status` shows how it goes on\n"
+    await until(lambda: group.leads(other), 20)
+
+    async with asyncio.timeout(20):
+        refused = await run(group, "add", "n9")
+    assert refused.exit_code
+    assert "n9 is not known" in str(refused.exception)
+    nobody = await run(group, "status", "-b", "brokera")
+    assert "did you mean broker-a?" in str(nobody.exception)
