@@ -290,6 +290,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     min_offset = _blocking(PullConsumer.min_offset)
     max_offset = _blocking(PullConsumer.max_offset)
     offset_by_time = _blocking(PullConsumer.offset_by_time)
+    watch_queues = _blocking(PullConsumer.watch_queues)
     assign = _blocking(PullConsumer.assign)
     assign_topic = _blocking(PullConsumer.assign_topic)
     subscribe = _blocking(PullConsumer.subscribe)

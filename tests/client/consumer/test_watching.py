@@ -6,9 +6,11 @@ import asyncio
 import logging
 
 import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     BrokerError,
+    ClientOptions,
     ConfigError,
     ConsumeFromWhere,
     Message,
@@ -168,3 +170,42 @@ async def test_the_blocking_face_has_health_and_lag(local: LocalBroker) -> None:
 def test_the_time_of_a_stall_is_positive(kind: type[PushOptions | PullOptions]) -> None:
     with pytest.raises(ConfigError, match="stall_after_s"):
         kind(stall_after_s=0)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_who_assigns_by_hand_is_told_of_other_queues(
+    namesrv: FakeNamesrv, broker: FakeBroker, in_thread: bool
+) -> None:
+    told: asyncio.Queue[tuple[str, tuple[MessageQueue, ...]]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    async def on_change(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        await told.put((topic, queues))
+
+    def in_a_thread(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        loop.call_soon_threadsafe(told.put_nowait, (topic, queues))
+
+    async def broken(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        await told.put(("broken", queues))
+        raise ValueError("a bug")
+
+    function = in_a_thread if in_thread else on_change
+    options = ClientOptions(route_interval_s=0.02)
+    async with (
+        asyncio.timeout(20),
+        PullConsumer("g", namesrv=namesrv.addr, client_options=options) as consumer,
+    ):
+        namesrv.serve("T", broker, queues=1)
+        for topic in ("T", "U", "V"):  # U is not known yet, and V is not watched any more
+            await consumer.watch_queues(topic, function)
+        await consumer.watch_queues("V", None)
+        namesrv.serve("V", broker, queues=2)
+        namesrv.serve("T", broker, queues=2)
+        two = tuple(MessageQueue("T", "broker-a", number) for number in range(2))
+        assert await told.get() == ("T", two)
+        await consumer.watch_queues("T", broken)
+        namesrv.serve("T", broker, queues=1)
+        assert await told.get() == ("broken", two[:1])
+        del namesrv.routes["T"]
+        namesrv.serve("U", broker, queues=1)
+        assert await told.get() == ("U", (MessageQueue("U", "broker-a", 0),))

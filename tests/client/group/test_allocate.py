@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.client.cluster.namespaces import Namespace
 from cometmq.client.group.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -19,7 +20,6 @@ from cometmq.client.group.allocate import (
     hashing,
     share_of,
 )
-from cometmq.client.cluster.namespaces import Namespace
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 

@@ -1,19 +1,22 @@
-"""Noticing that a consumer stands still, and how far it is behind."""
+"""Noticing that a consumer stands still, how far it is behind, and that topics got other queues."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from cometmq import logs
+from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.group.health import QueueHealth
+from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.text import seconds
 
-__all__ = ["Watchdog", "lag_of"]
+__all__ = ["QueueWatch", "QueuesChanged", "Watchdog", "lag_of"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -96,3 +99,56 @@ class Watchdog:
             f"{queue.topic}/{queue.broker_name}/{queue.queue_id}: {problem} for {seconds(self._after_s)}"
             for queue, problem in sorted(self.problems.items())
         )
+
+
+QueuesChanged = Callable[[str, tuple[MessageQueue, ...]], Awaitable[None] | None]
+"""Called with a topic and its queues, when these have changed: an async function on the loop, a plain one in
+a thread."""
+
+
+class QueueWatch:
+    """Tells functions of the queues of topics, as often as routes are asked for."""
+
+    def __init__(self, client: ClientInstance, name: str) -> None:
+        self._client = client
+        self._functions: dict[str, QueuesChanged] = {}
+        self._known: dict[str, tuple[MessageQueue, ...]] = {}
+        self._rounds = Periodic(
+            asyncio.get_running_loop(), client.options.route_interval_s, self._look, name=f"queues of {name}"
+        )
+
+    async def add(self, topic: str, function: QueuesChanged) -> None:
+        """A topic that nobody knows has no queues yet."""
+        self._known[topic] = await self._queues(topic) or ()
+        self._functions[topic] = function
+        self._rounds.start()
+
+    def remove(self, topic: str) -> None:
+        self._functions.pop(topic, None)
+
+    async def stop(self) -> None:
+        self._rounds.cancel()
+        await self._rounds.stop()
+
+    async def _queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
+        if topic in await self._client.refresh_routes([topic]):
+            return None
+        return tuple(sorted(await self._client.read_queues(topic)))
+
+    async def _look(self) -> None:
+        for topic, function in list(self._functions.items()):
+            try:
+                queues = await self._queues(topic)
+            except CometError as error:
+                log.debug("the queues of %s are not known: %s", topic, error)
+                continue
+            if queues is None or queues == self._known[topic]:
+                continue
+            self._known[topic] = queues
+            try:
+                if inspect.iscoroutinefunction(function):
+                    await function(topic, queues)
+                else:
+                    await asyncio.to_thread(function, topic, queues)
+            except Exception:
+                log.exception("what watches the queues of %s failed", topic)
