@@ -129,6 +129,8 @@ class PullConsumer(LookingClient):
         finally:
             if self._retry_topic is not None:
                 await self._retry_topic.close()
+            if self._member is not None:
+                self._member.close()
             await self._close_client()
 
     @property
@@ -332,7 +334,6 @@ class PullConsumer(LookingClient):
         shares = session.rounds.problems if session is not None else {}
         problems = (
             *problems_of(shares, queues, self.client.heartbeat_problems),
-            *(f"{queue}: {text}" for queue, text in sorted(self._polled.schedule.problems.items())),
             *(session.agreement.problems if session is not None else ()),
         )
         return ConsumerHealth(
@@ -344,10 +345,16 @@ class PullConsumer(LookingClient):
         )
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each assigned queue are not consumed yet, as their brokers say now. Raises
-        what the first that does not answer says."""
+        """How many messages of each assigned queue are not consumed yet, as their brokers say now: from the
+        offset on that committed() gives, else from where reading began. What the last poll gave out is not
+        consumed, nor, without `auto_commit`, what was not committed. Raises what the first that does not
+        answer says."""
         self._running()
-        return await lag_of(self.health().queues, self.max_offset)
+        return await lag_of(self.health().queues, self.max_offset, self._done_offset)
+
+    async def _done_offset(self, queue: MessageQueue) -> int:
+        committed = await self.committed(queue)
+        return await self.min_offset(queue) if committed is None else committed
 
     @property
     def problems(self) -> dict[MessageQueue, str]:

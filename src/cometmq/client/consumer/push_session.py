@@ -176,6 +176,7 @@ class PushSession:
         await self._manner.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+        self.group.close()
 
     async def send_back(self, message: MessageExt, delay_level: int) -> None:
         await self._manner.retry_topic.send_back(message, delay_level)
@@ -186,6 +187,7 @@ class PushSession:
                 queue=queue,
                 next_offset=held.queue.next_offset,
                 committed_offset=self.group.offsets.memory(queue),
+                done_offset=held.queue.done_offset,
                 held_count=held.queue.count,
                 held_bytes=held.queue.body_bytes,
                 since_pull_s=now - held.queue.last_pull_at,

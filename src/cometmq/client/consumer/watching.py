@@ -26,12 +26,15 @@ _LOOKS = 4
 
 
 async def lag_of(
-    queues: Iterable[QueueHealth], max_offset: Callable[[MessageQueue], Awaitable[int]]
+    queues: Iterable[QueueHealth],
+    max_offset: Callable[[MessageQueue], Awaitable[int]],
+    done_offset: Callable[[MessageQueue], Awaitable[int]],
 ) -> dict[MessageQueue, int]:
-    """How many messages of each queue are not done yet. max_offset: asks the queue's broker, or raises."""
+    """How many messages of each queue are not done yet. max_offset: asks the queue's broker, or raises;
+    done_offset: the same, for a queue of which this client does not know it."""
 
     async def behind(each: QueueHealth) -> int:
-        done = each.next_offset - each.held_count if each.committed_offset is None else each.committed_offset
+        done = each.done_offset if each.done_offset is not None else await done_offset(each.queue)
         return max(await max_offset(each.queue) - done, 0)
 
     queues = list(queues)
@@ -53,8 +56,9 @@ class Watchdog:
     """Looks at a consumer's queues now and then. Those that stand still are in `problems`, and in the log
     once.
 
-    A queue stands still if it holds messages and none was done for `_after_s`, unless it is suspended. (A
-    pull that does not come back is a problem by itself, see QueueHealth.)
+    A queue stands still if it holds messages and none was done for `_after_s`, unless it is suspended, or if
+    a scheduled call runs for so long and moves no offset. (A pull that does not come back is a problem by
+    itself, see QueueHealth.)
     """
 
     _name: str
@@ -86,6 +90,8 @@ class Watchdog:
                 before.since = now
             elif each.held_count and now - before.since >= self._after_s:
                 problems[each.queue] = f"none of {each.held_count} messages held was done"
+            elif each.call_s is not None and min(each.call_s, now - before.since) >= self._after_s:
+                problems[each.queue] = "the call of the scheduled function has moved no offset"
         for queue, problem in problems.items():
             if queue not in self.problems:
                 log.warning("%s: %s for %s: %s", self._name, queue, seconds(self._after_s), problem)

@@ -117,6 +117,12 @@ class ProcessQueue:
         return max(self._highest + 1, self.next_offset) if self._highest >= 0 else None
 
     @property
+    def done_offset(self) -> int:
+        """What is below is done."""
+        done = self.commit_offset()
+        return self.next_offset if done is None else done
+
+    @property
     def span(self) -> int:
         """Distance between the oldest unfinished and the newest message."""
         return self._highest - self._batches[0].first_offset if self._batches else 0
