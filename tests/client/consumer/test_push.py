@@ -549,6 +549,31 @@ async def test_a_broadcasting_member_has_its_own_offsets(
     assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 1}
 
 
+async def test_a_broadcasting_member_waits_for_the_file_of_another(
+    broker: FakeBroker, namesrv: FakeNamesrv, box: Box, tmp_path: Path
+) -> None:
+    """Both stay in this process and in use, so it is the stop that frees the file."""
+    broker.store("T", 0, b"a")
+    options = {
+        "message_model": MessageModel.BROADCASTING,
+        "offset_dir": str(tmp_path),
+        "rebalance_interval_s": 0.05,
+    }
+    first, waiting = box.consumer(**options), Box(namesrv)
+    async with waiting.consumer(**options) as second:
+        await second.stop()
+    async with first:
+        await box.has(1)
+        second = waiting.consumer(**options)
+        await second.start()
+        assert second.assignment == ()
+        assert any("another consumer uses it" in each for each in second.health().problems)
+    broker.store("T", 0, b"b")
+    await waiting.has(1)
+    await second.stop()
+    assert (first.state, waiting.bodies) == ("stopped", [b"b"])
+
+
 async def test_broadcasting_members_of_two_namespaces_have_a_file_each(
     namesrv: FakeNamesrv, broker: FakeBroker, tmp_path: Path
 ) -> None:
