@@ -131,6 +131,7 @@ class QueueWatch:
 
     def remove(self, topic: str) -> None:
         self._functions.pop(topic, None)
+        self._known.pop(topic, None)
 
     async def stop(self) -> None:
         self._rounds.cancel()
@@ -148,7 +149,7 @@ class QueueWatch:
             except CometError as error:
                 log.debug("the queues of %s are not known: %s", topic, error)
                 continue
-            if queues is None or queues == self._known[topic]:
+            if queues is None or self._functions.get(topic) is not function or queues == self._known[topic]:
                 continue
             self._known[topic] = queues
             try:

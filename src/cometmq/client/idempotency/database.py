@@ -225,7 +225,7 @@ class DatabaseMarks:
 
     def _clocks(self) -> tuple[float, float]:
         """The time, and what it would be if nobody had set it since this object was made. A mark gets the
-        later one and the earlier one is what deletes it, so that a step of the clock deletes nothing early."""
+        later one, and the earlier one deletes it, so that a step of the clock deletes nothing early."""
         return time.time(), self._began + boottime()
 
     def _purge_if_due(self) -> None:
