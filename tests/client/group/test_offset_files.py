@@ -69,9 +69,11 @@ def test_what_is_written_is_read(table: dict[MessageQueue, int]) -> None:
 
 async def test_offsets_survive_a_restart_and_other_queues_stay(tmp_path: Path) -> None:
     path = local_path(str(tmp_path), "c@1", "g")
-    assert await FileOffsets(path).read(A0) is None
-    await FileOffsets(path).write({A0: 5})
-    await FileOffsets(path).write({A1: 6})
+    for before, table in ((None, {A0: 5}), (5, {A1: 6})):
+        file = FileOffsets(path)
+        assert await file.read(A0) == before
+        await file.write(table)
+        file.close()
     again = FileOffsets(path)
     assert [await again.read(A0), await again.read(A1)] == [5, 6]
     assert (tmp_path / "c@1" / "g" / "offsets.json.bak").exists()
