@@ -554,14 +554,8 @@ async def test_a_broadcasting_member_waits_for_the_file_of_another(
 ) -> None:
     """Both stay in this process and in use, so it is the stop that frees the file."""
     broker.store("T", 0, b"a")
-    options = {
-        "message_model": MessageModel.BROADCASTING,
-        "offset_dir": str(tmp_path),
-        "rebalance_interval_s": 0.05,
-    }
+    options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
     first, waiting = box.consumer(**options), Box(namesrv)
-    async with waiting.consumer(**options) as second:
-        await second.stop()
     async with first:
         await box.has(1)
         second = waiting.consumer(**options)
