@@ -10,21 +10,16 @@ real one and puts the brokers' proxies into its answers.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
-
 from cometmq.errors import CommandError, RemotingError
 from cometmq.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.remoting import Connection, RemotingClient, RemotingServer, loop_in_thread
+from cometmq.remoting import Connection, RemotingClient, RemotingServer
 from cometmq.testing.faults import Fault, Script, no_faults
-from cometmq.testing.proxy import HOST, FaultProxy
+from cometmq.testing.proxy import HOST, FaultProxy, Proxy
 
 
-class ClusterProxy:
+class ClusterProxy(Proxy):
     """Fault proxies before a whole cluster; `namesrv` is what clients are given. `async with`, or
     `run_in_thread`.
 
@@ -74,25 +69,6 @@ class ClusterProxy:
             await proxy.stop()
         await self._routes.stop(0)
         await self._client.close(0)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    @contextlib.contextmanager
-    def run_in_thread(self) -> Iterator[Self]:
-        """Run it on a loop in a thread of its own while the block runs."""
-        with loop_in_thread("cometmq-cluster-proxy") as run:
-            run(self.start())
-            try:
-                yield self
-            finally:
-                run(self.stop())
 
     async def _answer(self, connection: Connection, request: Frame) -> Frame:
         del connection

@@ -14,6 +14,7 @@ import contextlib
 import math
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, cast
@@ -28,7 +29,38 @@ WHOLE = 1 << 30  # bytes of a piece that is not split
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: the peer gets a reset
 
 
-class FaultProxy:
+class Proxy(ABC):
+    """What is started and stopped in `async with`, or runs in a thread for blocking code."""
+
+    @abstractmethod
+    async def start(self) -> object:
+        """Listen on free ports of 127.0.0.1."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop listening and cut what is open."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @contextlib.contextmanager
+    def run_in_thread(self) -> Iterator[Self]:
+        """Run it on a loop in a thread of its own while the block runs."""
+        with loop_in_thread("cometmq-proxy") as run:
+            run(self.start())
+            try:
+                yield self
+            finally:
+                run(self.stop())
+
+
+class FaultProxy(Proxy):
     """Passes connections on to `target` ("host:port"). `start` and `stop`, `async with`, or `run_in_thread`.
 
     `inflict` and `heal` may be called from any thread.
@@ -92,25 +124,6 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    @contextlib.contextmanager
-    def run_in_thread(self) -> Iterator[Self]:
-        """Run it on a loop in a thread of its own while the block runs."""
-        with loop_in_thread("cometmq-fault-proxy") as run:
-            run(self.start())
-            try:
-                yield self
-            finally:
-                run(self.stop())
 
     def _accept(self) -> asyncio.Protocol:
         connection = ProxiedConnection(self.accepted)
