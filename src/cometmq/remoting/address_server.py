@@ -110,7 +110,7 @@ class AddressServer:
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """A whole answer, or the first bytes of one that are too many. The server may keep the connection open."""
+    """A whole answer, or the first bytes of one that are too many. The server may keep it open."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         named = f"[{host}]" if ":" in host else host
