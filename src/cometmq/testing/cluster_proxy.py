@@ -16,7 +16,7 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, RemotingClient, RemotingServer
 from cometmq.testing.faults import Fault, Script, no_faults
-from cometmq.testing.proxy import HOST, FaultProxy, Proxy
+from cometmq.testing.proxy import HOST, FaultProxy, Proxy, check_target
 
 
 class ClusterProxy(Proxy):
@@ -57,7 +57,8 @@ class ClusterProxy(Proxy):
             proxy.heal()
 
     async def start(self) -> None:
-        """Listen on free ports of 127.0.0.1."""
+        """Listen on free ports of 127.0.0.1. Raises ConfigError for a target without sockets."""
+        check_target(self.target)
         self._client = RemotingClient()
         self._routes = RemotingServer({}, default=self._answer)
         self.name_server.target = f"{HOST}:{await self._routes.start(HOST, 0)}"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, cast
 
-from cometmq.errors import ClientStateError
-from cometmq.remoting import loop_in_thread, parse_addr
+from cometmq.errors import ClientStateError, ConfigError
+from cometmq.remoting import loop_in_thread, network_of, parse_addr
 from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
@@ -108,7 +108,8 @@ class FaultProxy(Proxy):
         self._loop.call_soon_threadsafe(work)
 
     async def start(self) -> str:
-        """Listen on a free port; returns `addr`."""
+        """Listen on a free port; returns `addr`. Raises ConfigError for a target without sockets."""
+        check_target(self.target)
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(self._accept, HOST, 0, backlog=BACKLOG)
         self.addr = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
@@ -134,6 +135,14 @@ class FaultProxy(Proxy):
         self._open[connection] = task
         task.add_done_callback(lambda _: self._open.pop(connection))
         return connection.client
+
+
+def check_target(target: str) -> None:
+    """Raises ConfigError for the address of a TestBroker, which has no sockets."""
+    if network_of(target.rpartition(":")[0]) is not None:
+        raise ConfigError(
+            "target", target, "a broker with sockets, as local_broker() starts, not a TestBroker"
+        )
 
 
 class ProxiedConnection:
