@@ -10,12 +10,14 @@ real one and puts the brokers' proxies into its answers.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cometmq.errors import CommandError, RemotingError
 from cometmq.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, RemotingClient, RemotingServer
-from cometmq.testing.faults import Fault, Script, no_faults
+from cometmq.testing.faults import Fault, Kind, Script, no_faults
 from cometmq.testing.proxy import HOST, FaultProxy, Proxy, check_target
 
 
@@ -44,6 +46,11 @@ class ClusterProxy(Proxy):
     def proxies(self) -> list[FaultProxy]:
         """All of them."""
         return [self.name_server, *self.brokers.values()]
+
+    @property
+    def happened(self) -> Counter[Kind]:
+        """How often each kind of fault has come, counted by direction."""
+        return sum((proxy.happened for proxy in self.proxies), Counter[Kind]())
 
     def inflict(self, fault: Fault) -> None:
         """A fault of all open connections to brokers, `after` bytes from now. From any thread."""

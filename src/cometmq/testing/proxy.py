@@ -15,6 +15,7 @@ import math
 import socket
 import struct
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, cast
@@ -74,6 +75,8 @@ class FaultProxy(Proxy):
         """ "host:port", once it is started."""
         self.accepted = 0
         """How many connections there have been."""
+        self.happened: Counter[Kind] = Counter()
+        """How often each kind of fault has come, counted by direction."""
         self._open: dict[ProxiedConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +130,7 @@ class FaultProxy(Proxy):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _accept(self) -> asyncio.Protocol:
-        connection = ProxiedConnection(self.accepted)
+        connection = ProxiedConnection(self.accepted, self.happened)
         self.accepted += 1
         for fault in self.script(connection.number):
             connection.inflict(fault)
@@ -148,13 +151,13 @@ def check_target(target: str) -> None:
 class ProxiedConnection:
     """One connection through a proxy: two ends, two directions, each with its faults."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, happened: Counter[Kind]) -> None:
         self.number = number
         """The n-th connection of its proxy, from 0."""
         self.client, self._server = _End(self), _End(self)
         self._flows = {
-            Direction.TO_SERVER: _Flow(self.client, self._server, self.cut),
-            Direction.TO_CLIENT: _Flow(self._server, self.client, self.cut),
+            Direction.TO_SERVER: _Flow(self.client, self._server, self.cut, happened),
+            Direction.TO_CLIENT: _Flow(self._server, self.client, self.cut, happened),
         }
         self._over = asyncio.Event()
 
@@ -260,8 +263,8 @@ class _End(asyncio.Protocol):
 class _Flow:
     """The bytes of one direction, and what happens to them."""
 
-    def __init__(self, source: _End, target: _End, cut: Callable[[], None]) -> None:
-        self._source, self._target, self._cut = source, target, cut
+    def __init__(self, source: _End, target: _End, cut: Callable[[], None], happened: Counter[Kind]) -> None:
+        self._source, self._target, self._cut, self._happened = source, target, cut, happened
         source.out = target.into = self
         self.passed = 0
         self.ended = False
@@ -342,6 +345,7 @@ class _Flow:
             self._wait(0)  # so that the receiver may see the pieces one by one
 
     def _do(self, fault: Fault) -> None:
+        self._happened[fault.kind] += 1
         match fault.kind:
             case Kind.CUT:
                 self.ended = True
