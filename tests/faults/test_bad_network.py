@@ -177,4 +177,6 @@ async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None
     print(f"{load.sent} sent, {load.refused} refused, {load.handled} handled; {early:.1f} to {late:.1f} MiB")
     assert faults > 0
     assert load.sent > 100 * MINUTES
+    # A few are sent again, since an answer was lost, or are handled by both members.
+    assert load.handled < 1.05 * (load.sent + load.refused) + 200
     assert late - early < 4

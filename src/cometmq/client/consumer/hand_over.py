@@ -23,7 +23,8 @@ __all__ = ["HandOver"]
 log = logs.logger("cometmq.client.consumer.hand_over")
 
 _GRACE_S = 1.0
-"""The next member waits so much longer than this one lets calls run."""
+"""The next member waits so much longer than this one lets calls run. So long a member whose connection was
+cut may take to be in the group again."""
 
 
 class HandOver:
@@ -38,27 +39,33 @@ class HandOver:
         """Of those that have calls under way."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[MessageQueue, float] = {}
-        """Queues whose lock another member has, and since when we want it."""
+        """Queues whose lock we have not got, and since when we want it."""
         self._refused: set[MessageQueue] = set()
         """Those of this round."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
 
-    async def take(self, queues: Iterable[MessageQueue], *, wait: bool) -> list[MessageQueue]:
-        """Those that may be pulled now: no other member has their lock, or we have waited long enough."""
+    async def take(
+        self, queues: Iterable[MessageQueue], *, alone: bool, beginning: bool
+    ) -> list[MessageQueue]:
+        """Those that may be pulled now: we have their lock, or have waited for it long enough.
+
+        alone: the group has no other member, so one that has a lock died, or its connection was cut.
+        beginning: we hold nothing yet, and nobody waits when the only member of a group is started again.
+        """
         wanted = [queue for queue in queues if queue not in self._leaving]
-        _, refused = await self.locks.take(wanted)
-        if not wait:
-            return wanted  # whoever has a lock is not there any more
+        refused = set(wanted) - await self.locks.take(wanted)
+        if alone and beginning:
+            return wanted
         self._refused |= refused
         now = self._loop.time()
-        long_ago = now - self._group.options.handover_timeout_s - _GRACE_S
+        long_ago = now - _GRACE_S - (0.0 if alone else self._group.options.handover_timeout_s)
         overdue = [queue for queue in sorted(refused) if self._waiting.setdefault(queue, now) <= long_ago]
         if overdue:
             log.warning(
-                "group %s: %d queues are taken up, first %s, although another member has not let go of them: "
-                "it died, or is slow, and some of their messages may come again",
+                "group %s: %d queues are taken up, first %s, although another member has not let go of them, "
+                "or their broker has not said so: it died, or is slow, and some messages may come again",
                 self._group.name, len(overdue), overdue[0],
             )  # fmt: skip
         refused.difference_update(overdue)
