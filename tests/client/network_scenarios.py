@@ -177,5 +177,4 @@ async def a_bad_network_loses_and_invents_nothing(namesrv: str) -> None:
     for report in await asyncio.gather(*(each.run() for each in scenarios)):
         report.verify()
     faults = sum((each.proxy.happened for each in scenarios), Counter[Kind]())
-    print(dict(faults))
     assert faults.total() > 2 * len(scenarios)
