@@ -7,7 +7,7 @@ from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run
-from cometmq.remoting.networks import MakeProtocol, serving
+from cometmq.remoting.networks import MakeProtocol, network_of, serving
 from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
 
@@ -28,6 +28,7 @@ __all__ = [
     "end_of_input",
     "listen",
     "loop_in_thread",
+    "network_of",
     "new_event_loop",
     "parse_addr",
     "resolve",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import threading
 import time
@@ -290,6 +291,25 @@ async def test_a_hanging_listener_does_not_hold_the_queue(namesrv: FakeNamesrv, 
         release.set()
     assert [header.delay_level for header in broker.sent_back] == [3]
     assert broker.offsets["T", 0] == 3
+
+
+async def test_a_round_sends_back_sixteen_of_a_queue(
+    namesrv: FakeNamesrv, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.store_numbers(20)
+    release = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        await release.wait()
+
+    round_s = 0.3
+    async with push_consumer(namesrv, listener, consume_timeout_s=round_s, consume_concurrency=20):
+        await broker.wait_for(lambda: len(broker.sent_back) == 20)
+        release.set()
+    times = [record.created for record in caplog.records if "a listener has held" in record.message]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == 20
+    assert gaps[15] >= 0.9 * round_s  # the wall clock's, and a timer may be a little early
 
 
 async def test_a_broken_body_is_given_out_as_it_is_stored(broker: FakeBroker, box: Box) -> None:

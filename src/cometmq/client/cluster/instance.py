@@ -47,7 +47,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _TRACE_TIMEOUT_S = 5.0
-_ANNOUNCE_AGAIN_S = (1.0, 3.0, 7.0, 15.0)
+_ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
