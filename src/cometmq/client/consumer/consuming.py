@@ -41,7 +41,9 @@ class Manner(Protocol[C, S]):
 
     later: S
     """What an exception means."""
-    handled: Collection[S]
+
+    @property
+    def handled(self) -> Collection[S]: ...
 
     def begin(self, batch: Batch) -> C | None:
         """The context for the call that is about to be made, None if it must not be made."""
