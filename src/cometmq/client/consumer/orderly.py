@@ -30,7 +30,7 @@ class Orderly:
     queues whose lock somebody else may have."""
 
     later = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-    handled = frozenset([OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT])
+    handled = (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
 
     def __init__(
         self,

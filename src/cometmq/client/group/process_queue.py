@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cometmq.message import MessageExt, MessageQueue
 
 __all__ = ["Batch", "FlowLimits", "ProcessQueue"]
@@ -28,8 +30,7 @@ class FlowLimits:
     max_span: int = 2000
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Consecutive messages of one queue that one listener call gets."""
 
     queue: ProcessQueue
