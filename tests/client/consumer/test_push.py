@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import threading
 import time
@@ -292,6 +293,25 @@ async def test_a_hanging_listener_does_not_hold_the_queue(namesrv: FakeNamesrv, 
     assert broker.offsets["T", 0] == 3
 
 
+async def test_a_round_sends_back_sixteen_of_a_queue(
+    namesrv: FakeNamesrv, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.store_numbers(20)
+    release = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        await release.wait()
+
+    round_s = 0.3
+    async with push_consumer(namesrv, listener, consume_timeout_s=round_s, consume_concurrency=20):
+        await broker.wait_for(lambda: len(broker.sent_back) == 20)
+        release.set()
+    times = [record.created for record in caplog.records if "a listener has held" in record.message]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == 20
+    assert gaps[15] >= 0.9 * round_s  # the wall clock's, and a timer may be a little early
+
+
 async def test_a_broken_body_is_given_out_as_it_is_stored(broker: FakeBroker, box: Box) -> None:
     broker.records["T", 0] = [encode_record("T", b"not zlib", queue_offset=0, sys_flag=0x301)]
     broker.store("T", 0, b"next")
@@ -547,6 +567,25 @@ async def test_a_broadcasting_member_has_its_own_offsets(
         assert [subscription.topic for subscription in group.subscription_data_set] == ["T"]
     assert broker.offsets == {}
     assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 1}
+
+
+async def test_a_broadcasting_member_waits_for_the_file_of_another(
+    broker: FakeBroker, namesrv: FakeNamesrv, box: Box, tmp_path: Path
+) -> None:
+    """Both stay in this process and in use, so it is the stop that frees the file."""
+    broker.store("T", 0, b"a")
+    options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
+    first, waiting = box.consumer(**options), Box(namesrv)
+    async with first:
+        await box.has(1)
+        second = waiting.consumer(**options)
+        await second.start()
+        assert second.assignment == ()
+        assert any("another consumer uses it" in each for each in second.health().problems)
+    broker.store("T", 0, b"b")
+    await waiting.has(1)
+    await second.stop()
+    assert (first.state, waiting.bodies) == ("stopped", [b"b"])
 
 
 async def test_broadcasting_members_of_two_namespaces_have_a_file_each(
