@@ -114,6 +114,7 @@ class BrokerParts:
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
         tick.at_end(self.writer.end_tick)
+        tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
 
     def _make_processors(self, levels: DelayLevels) -> None:

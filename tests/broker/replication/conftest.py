@@ -14,7 +14,7 @@ from cometmq.broker.replication import ha_slave
 from cometmq.broker.server import Broker
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short_pauses(monkeypatch):
     monkeypatch.setattr(ha_slave, "PAUSE_S", 0.05)
     monkeypatch.setattr(ha_slave, "STOPPED_S", 0.2)
@@ -91,7 +91,7 @@ class Group:
 
 
 @pytest.fixture
-async def group(tmp_path) -> AsyncIterator[Group]:
+async def group(tmp_path, short_pauses) -> AsyncIterator[Group]:
     group = Group(tmp_path)
     yield group
     await group.close()

@@ -14,5 +14,6 @@ async def test_a_slave_has_what_its_master_has_answered(group):
         assert (await peer.send(body=b"%d" % number)).code == 0
     await group.equal()
     assert group.log_bytes("slave") == group.log_bytes("master")
+    await group.brokers["slave"].parts.replication.sync.sync()
     found = records(await group.peers["slave"].pull())
     assert [m.body for m in found] == [b"%d" % number for number in range(20)]

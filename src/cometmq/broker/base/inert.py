@@ -35,7 +35,8 @@ WITHOUT_USE = {
     "diskFallRecorded": "true", "mappedFileSizeConsumeQueueExt": "50331648",
     "bitMapLengthConsumeQueueExt": "64", "maxLmqConsumeQueueNum": "20000",
     "enableScheduleAsyncDeliver": "false", "scheduleAsyncDeliverMaxPendingLimit": "2000",
-    "scheduleAsyncDeliverMaxResendNum2Blocked": "3", "debugLockEnable": "false", "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
+    "scheduleAsyncDeliverMaxResendNum2Blocked": "3", "debugLockEnable": "false",
+    "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
     "maxErrorRateOfBloomFilter": "20", "filterDataCleanTimeSpan": "86400000",
     "autoDeleteUnusedStats": "false",
     # 5.x

@@ -46,17 +46,15 @@ class Replication:
         self._address = address
         self.master: HaServer | None = None
         self.slave: HaClient | None = None
-        self._sync: MetadataSync | None = None
+        self.sync: MetadataSync | None = None
         self._flush_offset = 0
         if store.slave:
             self.slave = HaClient(
                 config=config, clock=clock, store=store, remoting=client, tick=tick, visible=visible
             )
-            self._sync = MetadataSync(store, tables, client)
-            tick.at_end(self.slave.end_tick)
+            self.sync = MetadataSync(store, tables, client)
         else:
             self.master = HaServer(config, clock, store, tick)
-            tick.at_end(self.master.end_tick)
         flushed = store.flusher.on_flushed
 
         def on_flushed(end: int) -> None:
@@ -65,15 +63,22 @@ class Replication:
 
         store.flusher.on_flushed = on_flushed
 
+    def end_tick(self) -> None:
+        """Send what was written, or write what has come. After the writer, before the readers who wait."""
+        if self.master is not None:
+            self.master.end_tick()
+        elif self.slave is not None:
+            self.slave.end_tick()
+
     async def start(self) -> None:
         """Open the HA port, or follow the master as soon as it is known."""
         config, address = self._config, self._address
-        if self.slave is not None and self._sync is not None:
+        if self.slave is not None and self.sync is not None:
             if config.ha_master_address:
                 host, port = parse_addr(config.ha_master_address)
                 self.follow(host_port(host, port - HA_OFFSET), config.ha_master_address)
             self.slave.start()
-            self._sync.start()
+            self.sync.start()
         elif self.master is not None:
             # Beside a port that the system picked, others may own its neighbours.
             port = config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
@@ -85,9 +90,9 @@ class Replication:
 
     def follow(self, addr: str, ha_addr: str) -> None:
         """The name server says who the master is."""
-        if self.slave is not None and self._sync is not None:
+        if self.slave is not None and self.sync is not None:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
-            self._sync.follow(addr)
+            self.sync.follow(addr)
 
     def configure(self) -> None:
         """Take over changed settings."""
@@ -99,8 +104,8 @@ class Replication:
         """Close the connections."""
         if self.master is not None:
             self.master.stop()
-        if self.slave is not None and self._sync is not None:
-            self._sync.stop()
+        if self.slave is not None and self.sync is not None:
+            self.sync.stop()
             await self.slave.stop()
 
     # -- what tools ask

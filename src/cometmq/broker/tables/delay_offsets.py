@@ -41,14 +41,13 @@ class DelayOffsets:
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """The answer to GET_ALL_DELAY_OFFSET."""
-        offsets = {level: offset for level, offset in self._table.items() if offset}
-        return {"offsetTable": offsets, "logPosition": self.reached()}
+        """The offsets alone."""
+        return {"offsetTable": {level: offset for level, offset in self._table.items() if offset}}
 
     def to_file(self) -> dict[str, Any]:
         """The content of the file."""
         self.log_position = self.reached()
-        return self.to_table()
+        return {**self.to_table(), "logPosition": self.log_position}
 
     def replace(self, offsets: Mapping[int, int], log_position: int | None) -> None:
         """Take a master's offsets in the place of these. log_position: unknown to Apache's brokers."""

@@ -136,8 +136,9 @@ class ScheduleService:
         return message.store_timestamp_ms + self.levels.delay_ms(cursor.level)
 
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """The delivery offsets, for a slave."""
-        return frame.response(body=DelayOffsetTable.from_plain(self.offsets.to_table()).encode())
+        """The delivery offsets, for a slave: ours learns as well which deliveries they know of."""
+        table = {**self.offsets.to_table(), "logPosition": self.offsets.reached()}
+        return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
         """Begin where the last run stopped, within what the queues hold."""
