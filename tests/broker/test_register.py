@@ -85,9 +85,9 @@ async def test_what_is_sent(start_cluster, compressed):
         namesrvAddr=f"127.0.0.1:{port}", compressedRegister=str(compressed).lower(), brokerIP2="127.0.0.9"
     )
     header, body = seen[-1]
-    broker_port = cluster.broker.port
+    ha_port = cluster.broker.parts.registrar.address.ha_port
     assert (header.broker_name, header.cluster_name, header.broker_id) == ("broker-a", "DefaultCluster", 0)
-    assert (header.broker_addr, header.ha_server_addr) == (cluster.addr, f"127.0.0.9:{broker_port + 1}")
+    assert (header.broker_addr, header.ha_server_addr) == (cluster.addr, f"127.0.0.9:{ha_port}")
     assert bool(header.compressed) is compressed
     topics = cluster.broker.parts.tables.topics
     assert body.data_version == topics.version

@@ -89,7 +89,7 @@ class TestAddresses:
             assert broker.addr == f"localhost:{broker.port}"
             header, _ = broker.parts.registrar.registration()
             assert header.broker_addr == f"localhost:{broker.port}"
-            assert header.ha_server_addr == f"localhost:{broker.port + 1}"
+            assert header.ha_server_addr == f"localhost:{broker.parts.registrar.address.ha_port}"
             sent = await peer.send()
             assert decode_offset_id(sent.ext["msgId"]).host == f"127.0.0.1:{broker.port}"
             (message,) = records(await peer.pull())

@@ -30,7 +30,8 @@ class Group:
         self._stacks: dict[str, contextlib.AsyncExitStack] = {}
         self._settings: dict[str, dict[str, str]] = {}
 
-    async def _start(self, name: str, settings: dict[str, str]) -> Broker:
+    async def start(self, name: str, settings: dict[str, str]) -> Broker:
+        """Start a broker in the directory of its name."""
         self._settings[name] = settings
         stack = self._stacks[name] = contextlib.AsyncExitStack()
         broker, peer = await stack.enter_async_context(running(self.root / name, **settings))
@@ -39,12 +40,12 @@ class Group:
 
     async def master(self, **settings: str) -> Broker:
         """Start the master, a SYNC_MASTER unless told otherwise."""
-        return await self._start("master", {"brokerRole": "SYNC_MASTER", **settings})
+        return await self.start("master", {"brokerRole": "SYNC_MASTER", **settings})
 
     async def slave(self, name: str = "slave", **settings: str) -> Broker:
         """Start a slave that follows the master."""
         role = {"brokerRole": "SLAVE", "brokerId": str(1 + len(self.brokers))}
-        broker = await self._start(name, {**role, **settings})
+        broker = await self.start(name, {**role, **settings})
         self.introduce(name)
         return broker
 
@@ -59,7 +60,7 @@ class Group:
 
     async def again(self, name: str, **settings: str) -> Broker:
         """Start a broker again that was stopped."""
-        broker = await self._start(name, {**self._settings[name], **settings})
+        broker = await self.start(name, {**self._settings[name], **settings})
         for slave in self._stacks:
             if slave != "master":
                 self.introduce(slave)
@@ -72,8 +73,9 @@ class Group:
 
     async def known(self, count: int = 1, timeout_s: float = 20.0) -> None:
         """The master knows so many slaves that have its whole log."""
-        ha = self.brokers["master"].parts.replication.master
-        await until(lambda: ha.core.copies(self.end("master")) >= count, timeout_s)
+        slaves = self.brokers["master"].parts.replication.master.core.slaves
+        end = self.end("master")
+        await until(lambda: sum(slave.acked == end for slave in slaves.values()) >= count, timeout_s)
 
     def end(self, name: str) -> int:
         return self.brokers[name].parts.store.log.end

@@ -1,19 +1,316 @@
-"""A master and a slave in one process, over sockets (docs/reference/storage.md, Replication)."""
+"""A master and its slaves in one process, over sockets (docs/reference/storage.md, HA port)."""
 
 from __future__ import annotations
 
-from tests.broker.conftest import records
+import asyncio
+import shutil
+
+import pytest
+from tests.broker.conftest import COMMIT, offset_of, records, until
+
+from cometmq.broker.replication.ha_slave import Phase
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+from cometmq.protocol.bodies_admin import HaRuntimeInfo
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+
+OK, NO_SLAVE, SLAVE_TIMEOUT = 0, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT
+SMALL = {"mappedFileSizeCommitLog": "16384"}
 
 
-async def test_a_slave_has_what_its_master_has_answered(group):
-    await group.master()
-    await group.slave()
-    await group.known()
+async def send(group, count=1, body=b"hello", **more):
+    """The codes of so many sends at once."""
     peer = group.peers["master"]
-    for number in range(20):
-        assert (await peer.send(body=b"%d" % number)).code == 0
-    await group.equal()
-    assert group.log_bytes("slave") == group.log_bytes("master")
-    await group.brokers["slave"].parts.replication.sync.sync()
-    found = records(await group.peers["slave"].pull())
-    assert [m.body for m in found] == [b"%d" % number for number in range(20)]
+    return [
+        answer.code for answer in await asyncio.gather(*(peer.send(body=body, **more) for _ in range(count)))
+    ]
+
+
+def replication(group, name):
+    return group.brokers[name].parts.replication
+
+
+def core(group, name="slave"):
+    return replication(group, name).slave.core
+
+
+async def bodies(group, name, topic="Orders"):
+    """Those of queue 0, by pulls at this broker."""
+    found, offset = [], 0
+    while True:
+        answer = await group.peers[name].pull(topic, offset=offset)
+        if answer.code != 0:
+            return found
+        found += [message.body for message in records(answer)]
+        offset = len(found)
+
+
+class TestCopies:
+    @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+    async def test_a_slave_has_what_its_master_has_answered(self, group, flush):
+        await group.master(flushDiskType=flush)
+        await group.slave(flushDiskType=flush)
+        await group.known()
+        for number in range(10):
+            assert await send(group, 3, b"%d" % number) == [OK] * 3
+            assert group.end("slave") == group.end("master")
+        assert group.log_bytes("slave") == group.log_bytes("master")
+        await replication(group, "slave").sync.sync()
+        assert await bodies(group, "slave") == await bodies(group, "master")
+
+    async def test_an_empty_slave_gets_the_whole_log_over_many_segments(self, group):
+        await group.master(brokerRole="ASYNC_MASTER", **SMALL)
+        for _ in range(6):
+            assert await send(group, 10, bytes(700)) == [OK] * 10
+        await group.slave(**SMALL)
+        await group.equal()
+        assert len(group.brokers["slave"].parts.store.log.segments) > 2
+        assert group.log_bytes("slave") == group.log_bytes("master")
+
+    async def test_segments_roll_under_load(self, group):
+        await group.master(**SMALL)
+        await group.slave(**SMALL)
+        await group.known()
+        for _ in range(8):
+            assert await send(group, 10, bytes(700)) == [OK] * 10
+        await group.equal()
+        assert group.log_bytes("slave") == group.log_bytes("master")
+
+    async def test_a_slave_that_was_away_goes_on_where_it_was(self, group):
+        await group.master()
+        await group.slave()
+        await group.known()
+        await send(group, 5)
+        await group.stop("slave")
+        await until(lambda: not replication(group, "master").master.links)
+        assert await send(group) == [NO_SLAVE]
+        await group.again("slave")
+        await group.known()
+        assert await send(group) == [OK]
+        assert group.log_bytes("slave") == group.log_bytes("master")
+
+    async def test_a_master_that_comes_back_is_followed_again(self, group):
+        await group.master()
+        await group.slave()
+        await group.known()
+        await send(group, 5)
+        await replication(group, "slave").sync.sync()
+        await group.stop("master")
+        await until(lambda: core(group).phase is not Phase.FOLLOWING)
+        assert len(await bodies(group, "slave")) == 5
+        await group.again("master")
+        await group.known()
+        assert await send(group) == [OK]
+        assert group.log_bytes("slave") == group.log_bytes("master")
+
+    async def test_a_new_message_ends_pulls_that_wait_at_the_slave(self, group):
+        await group.master()
+        await group.slave()
+        await group.known()
+        await send(group)
+        await replication(group, "slave").sync.sync()
+        pulling = asyncio.create_task(group.peers["slave"].pull(offset=1, hold_ms=15_000))
+        await until(lambda: len(group.brokers["slave"].parts.pulls.long_poll))
+        await send(group, 1, b"new")
+        assert [message.body for message in records(await pulling)] == [b"new"]
+
+
+class TestWaits:
+    async def test_without_a_slave_senders_who_wait_hear_so(self, group):
+        await group.master()
+        assert await send(group) == [NO_SLAVE]
+        assert await send(group, properties={"WAIT": "false"}) == [OK]
+        assert len(await bodies(group, "master")) == 2
+
+    async def test_an_async_master_waits_for_nobody(self, group):
+        await group.master(brokerRole="ASYNC_MASTER", inSyncReplicas="3")
+        assert await send(group) == [OK]
+
+    async def test_a_slave_that_reports_nothing_more_is_waited_for_in_vain(self, group, monkeypatch):
+        await group.master(slaveTimeout="200")
+        slave = await group.slave()
+        await group.known()
+        monkeypatch.setattr(slave.parts.replication.slave, "end_tick", lambda: None)
+        assert await send(group) == [SLAVE_TIMEOUT]
+        assert await send(group, properties={"WAIT": "false"}) == [OK]
+        assert len(await bodies(group, "master")) == 2
+
+    async def test_a_slave_that_is_too_far_behind_is_not_waited_for(self, group, monkeypatch):
+        await group.master(haSlaveFallbehindMax="2000", slaveTimeout="10000")
+        slave = await group.slave()
+        await group.known()
+        monkeypatch.setattr(slave.parts.replication.slave, "end_tick", lambda: None)
+        await send(group, properties={"WAIT": "false"}, body=bytes(3000))
+        assert await send(group) == [NO_SLAVE]
+        monkeypatch.undo()
+        await group.known()
+        assert await send(group) == [OK]
+
+    async def test_two_slaves_can_be_waited_for(self, group):
+        await group.master(inSyncReplicas="3")
+        await group.slave("one")
+        await group.known()
+        assert await send(group) == [NO_SLAVE]
+        await group.slave("two")
+        await group.known(2)
+        assert await send(group, 5) == [OK] * 5
+        assert group.log_bytes("one") == group.log_bytes("two") == group.log_bytes("master")
+
+    async def test_one_of_two_slaves_is_enough(self, group):
+        await group.master()
+        await group.slave("one")
+        await group.slave("two")
+        await group.known(2)
+        await group.stop("one")
+        assert await send(group, 5) == [OK] * 5
+        await group.equal("two")
+
+    async def test_the_number_may_follow_the_slaves_that_there_are(self, group):
+        await group.master(inSyncReplicas="3", minInSyncReplicas="2", enableAutoInSyncReplicas="true")
+        assert await send(group) == [NO_SLAVE]
+        await group.slave("one")
+        await group.known()
+        assert await send(group) == [OK]
+
+    async def test_replies_of_both_waits_come_together(self, group):
+        """With SYNC_FLUSH nothing leaves for a slave before it is on the device."""
+        master = await group.master(flushDiskType="SYNC_FLUSH")
+        await group.slave()
+        await group.known()
+        assert await send(group, 20) == [OK] * 20
+        assert master.parts.store.flusher.flushed == group.end("slave") == group.end("master")
+
+
+class TestContradictions:
+    async def stopped(self, group):
+        await until(lambda: core(group).phase is Phase.STOPPED)
+        return core(group).problem
+
+    async def test_a_slave_ahead_of_its_master_stops_and_makes_no_wait_pass(self, group, caplog):
+        await group.master()
+        await group.slave()
+        await group.known()
+        await send(group, 3)
+        before = group.root / "before"
+        await group.stop("master")
+        shutil.copytree(group.root / "master", before)
+        await group.again("master")
+        await group.known()
+        await send(group, 3)
+        end = group.end("slave")
+        await group.stop("master")
+        shutil.rmtree(group.root / "master")
+        before.rename(group.root / "master")
+        await group.again("master")
+        problem = await self.stopped(group)
+        assert f"ends at {end}, ahead of the master's, which ends at {group.end('master')}" in problem
+        assert problem in caplog.text
+        assert await send(group) == [NO_SLAVE]
+        facts = replication(group, "slave").facts()
+        assert (facts["haState"], facts["haProblem"]) == ("stopped", problem)
+
+    async def test_a_slave_whose_log_differs_stops_though_it_is_shorter(self, group):
+        await group.master(brokerRole="ASYNC_MASTER")
+        await send(group, 3)
+        await group.slave("slave")
+        await group.equal()
+        await group.stop("slave")
+        await group.stop("master")
+        shutil.rmtree(group.root / "master")
+        await group.again("master")
+        await send(group, 9)
+        await group.again("slave")
+        assert "is not the master's" in await self.stopped(group) or "has none" in core(group).problem
+        end = group.end("slave")
+        await group.stop("slave")
+        shutil.rmtree(group.root / "slave")
+        await group.again("slave")
+        await group.equal()
+        assert end < group.end("slave")
+        assert group.log_bytes("slave") == group.log_bytes("master")
+
+
+class TestRoles:
+    async def test_a_slave_refuses_messages_and_serves_reads_without_its_master(self, group):
+        await group.master(slaveReadEnable="true")
+        await group.slave(slaveReadEnable="true")
+        await group.known()
+        await send(group, 3)
+        await replication(group, "slave").sync.sync()
+        await group.stop("master")
+        peer = group.peers["slave"]
+        assert (await peer.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert len(await bodies(group, "slave")) == 3
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group="G", topic="Orders", queue_id=0, commit_offset=2
+        )
+        assert (await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == 0
+
+    async def test_both_sides_say_how_far_they_are(self, group):
+        master = await group.master()
+        await group.slave()
+        await group.known()
+        await send(group, 3)
+        answers = [
+            HaRuntimeInfo.decode((await group.peers[name].call(RequestCode.GET_BROKER_HA_STATUS)).body)
+            for name in ("master", "slave")
+        ]
+        end = group.end("master")
+        of_master, of_slave = answers
+        assert (of_master.master, of_master.in_sync_slave_nums) == (True, 1)
+        assert of_master.master_commit_log_max_offset == end
+        (link,) = of_master.ha_connection_info
+        assert (link.slave_ack_offset, link.diff, link.in_sync) == (end, 0, True)
+        client = of_slave.ha_client_runtime_info
+        assert (of_slave.master, client.max_offset, client.activated) == (False, end, True)
+        assert client.master_addr == f"127.0.0.1:{master.parts.registrar.address.ha_port}"
+        assert (
+            replication(group, "master").facts() | {"haSlaves": "1", "haLagBytes": "0"}
+            == replication(group, "master").facts()
+        )
+
+    async def test_a_master_says_where_it_is(self, group):
+        master = await group.master()
+        answer = await group.peers["master"].call(RequestCode.EXCHANGE_BROKER_HA_INFO)
+        assert answer.ext["masterAddress"] == master.addr
+        assert answer.ext["masterHaAddress"].endswith(f":{master.parts.registrar.address.ha_port}")
+        assert int(answer.ext["masterFlushOffset"]) == master.parts.store.flusher.flushed
+
+    async def test_the_address_of_the_settings_is_followed_without_a_name_server(self, group):
+        """The main port is taken to be the one before."""
+        master = await group.master()
+        ha_port = master.parts.registrar.address.ha_port
+        slave = await group.start(
+            "slave", {"brokerRole": "SLAVE", "brokerId": "1", "haMasterAddress": f"127.0.0.1:{ha_port}"}
+        )
+        assert core(group).master == (f"127.0.0.1:{ha_port - 1}", f"127.0.0.1:{ha_port}")
+        slave.parts.replication.follow(master.addr, "127.0.0.1:1")
+        await group.known()
+
+
+async def test_a_name_server_tells_a_slave_of_its_master(group):
+    server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1"))
+    port = await server.start()
+    try:
+        await group.master(namesrvAddr=f"127.0.0.1:{port}")
+        await group.start(
+            "slave", {"brokerRole": "SLAVE", "brokerId": "1", "namesrvAddr": f"127.0.0.1:{port}"}
+        )
+        await group.known()
+        assert await send(group) == [OK]
+    finally:
+        await group.close()
+        await server.stop()
+
+
+async def test_strangers_at_the_ha_port_do_no_harm(group):
+    master = await group.master()
+    port = master.parts.registrar.address.ha_port
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, (1 << 60).to_bytes(8, "big")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        assert await reader.read() == b""
+        writer.close()
+    assert await send(group) == [NO_SLAVE]
+    assert offset_of(await group.peers["master"].pull(flags=COMMIT), "nextBeginOffset") == 1

@@ -36,7 +36,9 @@ class BrokerAddress:
     @property
     def ha_text(self) -> str:
         """ "host:port" for slaves."""
-        return host_port(self.config.broker_ip2 or self.config.broker_ip1, self.ha_port)
+        return host_port(
+            self.config.broker_ip2 or self.config.broker_ip1, self.ha_port or self.port + HA_OFFSET
+        )
 
     @property
     def packed(self) -> bytes:

@@ -103,7 +103,7 @@ class MetadataSync:
         """This is the master now."""
         if master_addr != self.master_addr:
             self.master_addr = master_addr
-            self._said = self._before = None
+            self._said = None
 
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""

@@ -1,0 +1,124 @@
+"""A slave's copy of its master's tables (docs/reference/storage.md, Slave metadata sync)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.conftest import commit, create, until
+
+from cometmq.broker.replication.metadata_sync import merged
+from cometmq.protocol.codes import RequestCode
+
+
+@pytest.mark.parametrize(
+    ("own", "before", "master", "expected", "returned"),
+    [
+        ({}, None, {"T@G": {0: 5}}, {"T@G": {0: 5}}, []),
+        ({"T@G": {0: 9}}, None, {"T@G": {0: 5}}, {"T@G": {0: 5}}, []),  # it does not know whose the 9 is
+        ({"T@G": {0: 5}}, {"T@G": {0: 5}}, {"T@G": {0: 7}}, {"T@G": {0: 7}}, []),
+        ({"T@G": {0: 5}}, {"T@G": {0: 5}}, {"T@G": {0: 2}}, {"T@G": {0: 2}}, []),  # reset at the master
+        ({"T@G": {0: 5}}, {"T@G": {0: 5}}, {}, {}, []),  # deleted at the master
+        ({"T@G": {0: 9}}, {"T@G": {0: 5}}, {"T@G": {0: 5}}, {"T@G": {0: 9}}, [("T@G", 0, 9)]),
+        ({"T@G": {0: 9}}, {"T@G": {0: 5}}, {"T@G": {0: 11}}, {"T@G": {0: 11}}, []),
+        ({"T@G": {0: 3}}, {"T@G": {0: 5}}, {"T@G": {0: 5}}, {"T@G": {0: 5}}, []),
+        ({"T@G": {1: 9}}, {}, {"T@G": {0: 1}}, {"T@G": {0: 1, 1: 9}}, [("T@G", 1, 9)]),
+    ],
+)
+def test_offsets_of_both_sides(own, before, master, expected, returned):
+    assert merged(own, before, master) == (expected, returned)
+
+
+@pytest.fixture
+async def pair(group):
+    await group.master(messageDelayLevel="1s 1h")
+    await group.slave(messageDelayLevel="1s 1h")
+    await group.known()
+    return group
+
+
+def tables(group, name):
+    return group.brokers[name].parts.tables
+
+
+async def sync(group):
+    await group.brokers["slave"].parts.replication.sync.sync()
+
+
+async def test_topics_groups_and_offsets_are_copied_and_written(pair):
+    peer = pair.peers["master"]
+    await create(peer, "Orders", read=3, write=3)
+    await create(peer, "Gone")
+    await peer.set_group(b'{"groupName":"G","retryMaxTimes":3}')
+    await commit(peer, 1, 42)
+    await sync(pair)
+    master, slave = tables(pair, "master"), tables(pair, "slave")
+    assert slave.topics.table == master.topics.table
+    assert slave.topics.version == master.topics.version
+    assert slave.groups.table == master.groups.table
+    assert slave.groups.table["G"].retry_max_times == 3
+    assert slave.offsets.query("G", "Orders", 1) == 42
+    await peer.delete_topic("Gone")
+    await sync(pair)
+    assert "Gone" not in slave.topics.table
+    await pair.stop("slave")
+    await pair.stop("master")
+    await pair.again("slave")
+    written = tables(pair, "slave")
+    assert written.topics.table == slave.topics.table
+    assert written.groups.table == slave.groups.table
+    assert written.offsets.query("G", "Orders", 1) == 42
+
+
+async def test_delay_offsets_are_copied(pair):
+    await pair.peers["master"].send(properties={"DELAY": "1"})
+    delays = tables(pair, "master").delays
+    await until(lambda: delays.get(1) == 1)
+    await pair.equal()
+    await sync(pair)
+    assert tables(pair, "slave").delays.get(1) == 1
+    assert tables(pair, "slave").delays.to_file()["logPosition"] > 0
+
+
+async def test_offsets_wait_until_the_log_is_there(pair, monkeypatch):
+    peer, slave = pair.peers["master"], pair.brokers["slave"]
+    with monkeypatch.context() as patch:
+        patch.setattr(slave.parts.replication.slave, "end_tick", lambda: None)
+        await peer.send(properties={"WAIT": "false"})
+        await commit(peer, 0, 1)
+        await sync(pair)
+        await commit(peer, 0, 2)
+        await sync(pair)
+        assert tables(pair, "slave").offsets.query("G", "Orders", 0) == -1
+    await pair.equal()
+    await sync(pair)
+    assert tables(pair, "slave").offsets.query("G", "Orders", 0) == 1
+    await sync(pair)
+    assert tables(pair, "slave").offsets.query("G", "Orders", 0) == 2
+
+
+async def test_offsets_that_were_stored_while_the_master_was_away_come_back_to_it(pair):
+    await commit(pair.peers["master"], 0, 5)
+    await commit(pair.peers["master"], 1, 5)
+    await sync(pair)
+    await pair.stop("master")
+    await commit(pair.peers["slave"], 0, 9)
+    await commit(pair.peers["slave"], 1, 3)
+    await pair.again("master")
+    await sync(pair)
+    for name in ("master", "slave"):
+        assert tables(pair, name).offsets.queues("G", "Orders") == {0: 9, 1: 5}
+
+
+async def test_a_master_that_does_not_answer_is_asked_again(pair, caplog):
+    await pair.stop("master")
+    for _ in range(2):
+        await sync(pair)
+    assert caplog.text.count("are not copied") == 1
+    await pair.again("master")
+    await create(pair.peers["master"], "New")
+    await sync(pair)
+    assert "New" in tables(pair, "slave").topics.table
+
+
+async def test_the_answer_for_delay_offsets_says_what_they_know_of(pair):
+    answer = await pair.peers["master"].call(RequestCode.GET_ALL_DELAY_OFFSET)
+    assert b'"logPosition"' in bytes(answer.body)
