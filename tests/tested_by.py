@@ -100,7 +100,7 @@ store/test_verify.py: store/inspect/findings store/inspect/log_walk store/recove
 store/test_verify_derived.py: store/inspect/index_check store/inspect/index_files store/inspect/queue_check
     store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
-    store/log/commit_log store/writing/dispatch store/writing/record_dispatch
+    store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
 test_text.py: logs
 testing/test_in_memory.py: remoting/networks testing/memory
 testing/test_plugin.py: testing/local testing/process

@@ -22,7 +22,7 @@ ROOT = "/store"
 TABLE = f"{ROOT}/config/table.json"
 
 
-def config(sync: bool) -> StoreConfig:
+def config(sync: bool, slave: bool = False) -> StoreConfig:
     """Segments, queue files and index files so small that each workload rolls all of them."""
     return StoreConfig(
         store_path_root_dir=ROOT,
@@ -31,6 +31,7 @@ def config(sync: bool) -> StoreConfig:
         max_hash_slot_num=11,
         max_index_num=24,
         flush_disk_type="SYNC_FLUSH" if sync else "ASYNC_FLUSH",
+        broker_role="SLAVE" if slave else "ASYNC_MASTER",
     )
 
 

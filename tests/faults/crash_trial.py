@@ -31,6 +31,7 @@ class Trial(NamedTuple):
     image: Image
     expected: Expected
     sync: bool
+    slave: bool
 
 
 def trials(workload: str, seed: str, count: int) -> Iterator[Trial]:
@@ -53,7 +54,7 @@ def trials(workload: str, seed: str, count: int) -> Iterator[Trial]:
             images = (point.sampled_image(first + n, seed) for n in range(due))
         for label, image in images:
             made += 1
-            yield Trial(f"{workload}/{seed}/{label}", image, expected, worker.sync)
+            yield Trial(f"{workload}/{seed}/{label}", image, expected, worker.sync, worker.slave)
 
 
 @lru_cache(maxsize=4)
@@ -71,7 +72,7 @@ def replay(label: str) -> Trial:
         _, image = point.sampled_image(int(picks[1:]), seed)
     else:
         image = point.build([int(pick) for pick in picks.split(".")] if picks else [])
-    return Trial(label, image, worker.ledger.at(int(at)), worker.sync)
+    return Trial(label, image, worker.ledger.at(int(at)), worker.sync, worker.slave)
 
 
 def run(trial: Trial) -> None:
@@ -81,8 +82,8 @@ def run(trial: Trial) -> None:
     # Segments are tiny here; in every second trial recovery treats them like large ones, and begins within.
     within = random.Random(f"{trial.label}/start").choice((True, False))
 
-    def open_store(disk: RecordingDisk) -> MessageStore:
-        stores.append(MessageStore.open(config(trial.sync), disk, ManualClock(LATER_MS)))
+    def open_store(disk: RecordingDisk, slave: bool = False) -> MessageStore:
+        stores.append(MessageStore.open(config(trial.sync, slave), disk, ManualClock(LATER_MS)))
         lost = [note for note in stores[-1].recovered.notes if "have lost" in note]
         if lost:
             raise Wrong(f"the checkpoint vouched for units that are not on the device: {lost}")
@@ -101,13 +102,16 @@ def run(trial: Trial) -> None:
             store.crash()
 
 
-def _run(trial: Trial, chance: random.Random, open_store: Callable[[RecordingDisk], MessageStore]) -> None:
+def _run(trial: Trial, chance: random.Random, open_store: Callable[..., MessageStore]) -> None:
+    """A slave is a master from the second start on."""
     disk = RecordingDisk(trial.image)
-    store = open_store(disk)
+    store = open_store(disk, trial.slave)
     opened = len(disk.history)
     holes = [damage for damage in store.recovered.damage if disk.facts(damage.path) is None]
     if holes:
         raise Wrong(f"segments are missing in the middle: {holes}")
+    if trial.slave and store.recovered.damage:
+        raise Wrong(f"a slave has gaps, and its master would never fill them: {store.recovered.damage}")
     first = examine(store, trial.expected)
     _leave(store, chance)
     settled = Expected(
@@ -180,7 +184,7 @@ def _go_on(store: MessageStore, found: Found, chance: random.Random) -> list[Ent
 
 def _fail_again(
     disk: RecordingDisk, opened: int, done: int, trial: Trial, settled: Expected, grown: Expected,
-    chance: random.Random, open_store: Callable[[RecordingDisk], MessageStore],
+    chance: random.Random, open_store: Callable[..., MessageStore],
 ) -> None:  # fmt: skip
     """The power fails again: during the first recovery, after it, and after the sends."""
     during, after = chance.randint(0, opened), chance.randint(opened, done)
@@ -188,7 +192,7 @@ def _fail_again(
     for at, expected in ((during, trial.expected), (after, between), (done, grown)):
         label, image = CrashPoint(disk, at).sampled_image(chance.choice((0, 1, 5, 6)), trial.label)
         try:
-            store = open_store(RecordingDisk(image))
+            store = open_store(RecordingDisk(image), trial.slave and at == during)
             examine(store, expected)
             store.crash()
         except BROKEN as failure:

@@ -101,6 +101,8 @@ class Worker:
     """One store on one disk, driven by a seed. `threads`: syncs and reservations happen later, as in a
     running broker."""
 
+    slave = False
+
     def __init__(
         self, seed: str, *, sync: bool, threads: bool = False, disk: RecordingDisk | None = None
     ) -> None:
@@ -120,7 +122,7 @@ class Worker:
         return len(self.disk.history)
 
     def open(self) -> None:
-        self.store = MessageStore.open(config(self.sync), self.disk, self.clock)
+        self.store = MessageStore.open(config(self.sync, self.slave), self.disk, self.clock)
         self.pool, self.loop = LaterPool(), LaterLoop()
         self.store.off_loop.__class__ = StepByStep
         self.retirement: Coroutine[Any, Any, object] | None = None
@@ -129,6 +131,11 @@ class Worker:
             self.store.space.attach(self.pool)  # type: ignore[arg-type]
             self.store.space.add_zeros(ZeroAhead(self.store.log, self.disk, self.pool))  # type: ignore[arg-type]
         self.note_flushed()
+
+    @property
+    def source(self) -> MessageStore:
+        """The store that makes records of messages."""
+        return self.store
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class Worker:
         tag = f"tag{self.number % 3}"
         properties = b"TAGS\x01" + tag.encode() + b"".join(b"\x02KEYS\x01" + key.encode() for key in keys)
         given = {"born_timestamp_ms": self.clock.now_ms, "tags_code": java_hash(tag)}
-        appended = put(self.store, self._body(size), topic, queue_id, properties, **given)
+        appended = put(self.source, self._body(size), topic, queue_id, properties, **given)
         self.pending.append((appended.physical_offset, appended.size, keys, java_hash(tag)))
 
     def batch(self) -> None:
@@ -153,7 +160,7 @@ class Worker:
         for _ in range(self.chance.randint(1, 6)):
             self.number += 1
             items.append((0, self._body(self.chance.randint(1, 300)), b"KEYS\x01k%d" % (self.number % 9)))
-        appended = self.store.appender.append_batch(
+        appended = self.source.appender.append_batch(
             self.chance.choice(TOPICS), self.chance.randrange(2), encode_batch(items), b"",
             born_timestamp_ms=self.clock.now_ms, born_host=HOST,
         )  # fmt: skip
@@ -317,11 +324,61 @@ class Worker:
         self.ledger.tables.append((begun, self.now, self.version))
 
 
-def steps(count: int, *, sync: bool, threads: bool = False, **weights: int) -> Callable[[str], Worker]:
+class Slave(Worker):
+    """A store that gets the log of a master, whose own disk never fails, from its newest segment on: cut
+    anywhere, a share of it in each tick."""
+
+    slave = True
+
+    def __init__(self, seed: str, *, sync: bool, threads: bool = False) -> None:
+        super().__init__(seed, sync=sync, threads=threads)
+        elsewhere = config(sync=False).replace(store_path_root_dir=f"/master{id(self)}")
+        self.master = MessageStore.open(elsewhere, RecordingDisk(), self.clock)
+        for _ in range(self.chance.choice((0, 30))):
+            self.append()
+            committed(self.master.commit())
+        self.first = self.master.log.segments[-1] if self.master.log.segments else 0
+        self.pending = [each for each in self.pending if each[0] >= self.first]
+
+    @property
+    def source(self) -> MessageStore:
+        return self.master
+
+    def commit(self) -> None:
+        committed(self.master.commit())
+        self.clock.advance(self.chance.choice((0.0, 0.01, 0.7, 2.0, 9.0)))
+        if self.chance.random() < 0.9:
+            self.receive()
+
+    def receive(self) -> None:
+        """A tick of the slave."""
+        log, replica = self.master.log, self.store.replica
+        position = replica.next or self.first
+        for _ in range(self.chance.randint(1, 8)):
+            room = log.segment_size - position % log.segment_size
+            data = log.read(position, min(self.chance.choice((1, 90, 700, 3000)), room, log.end - position))
+            if not data:
+                break
+            replica.append(position, data)
+            position = replica.next
+        before = self.now
+        done = replica.commit()
+        assert done.error is None
+        come = [each for each in self.pending if each[0] + each[1] <= done.end]
+        del self.pending[: len(come)]
+        for position, size, keys, tags in come:
+            self.ledger.appended.append(entry_of(self.store, before, position, size, keys, tags))
+        if self.sync and come:
+            self.store.flusher.wait_for(done.end, lambda ok: self.note_flushed() if ok else None)
+
+
+def steps(
+    count: int, *, sync: bool, threads: bool = False, kind: type[Worker] = Worker, **weights: int
+) -> Callable[[str], Worker]:
     """A workload of so many steps, each a method of Worker, by weight."""
 
     def run(seed: str) -> Worker:
-        worker = Worker(seed, sync=sync, threads=threads)
+        worker = kind(seed, sync=sync, threads=threads)
         for _ in range(count):
             getattr(worker, worker.chance.choices(list(weights), list(weights.values()))[0])()
         return worker
@@ -389,6 +446,15 @@ WORKLOADS: dict[str, Callable[[str], Worker]] = {
     "retention": steps(
         110, sync=True, send=14, send_once=4, write_derived=2, settle=1, stop_and_start=1, die_and_start=1,
         begin_retirement=2, step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
+    ),
+    # A slave, that gets what its master has written.
+    "slave": steps(
+        60, kind=Slave, sync=False, send=10, receive=3, write_derived=3, flush=2, settle=1, stop_and_start=1,
+        die_and_start=2,
+    ),
+    "slave_synchronous": steps(
+        110, kind=Slave, sync=True, threads=True, send=6, receive=2, run_job=4, run_callback=4,
+        write_derived=2,
     ),
     "short": short,
     "short_deletions": short_deletions,

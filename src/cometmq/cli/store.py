@@ -1,7 +1,7 @@
 """`cometmq store`: what an operator does to a store directory, ours or Apache's.
 
 `verify`, `dump` and `stats` only read and need no lock, so they work beside a running broker; `rebuild`
-wants the store for itself.
+and `truncate` want the store for themselves.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def echo_json(value: object) -> None:
 
 @click.group(context_settings=HELP)
 def store() -> None:
-    """Check, show, rebuild and measure a store directory (CometMQ's or Apache RocketMQ's)."""
+    """Check, show, rebuild, cut and measure a store directory (CometMQ's or Apache RocketMQ's)."""
 
 
 @store.command(context_settings=HELP)
@@ -121,6 +121,28 @@ def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
     for finding in report.findings:
         text = f"{finding.severity}: {finding.path} at {finding.offset}: {finding.problem}"
         click.echo(printable(text, None), err=True)
+
+
+@store.command(context_settings=HELP)
+@store_options
+@click.option("--to", "position", type=click.IntRange(min=0), required=True, metavar="POSITION",
+              help="Where the log is to end: the end of a record.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int, dry_run: bool) -> None:
+    """Cut the log of the store in DIR behind a record; what comes behind it is lost.
+
+    For a slave that holds messages which its master does not have. The broker must be stopped. Queues and
+    index are cut with the log.
+    """
+    from cometmq.store import truncate_log
+
+    report = truncate_log(directory, position, dry_run=dry_run, **look)
+    if as_json:
+        echo_json(report)
+    else:
+        from cometmq.cli.store_text import truncate_text
+
+        click.echo(truncate_text(report))
 
 
 @store.command(context_settings=HELP)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from cometmq.errors import CometError
 from cometmq.protocol.compression import decompress
-from cometmq.text import local_time, printable, printable_json, printable_lines
+from cometmq.text import counted, local_time, printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
+    from cometmq.store import TruncateReport
     from cometmq.store.inspect import StoreStats, VerifyReport
 
 _PREVIEW = 60  # characters of a body in a line
@@ -60,6 +61,21 @@ def verify_text(report: VerifyReport) -> str:
         f"{report.index_files} index files, {report.tables} tables"
     )
     lines.append(f"{report.errors} errors, {report.warnings} warnings, {report.notes} notes")
+    return "\n".join(printable(line, None) for line in lines)
+
+
+def truncate_text(report: TruncateReport) -> str:
+    """What a queue loses in a line each, the sum at the end."""
+    lines = [
+        f"{each.topic}/{each.queue_id}: {counted(each.messages, 'message')} from offset {each.first_offset}"
+        for each in report.queues
+    ]
+    lines += [f"{path}: the whole segment" for path in report.segments]
+    what = f"{counted(report.records, 'record')} ({report.bytes} bytes of the log)"
+    if report.done:
+        lines.append(f"{report.root}: {what} cut; the log ended at {report.end}, now at {report.position}")
+    else:
+        lines.append(f"{report.root}: {what} would go; the log ends at {report.end}")
     return "\n".join(printable(line, None) for line in lines)
 
 

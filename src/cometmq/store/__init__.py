@@ -18,6 +18,7 @@ from cometmq.store.reading.lost_units import lost_units
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
+from cometmq.store.truncation import TruncateReport, truncate_log
 from cometmq.store.writing.appender import Appender, Body, TickMessage, Traits
 from cometmq.store.writing.record_dispatch import Arrivals
 from cometmq.store.writing.replica import ReplicaCommit, ReplicaDamaged, ReplicaLog, ReplicaMismatch
@@ -67,10 +68,12 @@ __all__ = [
     "TimerTable",
     "TopicLimit",
     "Traits",
+    "TruncateReport",
     "link_to",
     "links",
     "lost_units",
     "read_file",
     "replace_file",
     "tag_matches",
+    "truncate_log",
 ]

@@ -54,6 +54,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Dispatcher, WrittenRun, last_of
+from cometmq.store.writing.log_cut import CutNote, finish_cut
 from cometmq.store.writing.record_dispatch import Arrivals, RecordDispatch
 from cometmq.store.writing.replica import ReplicaLog
 
@@ -157,6 +158,10 @@ class MessageStore:
 
     def _recover(self) -> Recovered:
         check_lengths(self.disk, self.config, self._clean_ends)
+        finish_cut(
+            self.disk, CutNote(self.disk, self.config.root), self.log.places, self.log.segment_size,
+            self._abort, self.checkpoint, self._clean_ends, self.deleted,
+        )  # fmt: skip
         clean = not self._abort.exists()
         self._abort.set()
         recovery = Recovery(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.store.kit import (
     by_key,
+    check_sound,
     committed,
     delete_topic,
     everything,
@@ -19,10 +20,12 @@ from tests.store.kit import (
     open_store,
     put,
     quick,
+    restarted,
     send,
 )
 from tests.store.planted import alter, messages_of, places, snapshot
 
+from cometmq.protocol.record.layout import PREPARED
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.testing.faulty_disk import FaultyDisk
 
@@ -268,6 +271,13 @@ def test_a_clean_start_walks_nothing(tmp_path: Path) -> None:
     store = quick(tmp_path)
     assert (store.recovered.clean, store.recovered.records) == (True, 0)
     assert contents(store) == sent
+
+
+def test_a_clean_start_indexes_no_record_again(tmp_path: Path) -> None:
+    """The last record of the log has no unit in a queue, only a key."""
+    store = quick(tmp_path)
+    send(store, sys_flag=PREPARED, properties=b"KEYS\x01k")
+    check_sound(restarted(store))
 
 
 def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:

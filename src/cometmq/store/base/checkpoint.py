@@ -113,6 +113,15 @@ class Checkpoint:
             self.mark = None
             self.flush()
 
+    def lower(self, stored_ms: int) -> None:
+        """Vouch for no record that was stored after `stored_ms`, on the device when this returns. Raises
+        OSError. For a log that is cut."""
+        self.physic_ms, self.logics_ms, self.index_ms = (
+            min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)
+        )
+        self.mark = None
+        self.flush()
+
     def flush(self) -> None:
         """Write and sync. Raises OSError."""
         with self._lock:

@@ -8,7 +8,8 @@ entries of that part are computed anew and written over whatever is there. A que
 entries from before that point, or an index that is damaged or gone, moves the start of the walk back.
 
 A torn tail (nothing valid behind it) is cut and its space zeroed, so that no stale record can come back to
-life. Damage with valid records behind it is skipped and named; everything behind it is kept and served.
+life. Damage with valid records behind it is skipped and named; everything behind it is kept and served. Only
+a slave cuts there, too, if a power failure may be the cause: its master has what is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cometmq import logs
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.one import encode_blank
 from cometmq.store.base.checkpoint import Checkpoint, Mark
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import SLAVE, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
 from cometmq.store.base.files import part_facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
@@ -59,6 +60,7 @@ class Recovery:
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = 1 << 62  # records up to here are dispatched to the index
+        self._whole_from = 1 << 62  # of Replay
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything: log, queues and index then take appends. Raises StoreError, OSError."""
@@ -77,6 +79,9 @@ class Recovery:
         if any(queue.damaged for queue in self.queues):
             result.clean = clean = False
         mark = None if stopped_cleanly else self._mark()
+        if self.config.broker_role == SLAVE and not stopped_cleanly:
+            # What a power failure left out between its records, the master sends again.
+            self._whole_from = self._checked_start(None) if mark is None else mark.position
         index_notes, index_lost = self.index.load(
             clean=clean, checkpoint_ms=self.checkpoint.index_ms, mark=mark
         )
@@ -100,7 +105,8 @@ class Recovery:
                 self.checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
-        index_from = start
+        # The last records may be such as get no unit in a queue: after a clean stop their keys are there.
+        index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
             index_from = min(start, self.index.end_position)
         if not clean and (mark is None or index_from < mark.position):
@@ -182,7 +188,7 @@ class Recovery:
         replay = Replay(
             disk=self.disk, config=self.config, commit_log=self.commit_log, segments=self._segments,
             queues=self.queues, index=self.index, deleted=self.deleted, former_ends=self.ends.ends,
-            index_until=self._index_until, start=start, result=result,
+            index_until=self._index_until, start=start, whole_from=self._whole_from, result=result,
         )  # fmt: skip
         replay.run(index_from)
         return replay
@@ -204,6 +210,8 @@ class Recovery:
             self.index.forget_waiting()
             self.index.resume(clean=False, cut_at=start)
             replay = self._replay(start, start, result)
+        if self.config.broker_role == SLAVE:
+            return replay  # its queues go on where the master's records say
         for topic, queue_id, end in self._shorter(result):
             # Its last messages are lost, or have expired with its files: no offset is given out twice.
             try:
@@ -228,6 +236,8 @@ class Recovery:
     def _finish(self, replay: Replay, result: Recovered) -> None:
         size = self.commit_log.segment_size
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
+        if self._segments and not keep:  # by one segment an empty log knows where it begins
+            keep, replay.torn, replay.last_used = self._segments[:1], True, self._segments[0]
         for base in self._segments[len(keep) :]:
             self.disk.unlink(self.commit_log.path_of(base))
         if not self._segments:

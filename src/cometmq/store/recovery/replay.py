@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import InitVar, dataclass, field
 
 from cometmq.protocol.record.many import Run
@@ -46,9 +47,10 @@ class Recovered:
 class Replay:
     """A walk from log position `start` on; what it finds goes to `result`.
 
-    former_ends: topic -> queue id -> where the queue ended once. index_until: position of the last record
-    that goes to the index. `last_used`: the segment in which the log ends, -1 for none. `torn`: whether
-    something that is no record follows the last one there.
+    former_ends: topic -> queue id -> where the queue ended once. whole_from: from this position on the log
+    ends where a record does not follow on the one before; the walk goes on behind other damage. index_until:
+    position of the last record that goes to the index. `last_used`: the segment in which the log ends, -1 for
+    none. `torn`: whether something that is no record follows the last one there.
     """
 
     disk: Disk
@@ -61,6 +63,7 @@ class Replay:
     former_ends: InitVar[Mapping[str, Mapping[int, int]]]
     index_until: int
     start: int
+    whole_from: int
     result: Recovered
 
     def __post_init__(self, former_ends: Mapping[str, Mapping[int, int]]) -> None:
@@ -100,7 +103,7 @@ class Replay:
 
     def _runs(self, start: int) -> Iterator[Run]:
         result, size = self.result, self.commit_log.segment_size
-        result.end = start
+        result.end = reached = max([start, *self.segments[:1]])
         previous = None
         empty: list[Damage] = []
         for base in self.segments:
@@ -111,7 +114,13 @@ class Replay:
             previous = base
             path, check_crc = self.commit_log.path_of(base), self.config.check_crc_on_recover
             scan = SegmentScan(self.disk, path, base, size, check_crc=check_crc)
-            yield from scan.runs(max(start, base))
+            with closing(scan.runs(max(start, base))) as runs:
+                for run in runs:
+                    if run.position[0] != reached >= self.whole_from:
+                        self._end_at(reached)
+                        return
+                    reached = run.end
+                    yield run
             if scan.end > max(start, base) or base <= start:
                 result.damage += empty  # no valid record in them, but in this one
                 empty.clear()
@@ -120,8 +129,17 @@ class Replay:
                     result.damage.append(
                         Damage(self.commit_log.path_of(self.last_used), result.end, self.last_used + size)
                     )
-                result.end = scan.end
+                result.end = reached = scan.end
                 self.last_used = base
                 self.torn = scan.dirt
             else:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
+
+    def _end_at(self, end: int) -> None:
+        """The log ends here, whatever comes behind."""
+        self.result.notes.append(f"the log has a gap at {end} and is cut there: its master has the rest")
+        self.result.end = end
+        base = end - end % self.commit_log.segment_size
+        self.torn = base in self.segments
+        if self.torn:
+            self.last_used = base

@@ -49,10 +49,17 @@ class CleanEnds:
             if queue.max_offset:
                 ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
         if (ends, log_end, sizes) != (self.ends, self.log_end, self.sizes):
-            texts = {topic: {str(q): end for q, end in of_topic.items()} for topic, of_topic in ends.items()}
-            names = "segmentSize", "queueFileSize", "indexFileSize"
-            self._table.save({"logEnd": log_end, "queueEnds": texts, **dict(zip(names, sizes, strict=True))})
-            self.ends, self.log_end, self.sizes = ends, log_end, sizes
+            self._save(ends, log_end, sizes)
+
+    def _save(self, ends: dict[str, dict[int, int]], log_end: int, sizes: tuple[int, int, int]) -> None:
+        texts = {topic: {str(q): end for q, end in of_topic.items()} for topic, of_topic in ends.items()}
+        names = "segmentSize", "queueFileSize", "indexFileSize"
+        self._table.save({"logEnd": log_end, "queueEnds": texts, **dict(zip(names, sizes, strict=True))})
+        self.ends, self.log_end, self.sizes = ends, log_end, sizes
+
+    def forget(self) -> None:
+        """Queues may end anywhere from now on, on the device when this returns. Raises OSError."""
+        self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
         """(topic, queue id, end then) of the queues that now end before where they did."""

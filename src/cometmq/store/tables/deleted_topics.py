@@ -46,6 +46,14 @@ class DeletedTopics:
         self.ends = others | {topic: before[topic] for topic in topics if topic in before}
         self._table.save({"deletedTopics": self.ends})
 
+    def lower(self, log_end: int) -> None:
+        """The log is cut at `log_end`: what comes behind it is of new topics. On the device when this
+        returns. Raises OSError."""
+        ends = {topic: min(end, log_end) for topic, end in self.ends.items()}
+        if ends != self.ends:
+            self._table.save({"deletedTopics": ends})
+            self.ends = ends
+
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""
         return position < self.ends.get(topic, 0)

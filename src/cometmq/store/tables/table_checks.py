@@ -42,6 +42,7 @@ ENDS = "consumeQueueEnds.json"
 MIN_OFFSETS = "queueMinOffsets.json"
 DELETED = "deletedTopics.json"
 TIMERS = "timers.json"
+CUT = "logCut.json"
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 _CRC = "crc"
@@ -79,6 +80,13 @@ class TimerTable(Body, forbid_unknown_fields=True):
     waiting: dict[str, int] = empty(dict)
     counted_offset: int = -1
     counted_position: int = -1
+
+
+class LogCutTable(Body, forbid_unknown_fields=True):
+    """`logCut.json`: where the log is to end, and until when what is in front of it was stored."""
+
+    log_end: int = -1
+    stored_ms: int = 0
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
@@ -220,6 +228,7 @@ TABLE_RULES: dict[str, TableRule] = {
     MIN_OFFSETS: _own(MinOffsetTable),
     DELETED: _own(DeletedTopicTable),
     TIMERS: _own(TimerTable),
+    CUT: _own(LogCutTable),
 }
 """File name -> rule."""
-SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS})
+SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS, CUT})
