@@ -62,7 +62,7 @@ class Group:
         """Start a broker again that was stopped."""
         broker = await self.start(name, {**self._settings[name], **settings})
         for slave in self._stacks:
-            if slave != "master":
+            if slave != "master" and "master" in self._stacks:
                 self.introduce(slave)
         return broker
 
