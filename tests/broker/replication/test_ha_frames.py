@@ -1,4 +1,4 @@
-"""The bytes of the HA port (docs/reference/storage.md, Master/slave protocol on the HA port)."""
+"""The bytes of the HA port (docs/reference/storage.md, HA port)."""
 
 from __future__ import annotations
 

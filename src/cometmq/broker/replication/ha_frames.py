@@ -1,7 +1,8 @@
 """What goes over the HA port: positions to the master, pieces of its log to the slave. No I/O in here.
 
-docs/reference/storage.md, Master/slave protocol on the HA port. A slave sends i8 its position, nothing else.
-The master sends i8 position, i4 size, and so many bytes of its log; size 0 is a heart-beat.
+A slave sends i8 its position, nothing else.
+The master sends i8 position, i4 size, and so many bytes of its log; size 0 is a heart-beat
+(docs/reference/storage.md, HA port).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A function of time and events, without I/O: the shell (ha_server.py, or a simulation) tells it of connections,
 reports and bytes that were taken, calls `turn` at the end of each tick in which something happened and every
-LOOK_S, and does what `turn` returns. docs/reference/storage.md, Master/slave protocol on the HA port and
-Waiting for slaves.
+LOOK_S, and does what `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
 
 Beyond Apache's master: a report counts only if the master can have sent it, the first one too, so a slave
 that is ahead of its master never makes a wait pass; an empty slave gets the whole log, not the last segment;

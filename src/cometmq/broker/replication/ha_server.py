@@ -2,7 +2,7 @@
 
 Everything happens at the end of a tick: what was written or flushed leaves for the slaves, what they have
 reported ends waits. Whoever reaches the port can read all messages, as with Apache's brokers
-(docs/replication.md).
+(docs/security.md).
 """
 
 from __future__ import annotations

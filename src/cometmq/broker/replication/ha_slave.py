@@ -2,7 +2,7 @@
 
 A function of time and events, without I/O: the shell (ha_client.py, or a simulation) tells it what happened,
 calls `turn` at the end of each tick in which something happened and every LOOK_S, and does what `turn`
-returns. docs/reference/storage.md, Master/slave protocol on the HA port.
+returns (docs/reference/storage.md, HA port).
 
 Before each connection the slave compares its last record with the master's at that position, and the ends of
 both logs (`contradiction`): the protocol of the HA port has no check of contents. Logs that contradict each
