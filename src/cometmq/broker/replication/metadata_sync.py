@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cometmq import logs
 from cometmq.broker.replication.ha_client import success
@@ -24,6 +24,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
+    Body,
     ConsumerOffsetTable,
     DelayOffsetTable,
     KVTable,
@@ -37,6 +38,8 @@ from cometmq.remoting import RemotingClient
 from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
+
+Table = TypeVar("Table", bound=Body)
 
 FIRST_S, PERIOD_S = 3.0, 10.0
 TIMEOUT_S = 3.0
@@ -70,7 +73,7 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
     returned = []
     for key, queues in own.items() if before is not None else ():
         known, now = (before or {}).get(key, {}), master.get(key, {})
-        for queue_id, offset in queues.items():
+        for queue_id, offset in queues.items() if queues != known else ():
             if offset != known.get(queue_id) and offset > now.get(queue_id, -1):
                 result.setdefault(key, {})[queue_id] = offset
                 returned.append((key, queue_id, offset))
@@ -120,30 +123,30 @@ class MetadataSync:
         else:
             self.failure = ""
 
-    async def _ask(self, code: int) -> bytes:
-        """The body of the answer. Without a header 5.5 gives its tables as a whole, not in pages."""
-        frame = Frame.request(code)
-        return bytes(success(await self._client.call(self.master_addr, frame, TIMEOUT_S)).body)
+    async def _ask(self, code: int, kind: type[Table]) -> Table:
+        """A table of the master's, read by a thread: it may be long. Without a header 5.5 gives its tables as
+        a whole, not in pages."""
+        answer = success(await self._client.call(self.master_addr, Frame.request(code), TIMEOUT_S))
+        return await asyncio.to_thread(kind.decode, bytes(answer.body))
 
     async def _topics(self) -> None:
-        table = TopicConfigTable.decode(await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG))
+        table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
         if table.data_version is not None and table.data_version != topics.version:
             topics.replace(table.data_version, table.topic_config_table)
 
     async def _groups(self) -> None:
-        body = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        table = SubscriptionGroupTable.decode(body)
+        table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
         groups = self._tables.groups
         if table.data_version is not None and table.data_version != groups.version:
             groups.replace(table.data_version, table.subscription_group_table)
 
     async def _offsets(self) -> None:
         if self._said is None:
-            offsets = ConsumerOffsetTable.decode(await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
-            delays = DelayOffsetTable.decode(await self._ask(RequestCode.GET_ALL_DELAY_OFFSET))
-            facts = KVTable.decode(await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)).table
-            end = int(facts.get("commitLogMaxOffset", 0))
+            offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
+            delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
+            facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+            end = int(facts.table.get("commitLogMaxOffset", 0))
             self._said = Said(offsets.offset_table, delays, end)
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None

@@ -119,10 +119,15 @@ class ConsumerOffsets:
         return {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
 
     def replace(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Take a master's offsets in the place of these, if they differ."""
-        if offsets != self._table:
-            self.load({"offsetTable": offsets})
-            self.dirty = True
+        """Take a master's offsets in the place of these; what is equal is not touched."""
+        for key in self._table.keys() - offsets.keys():
+            self._remove(*split_key(key))
+        for key, queues in offsets.items():
+            known = self._table.get(key, {})
+            if known != queues and _is_legal(key):
+                self._count += len(queues) - len(known)
+                self._new(key).update(queues)
+                self.dirty = True
 
     def load(self, table: Mapping[str, Any]) -> None:
         """Replace everything by a file's content; integer keys may come as text."""
@@ -130,8 +135,7 @@ class ConsumerOffsets:
             index.clear()
         illegal = []
         for key, queues in (table.get("offsetTable") or {}).items():
-            topic, group = split_key(str(key))
-            if not (is_legal_name(topic, STORED_LENGTH_MAX) and is_legal_name(group, GROUP_LENGTH_MAX)):
+            if not _is_legal(str(key)):
                 illegal.append(str(key))
             elif isinstance(queues, Mapping):
                 self._new(str(key)).update(
@@ -141,6 +145,11 @@ class ConsumerOffsets:
             log.warning("offsets of illegal names are left out: %s", ", ".join(illegal))
         self._count = sum(map(len, self._table.values()))
         self.dirty = False
+
+
+def _is_legal(key: str) -> bool:
+    topic, group = split_key(key)
+    return is_legal_name(topic, STORED_LENGTH_MAX) and is_legal_name(group, GROUP_LENGTH_MAX)
 
 
 def split_key(key: str) -> tuple[str, str]:
