@@ -348,3 +348,37 @@ def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run: Run) -
         directory = str(broker.data_dir / broker.broker_name)
         assert verify(directory).live
         assert json.loads(run("cometmq", "store", "verify", "--json", directory).stdout)["live"]
+
+
+class TestTruncate:
+    """`cometmq store truncate`."""
+
+    def test_a_dry_run_names_what_would_go(self, store: Run, root: Path) -> None:
+        before, hit = snapshot(root), places(root)[390]
+        done = store("truncate", str(root), "--to", str(hit.position), "--dry-run")
+        assert done.returncode == 0
+        assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["T/0", "T/1", "T/2", str(root)]
+        assert "10 records (" in done.stdout
+        assert "would go; the log ends at" in done.stdout
+        assert snapshot(root) == {**before, "lock": b"lock"}
+
+    def test_what_is_cut_is_gone(self, store: Run, root: Path) -> None:
+        hit = places(root)[200]
+        done = store("truncate", str(root), "--to", str(hit.position), "--json")
+        report = json.loads(done.stdout)
+        assert (done.returncode, report["records"], report["done"]) == (0, 200, True)
+        assert sum(queue["messages"] for queue in report["queues"]) == 200
+        assert "0 errors, 0 warnings" in store("verify", str(root)).stdout
+        again = store("truncate", str(root), "--to", str(hit.position))
+        assert "0 records (0 bytes of the log) cut" in again.stdout
+
+    def test_between_records_it_names_the_nearest_ends(self, store: Run, root: Path) -> None:
+        hit = places(root)[200]
+        done = store("truncate", str(root), "--to", str(hit.position + 1))
+        assert done.returncode == 1
+        assert f"the nearest ends are {hit.position} or {hit.position + hit.size}" in done.stderr
+
+    def test_beside_a_broker_it_refuses(self, store: Run, tmp_path: Path) -> None:
+        open_store(tmp_path)
+        done = store("truncate", str(tmp_path), "--to", "0")
+        assert (done.returncode, "a broker is using this store; stop it first" in done.stderr) == (1, True)

@@ -55,7 +55,7 @@ from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Dispatcher, WrittenRun, last_of
 from cometmq.store.writing.log_cut import CutNote, finish_cut
-from cometmq.store.writing.record_dispatch import Arrivals, RecordDispatch
+from cometmq.store.writing.record_dispatch import Arrivals
 from cometmq.store.writing.replica import ReplicaLog
 
 log = logs.logger(__name__)
@@ -106,10 +106,7 @@ class MessageStore:
         self.min_offsets.apply(queues)
         self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
         flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
-        received = RecordDispatch(
-            queues, index, deleted, config, {}, lambda note: log.warning("%s, not served", note)
-        )
-        self.dispatcher = Dispatcher(queues, index, received, self._dispatched)
+        self.dispatcher = Dispatcher(queues, index, deleted, config, self._dispatched)
         flusher.on_flushed = self.dispatcher.flushed
         flusher.on_failure = self._flush_failed
         self.reader = QueueReader(self.log, config, physical_memory())

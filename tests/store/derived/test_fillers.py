@@ -152,3 +152,18 @@ def test_what_comes_behind_a_lost_end_of_the_log_is_served_after_the_next_walk_t
     store = open_store(tmp_path)
     assert everything(store) == [b"first", b"new"]
     assert store.max_offset("T", 0) == 1002
+
+
+def test_files_of_which_no_unit_holds_are_not_filled_up(tmp_path: Path) -> None:
+    """A slave's queue begins far behind 0. When a power failure takes its records and leaves its units, the
+    same records come again."""
+    store = open_store(tmp_path)
+    queue = store.queues.get("T", 0)
+    for _ in range(2):
+        queue.push(0, 100, 7, 1_000_000_000)
+        queue.write()
+        assert len(list(Path(queue.path).iterdir())) == 1
+        store.queues.clear()
+        queue = store.queues.get("T", 0)
+        queue.load(0)
+        assert (queue.max_offset, queue.begin) == (0, 1_000_000_000 - 1_000_000_000 % 100)

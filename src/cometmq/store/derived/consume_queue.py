@@ -102,8 +102,14 @@ class ConsumeQueue:
         """Let the queue go on at a later offset, with fillers between (see `push`)."""
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
-        if not self.positions and self.max_offset == 0:
-            # A queue that continues at `offset` on a fresh disk; write() fills the start of its first file.
+        if self.max_offset == 0:
+            # A queue that continues at `offset` on a fresh disk, or with files of which no unit holds;
+            # write() fills the start of its first file.
+            for base in self.positions:
+                self._files.delete(self.path_of(base))
+                self.new_names = True
+            self.positions.clear()
+            self.unsynced_files.clear()
             self.window_start = self.written = self.min_offset = self.max_offset = offset
         else:
             self.window += FILLER * (offset - self.max_offset)

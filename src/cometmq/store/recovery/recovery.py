@@ -31,11 +31,11 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
-from cometmq.store.recovery.replay import MOST_NAMED, Recovered, Replay
+from cometmq.store.recovery.replay import Recovered, Replay
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import WIDEST_GAP
-from cometmq.store.writing.record_dispatch import StartEarlier
+from cometmq.store.writing.record_dispatch import MOST_NAMED, StartEarlier
 
 log = logs.logger(__name__)
 
@@ -241,7 +241,7 @@ class Recovery:
         for base in self._segments[len(keep) :]:
             self.disk.unlink(self.commit_log.path_of(base))
         if not self._segments:
-            held = sum(queue.max_offset - queue.min_offset for queue in self.queues)
+            held = sum(queue.max_offset - queue.begin for queue in self.queues)
             if held:
                 text = "the commit log in %s is empty: the queues forget %d messages (is its disk mounted?)"
                 log.error(text, ", ".join(self.config.commit_log_dirs), held)

@@ -15,10 +15,9 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.writing.record_dispatch import ALL, RecordDispatch
+from cometmq.store.writing.record_dispatch import ALL, MOST_NAMED, RecordDispatch
 
 _WRITE_UNITS = 4096
-MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
 
 
 @dataclass

@@ -6,12 +6,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
 
+from cometmq import logs
 from cometmq.protocol.record.many import Run
+from cometmq.store.base.config import StoreConfig
 from cometmq.store.derived.consume_queue import UNIT_STRUCT
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.appender import BatchRecords, EncodedRun, TickMessage
-from cometmq.store.writing.record_dispatch import ALL, NONE, Arrivals, RecordDispatch, Watched
+from cometmq.store.writing.record_dispatch import ALL, MOST_NAMED, NONE, Arrivals, RecordDispatch, Watched
+
+log = logs.logger(__name__)
 
 WrittenRun = EncodedRun | Run
 """Records that follow each other in the log: made here, or by a master and received as they are."""
@@ -38,14 +43,15 @@ class Dispatcher:
         self,
         queues: QueueTable,
         index: IndexService,
-        received: RecordDispatch,
+        deleted: DeletedTopics,
+        config: StoreConfig,
         dispatched: Callable[[int, int, int, int], None],
     ) -> None:
-        """received: dispatches records that were received as they are. dispatched: called with the number of
-        records, and position, end and store time of the last."""
+        """dispatched: called with the number of records, and position, end and store time of the last."""
         self._queues = queues
         self._index = index
-        self._received = received
+        self._received = RecordDispatch(queues, index, deleted, config, {}, self._note_not_served)
+        self._not_served = 0
         self._dispatched = dispatched
         self._unflushed: deque[tuple[int, Sequence[WrittenRun]]] = deque()
         self.watched: Watched = None
@@ -133,6 +139,11 @@ class Dispatcher:
             queue.next_offset = queue.max_offset
             if not queue.dirty:
                 self._queues.add_dirty(queue)
+
+    def _note_not_served(self, note: str) -> None:
+        self._not_served += 1
+        if self._not_served <= MOST_NAMED:
+            log.warning("%s, not served", note)
 
     def dispatch_flushed(self, end: int, runs: Sequence[WrittenRun]) -> None:
         """Make records visible when the log has been flushed up to `end`."""

@@ -37,6 +37,8 @@ Watched = Container[tuple[str, int]] | None
 ALL, NONE = range(1 << 62), range(0)
 """Every log position, and no one."""
 
+MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
+
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 """Topics whose units carry times in place of hashes of tags."""
 
