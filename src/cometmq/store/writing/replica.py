@@ -53,7 +53,6 @@ class ReplicaDamaged(StoreError, Terminal):
         super().__init__(f"the master's log at {position}: {problem}")
         self.args = (position, problem)
         self.position = position
-        self.problem = problem
 
 
 class ReplicaCommit(msgspec.Struct, gc=False):
