@@ -14,6 +14,7 @@ from cometmq.namesrv.server import NameServer
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from cometmq.store import truncate_log
 
 OK, NO_SLAVE, SLAVE_TIMEOUT = 0, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT
 SMALL = {"mappedFileSizeCommitLog": "16384"}
@@ -257,12 +258,19 @@ class TestContradictions:
         shutil.rmtree(group.root / "master")
         before.rename(group.root / "master")
         await group.again("master")
+        kept = group.end("master")
         problem = await self.stopped(group)
-        assert f"ends at {end}, ahead of the master's, which ends at {group.end('master')}" in problem
+        assert f"ends at {end}, ahead of the master's, which ends at {kept}" in problem
         assert problem in caplog.text
         assert await send(group) == [NO_SLAVE]
         facts = replication(group, "slave").facts()
         assert (facts["haState"], facts["haProblem"]) == ("stopped", problem)
+        await group.stop("slave")
+        truncate_log(str(group.root / "slave"), kept)
+        await group.again("slave")
+        await group.known()
+        assert await send(group) == [OK]
+        assert group.log_bytes("slave") == group.log_bytes("master")
 
     async def test_a_slave_whose_log_differs_stops_though_it_is_shorter(self, group):
         await group.master(brokerRole="ASYNC_MASTER")
