@@ -265,6 +265,10 @@ class TestContradictions:
         assert await send(group) == [NO_SLAVE]
         facts = replication(group, "slave").facts()
         assert (facts["haState"], facts["haProblem"]) == ("stopped", problem)
+        topics = group.brokers["slave"].parts.tables.topics
+        version = topics.version
+        await replication(group, "slave").sync.sync()
+        assert topics.version == version
         await group.stop("slave")
         truncate_log(str(group.root / "slave"), kept)
         await group.again("slave")

@@ -13,7 +13,7 @@ may have been reset.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
@@ -83,7 +83,15 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
 class MetadataSync:
     """Asks the master every 10 s, the first time after 3 s."""
 
-    def __init__(self, store: MessageStore, tables: DurableTables, client: RemotingClient) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        tables: DurableTables,
+        client: RemotingClient,
+        contradicted: Callable[[], bool],
+    ) -> None:
+        """contradicted: whether the master's log is not this one's; then its tables are not, either."""
+        self._contradicted = contradicted
         self._store = store
         self._tables = tables
         self._client = client
@@ -110,7 +118,7 @@ class MetadataSync:
 
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""
-        if not self.master_addr:
+        if not self.master_addr or self._contradicted():
             return
         try:
             await self._topics()
