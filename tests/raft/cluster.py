@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -112,10 +113,10 @@ class Faults:
 class Member:
     """A node with its shell."""
 
-    def __init__(self, cluster: Cluster, name: str, state: HardState) -> None:
+    def __init__(self, cluster: Cluster, name: str, state: HardState, terms: Sequence[int] = ()) -> None:
         self.cluster = cluster
         self.name = name
-        self.disk = Disk(state)
+        self.disk = Disk(state, log=[(term, None) for term in terms])
         self.offset = cluster.rng.randrange(1 << 40)
         self.committed = -1
         self.run = 0  # counts starts
@@ -297,8 +298,14 @@ class Cluster:
     """Members, the network between them, and what has happened so far."""
 
     def __init__(
-        self, seed: int, size: int = 3, faults: Faults | None = None, make: Callable[..., RaftNode] = RaftNode
+        self,
+        seed: int,
+        size: int = 3,
+        faults: Faults | None = None,
+        make: Callable[..., RaftNode] = RaftNode,
+        terms: Sequence[Sequence[int]] = (),
     ) -> None:
+        """terms: those of the entries that the members start with, if any."""
         self.rng = random.Random(seed)
         self.make = make
         self.faults = faults or Faults()
@@ -322,12 +329,13 @@ class Cluster:
         self.votes: dict[tuple[str, int], str] = {}
         self.entries: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[Entry] = []
-        self.filter: Callable[[AnyMessage], bool] = lambda message: True
+        self.filter: Callable[[AnyMessage], AnyMessage | None] = lambda message: message
         names = [f"n{i}" for i in range(size)]
         start = MembersEntry(-1, -1, Members(frozenset(names)))
         self.members: dict[str, Member] = {}
-        for name in names:
-            self.members[name] = Member(self, name, HardState(members=(start,)))
+        state = HardState(max((term for log in terms for term in log), default=0), "", (start,))
+        for name, log in zip_longest(names, terms, fillvalue=()):
+            self.members[str(name)] = Member(self, str(name), state, [int(term) for term in log])
 
     # -- the world
 
@@ -348,8 +356,10 @@ class Cluster:
 
     def send(self, message: AnyMessage) -> None:
         faults, rng = self.faults, self.rng
-        if message.to not in self.members or not self.filter(message):
+        kept = self.filter(message)
+        if kept is None or kept.to not in self.members:
             return
+        message = kept
         if (message.sender, message.to) in self.blocked or (faults.drop and rng.random() < faults.drop):
             return
         run = self.members[message.to].run

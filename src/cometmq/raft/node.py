@@ -527,8 +527,8 @@ class RaftNode:
         self.leader = self.me
         whose = (self.group, self.me, self.term)
         self._leading = Leading(whose, self._account, self._log, self._options, self._clock)
-        self._append_own(None)
         self._leading.follow_members(self._clock)
+        self._append_own(None)
 
     def _append_own(self, members: MembersEntry | None) -> None:
         self._account.append(1, self.term)
