@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.raft.solo import Solo, append, ask, has, yes
 
-from cometmq.errors import RaftMessageError
-from cometmq.raft import AnyMessage, Members, MembersEntry
+from cometmq.errors import ConfigError, RaftMessageError
+from cometmq.raft import AnyMessage, Members, MembersEntry, RaftOptions
 
 HUGE = 1 << 63
 
@@ -56,6 +56,12 @@ def test_a_field_that_cannot_be(message: AnyMessage, changes: dict[str, Any], fi
 
     assert refused.value.field == field
     assert solo.node.term == 1
+
+
+@pytest.mark.parametrize("wrong", [{"election_ms": 399}, {"heartbeat_ms": 0}, {"frame_entries": 4_097}])
+def test_options_that_cannot_work(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong)).replace("heartbeat", "election")):
+        RaftOptions(**wrong)
 
 
 def test_an_answer_about_entries_that_do_not_exist_is_refused() -> None:

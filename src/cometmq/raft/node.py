@@ -247,33 +247,21 @@ class RaftNode:
     def add_learner(self, member: str) -> None:
         """Let a member receive the log. As for all changes: one at a time, and none before the leader has
         committed an entry of its own term (docs/reference/raft.md, Membership)."""
-        members = self._changeable()
-        if member in members.everybody or not member:
-            raise RaftRefused(f"{member} is a member already", self.me)
-        if len(members.everybody) >= MOST_MEMBERS:
-            raise RaftRefused(f"a group has at most {MOST_MEMBERS} members", self.me)
-        self._change(Members(members.voters, members.learners | {member}))
+        self._change(self._changeable().with_learner(member))
 
     def promote(self, member: str) -> None:
         """Give a learner that has caught up a vote."""
-        members = self._changeable()
-        if member not in members.learners:
-            raise RaftRefused(f"{member} is not a learner", self.me)
+        members = self._changeable().with_voter(member)
         peer = self.status().peers[member]
         lacks = self._account.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
             raise RaftRefused(f"{member} lacks {lacks} entries, silent for {peer.silent_ms} ms", self.me)
-        self._change(Members(members.voters | {member}, members.learners - {member}))
+        self._change(members)
 
     def remove(self, member: str) -> None:
         """Take a member out, voter or learner. A leader that removes itself steps down once that is
         committed."""
-        members = self._changeable()
-        if member not in members.everybody:
-            raise RaftRefused(f"{member} is not a member", self.me)
-        if members.voters == {member}:
-            raise RaftRefused(f"{member} is the last voter", self.me)
-        self._change(Members(members.voters - {member}, members.learners - {member}))
+        self._change(self._changeable().without(member))
 
     # -- what is to do
 
