@@ -18,7 +18,7 @@ def live(seed: int, make: Callable[..., RaftNode] = RaftNode) -> Cluster:
     """One life. Broken or an error of the core, if a rule does not hold."""
     rng = random.Random(seed)
     size = rng.choice((1, 2, 3, 3, 3, 4, 5, 5, 5))
-    cluster = Cluster(seed, size, Faults.of(rng), make)
+    cluster = Cluster(seed, size, Faults.of(rng), make, past(rng, size) if rng.random() < 0.5 else ())
     actions = swarm(rng)
     for _ in range(STEPS):
         cluster.run(rng.choice((30, 100, 300, 1_000)))
@@ -31,6 +31,21 @@ def live(seed: int, make: Callable[..., RaftNode] = RaftNode) -> Cluster:
     if seed % 3 == 0:
         stay(cluster, rng)
     return cluster
+
+
+def past(rng: random.Random, size: int) -> list[list[int]]:
+    """Logs, as terms of their entries, that leaders have left behind who failed one after the other."""
+    logs: list[list[int]] = [[] for _ in range(size)]
+    for term in range(1, rng.randint(2, 6)):
+        voters = rng.sample(range(size), size // 2 + 1)
+        leader = max(voters, key=lambda each: (logs[each][-1:], len(logs[each])))
+        new = logs[leader] + [term] * rng.randint(1, 2)
+        for follower in {leader, *rng.sample(range(size), rng.randint(0, (size - 1) // 2))}:
+            if (logs[follower][-1:], len(logs[follower])) <= (new[-1:], len(new)):
+                logs[follower] = (
+                    new[: rng.randint(len(logs[leader]), len(new))] if follower != leader else new
+                )
+    return logs
 
 
 def swarm(rng: random.Random) -> list[Action]:
