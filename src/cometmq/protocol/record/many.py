@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.protocol.checksum import crc32
+from cometmq.protocol.record.framing import HEAD_KIND, PLAIN, Framing
 from cometmq.protocol.record.layout import (
     AT,
     BEHIND_BORN_HOST,
@@ -166,6 +167,8 @@ class Run(NamedTuple):
     topic: Ints
     names: list[str]
     properties: list[bytes]
+    heads: NDArray[Any] | None = None
+    """In a raft log the head of each entry (framing.py)."""
 
     @classmethod
     def of(cls, records: Sequence[Facts]) -> Run:
@@ -204,15 +207,21 @@ class Run(NamedTuple):
         return map(Facts, *[column.tolist() for column in columns], topics, texts)
 
 
-def valid_run(data: bytes, at: int, position: int, most: int, *, check_crc: bool = True) -> Run | None:
+def valid_run(
+    data: bytes, at: int, position: int, most: int, *, check_crc: bool = True, framing: Framing = PLAIN
+) -> Run | None:
     """The valid records that follow each other from data[at:], which is log position `position`: up to
     `most`, fewer at the end of the data or in front of a doubtful one. None if there is none, and where so
     few begin that they are better looked at one by one."""
-    starts, _ = record_starts(data, at, most=most)
+    starts, _ = record_starts(data, at, most=most, gap=framing.gap)
     if len(starts) < SHORTEST_RUN:
         return None
     rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
     good &= rows.head["physical_offset"] == rows.start + (position - at)
+    heads = None
+    if framing.gap:
+        heads = items_at(rows.data, rows.start - framing.gap, HEAD_KIND)
+        good &= framing.heads_match(heads, rows.start + (position - at), rows.head["store_size"])
     rows = rows.pick(slice(_leading(good)))
     if check_crc:
         rows = rows.pick(slice(_leading(bodies_match(data, rows) | (rows.body_length == 0))))
@@ -224,7 +233,7 @@ def valid_run(data: bytes, at: int, position: int, most: int, *, check_crc: bool
     rows = rows.pick(slice(count))
     columns: list[Any] = [rows.field(name).astype(np.int64) for name in _RUN_FIELDS]
     columns += (np.array(topics[:count], np.int64), names, properties)
-    return Run(*columns)
+    return Run(*columns, None if heads is None else heads[:count])
 
 
 def _leading(good: NDArray[np.bool_]) -> int:

@@ -231,23 +231,23 @@ def properties_of(data: Buffer, pos: int = 0) -> bytes:
 
 
 def record_starts(
-    data: Buffer, begin: int = 0, end: int | None = None, most: int | None = None
+    data: Buffer, begin: int = 0, end: int | None = None, most: int | None = None, gap: int = 0
 ) -> tuple[list[int], int]:
     """Follow the chain of record lengths: (start of each record, position where the chain stops).
 
     The chain stops at `end` when all is well; before it at a length or magic number that cannot be, or at a
-    record whose rest is missing; and behind the first `most` records.
+    record whose rest is missing; and behind the first `most` records. `gap`: bytes in front of each record.
     """
     stop = len(data) if end is None else end
     starts: list[int] = []
-    position = begin
+    position = begin + gap
     while position + MIN_SIZE <= stop and len(starts) != most:
         size, magic = _start(data, position)
         if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < MIN_SIZE or size > stop - position:
             break
         starts.append(position)
-        position += size
-    return starts, position
+        position += size + gap
+    return starts, position - gap
 
 
 def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False) -> Iterator[MessageExt]:

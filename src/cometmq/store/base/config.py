@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from cometmq.errors import ConfigError
+from cometmq.protocol.record.framing import ENTRIES, PLAIN, Framing
 from cometmq.settings import INT_MAX, Range, camel, check_ranges, read_value, show_value
 
 CONSUME_QUEUE_UNIT = 20
@@ -65,6 +66,13 @@ class StoreConfig:
     default_query_max_num: int = 32
     broker_role: str = ASYNC_MASTER
     offset_check_in_slave: bool = False
+    enable_d_leger_commit_log: bool = False
+    d_leger_group: str = ""
+    d_leger_peers: str = ""
+    d_leger_self_id: str = ""
+    preferred_leader_id: str = ""
+    enable_batch_push: bool = False
+    store_path_d_ledger_commit_log: str = ""
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
     def __post_init__(self) -> None:
@@ -78,7 +86,12 @@ class StoreConfig:
         if not all(_HOUR(hour) for hour in self.delete_when.split(";")):
             expected = "hours of the day with ; between, as 04 or 02;14 (an hour that no day has: never)"
             raise ConfigError("deleteWhen", self.delete_when, expected)
-        if self.store_path_commit_log and not set(self.commit_log_dirs) - set(self.read_only_commit_log_dirs):
+        if self.enable_d_leger_commit_log:
+            if not _RAFT_ID(self.d_leger_self_id):
+                raise ConfigError("dLegerSelfId", self.d_leger_self_id, "a letter and a number, as n0")
+            if not self.d_leger_group:
+                raise ConfigError("dLegerGroup", "", "a name: that of the broker")
+        elif self.store_path_commit_log and not set(self.commit_log_dirs) - set(self.read_only_commit_log_dirs):
             expected = "at least one directory that readOnlyCommitLogStorePaths does not name"
             raise ConfigError("storePathCommitLog", self.store_path_commit_log, expected)
 
@@ -92,6 +105,7 @@ class StoreConfig:
         """The directories of each key that has some."""
         return {
             "storePathCommitLog": _paths(self.store_path_commit_log),
+            "storePathDLedgerCommitLog": _paths(self.store_path_d_ledger_commit_log),
             "readOnlyCommitLogStorePaths": self.read_only_commit_log_dirs,
             "storePathRootDir": (self.root,),
         }
@@ -99,8 +113,21 @@ class StoreConfig:
     @property
     def commit_log_dirs(self) -> tuple[str, ...]:
         """Where segments of the log lie, those that are only read included."""
+        if self.enable_d_leger_commit_log:
+            own = _paths(self.store_path_d_ledger_commit_log)
+            return own or (os.path.join(self.ledger_dir, "data"),)
         own = _paths(self.store_path_commit_log) or (os.path.join(self.root, "commitlog"),)
         return tuple(dict.fromkeys(own + self.read_only_commit_log_dirs))
+
+    @property
+    def ledger_dir(self) -> str:
+        """Where a raft member's own files are."""
+        return os.path.join(self.root, f"dledger-{self.d_leger_self_id}")
+
+    @property
+    def framing(self) -> Framing:
+        """What stands in front of the records of the log."""
+        return ENTRIES if self.enable_d_leger_commit_log else PLAIN
 
     @property
     def read_only_commit_log_dirs(self) -> tuple[str, ...]:
@@ -150,6 +177,7 @@ def _paths(text: str) -> tuple[str, ...]:
     return tuple(os.path.expanduser(path.strip()) for path in text.split(",") if path.strip())
 
 
+_RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
 _DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # at most 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -81,7 +81,10 @@ class LogWalk:
     def _segment(self, file: StoreFile) -> Iterator[Run]:
         position, known = file.base, 0
         while True:
-            scan = SegmentScan(self.disk, file.path, file.base, min(file.length, self._size))
+            scan = SegmentScan(
+                self.disk, file.path, file.base, min(file.length, self._size),
+                framing=self.layout.config.framing,
+            )  # fmt: skip
             again = False
             known = 0
             with closing(scan.runs(position)) as runs:

@@ -2,7 +2,7 @@
 
 Records of one loop tick are encoded into one buffer and leave in one `pwrite` (two when the tick rolls over
 to the next segment). A record never uses the last 8 bytes of a segment; when the next one does not fit, a
-blank record (i4 remaining bytes, i4 blank magic) closes the segment. Segments are reserved on the disk before
+blank (see framing.py, as for what stands in front of each record) closes the segment. Segments are reserved on the disk before
 they are used, so a full disk refuses a send and never breaks a write; the next one is reserved ahead in a
 thread.
 
@@ -21,7 +21,8 @@ from concurrent.futures import Future
 import msgspec
 
 from cometmq import logs
-from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, START
+from cometmq.protocol.record.framing import PLAIN, Framing
+from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.store.base.disk import Buffer, write_all
 from cometmq.store.base.files import WAITING, Reads, StoreFiles
 from cometmq.store.log.block_cache import BLOCK, BlockCache
@@ -50,7 +51,10 @@ class Extent(msgspec.Struct, gc=False):
 class CommitLog:
     """Writer and reader of the segments."""
 
-    def __init__(self, files: StoreFiles, places: LogPlaces, segment_size: int) -> None:
+    def __init__(
+        self, files: StoreFiles, places: LogPlaces, segment_size: int, framing: Framing = PLAIN
+    ) -> None:
+        self.framing = framing
         self._files = files
         self._disk = files.disk
         self.places = places
@@ -164,7 +168,7 @@ class CommitLog:
         if self.next < self.limit:
             if self.used + BLANK_SIZE > len(self.buffer):
                 self._new_chunk(BLANK_SIZE)
-            START.pack_into(self.buffer, self.used, self.limit - self.next, BLANK_MAGIC)
+            self._view[self.used : self.used + BLANK_SIZE] = self.framing.blank(self.limit - self.next)
             self.used += BLANK_SIZE
         self.next = self.limit
         self._enter(self.limit, fd)

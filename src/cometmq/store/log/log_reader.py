@@ -14,11 +14,12 @@ from cometmq.store.log.places import LogPlaces
 class LogReader:
     """Single records of a commit log by their position."""
 
-    __slots__ = ("_files", "_places", "_segment_size")
+    __slots__ = ("_files", "_places", "_segment_size", "framing")
 
     def __init__(self, files: ReadOnlyFiles, config: StoreConfig) -> None:
         self._files = files
         self._places = LogPlaces(files.disk, config)
+        self.framing = config.framing
         self._segment_size = config.mapped_file_size_commit_log
 
     def path_of(self, position: int) -> str:
@@ -34,6 +35,10 @@ class LogReader:
         """What dispatch needs to know of the valid record at `position`; None if none begins there."""
         found = self._read(position)
         return found[0] if found is not None else None
+
+    def facts_behind(self, position: int) -> Facts | None:
+        """The same of the record that follows on one that ends at `position`, or on a segment's beginning."""
+        return self.facts(position + self.framing.gap)
 
     def bytes_at(self, position: int, length: int) -> bytes | None:
         """Up to `length` bytes, within one segment; None where the device cannot read them."""

@@ -1,9 +1,9 @@
 """Walking the commit log record by record: what recovery, `verify` and `rebuild` see.
 
 A record is valid when its magic is known, its own position stands in it, its parts add up to its total size,
-no sector of its topic or properties reads as zeros, and its body has the CRC that it gives. Where none
-begins, the walk looks for the next magic number whose record is valid at exactly its position. So damage
-hides only the records that it hit.
+no sector of its topic or properties reads as zeros, and its body has the CRC that it gives; in a raft log the
+head of its entry must fit, too. Where none begins, the walk looks for the next magic number whose record is
+valid at exactly its position. So damage hides only the records that it hit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cometmq.protocol.record.layout import (
-    BLANK_MAGIC,
-    BLANK_MAGIC_BYTES,
-    BLANK_SIZE,
-    MAGIC_AT,
-    MAGICS_BEGIN,
-    START,
-)
+import numpy as np
+
+from cometmq.protocol.record.framing import HEAD_KIND, PLAIN, Framing, follows
+from cometmq.protocol.record.layout import BLANK_MAGIC_BYTES, BLANK_SIZE, MAGIC_AT, MAGICS_BEGIN
 from cometmq.protocol.record.many import LONGEST_RUN, SHORTEST_RUN, Run, valid_run
 from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_facts
 from cometmq.store.base.disk import Disk, is_zero
@@ -54,6 +50,7 @@ class SegmentScan:
     base: int
     length: int
     check_crc: bool = True
+    framing: Framing = PLAIN
 
     def __post_init__(self) -> None:
         self._fd = -1
@@ -110,36 +107,46 @@ class SegmentScan:
         """Valid records from `at` on, as many as are looked at together; None if none begins there."""
         offset = at - self._data_at
         if 0 <= offset < len(self._data):  # the usual case: whole records are in the present window
-            run = valid_run(self._data, offset, self.base + at, self._most, check_crc=self.check_crc)
+            run = valid_run(
+                self._data, offset, self.base + at, self._most, check_crc=self.check_crc, framing=self.framing
+            )
             if run is not None:
                 self._most = min(2 * self._most, LONGEST_RUN)
                 return run
-        few = self._few(at)
+        few, heads = self._few(at)
         if not few:
             self._most = SHORTEST_RUN
             return None
-        return Run.of(few)
+        run = Run.of(few)
+        return run._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else run
 
-    def _few(self, at: int, most: int = SHORTEST_RUN) -> list[Facts]:
-        """Up to `most` records, one by one: where a window ends or holds few, and before damage."""
+    def _few(self, at: int, most: int = SHORTEST_RUN) -> tuple[list[Facts], bytes]:
+        """Up to `most` records, one by one: where a window ends or holds few, and before damage; and the
+        heads of their entries, if they are such."""
         found: list[Facts] = []
+        heads = b""
+        gap = self.framing.gap
         window = -1
         while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
                 break  # in a new window a long run may begin
             window = self._data_at
-            facts = record_facts(self._view, offset, self.base + at, check_crc=self.check_crc)
+            facts = record_facts(self._view, offset + gap, self.base + at + gap, check_crc=self.check_crc)
             if facts is None:
                 break
+            if gap:
+                head = self._data[offset : offset + gap]
+                if not follows(head, heads[-gap:], self.base + at, facts.size):
+                    break
+                heads += head
             found.append(facts)
-            at += facts.size
-        return found
+            at += facts.size + gap
+        return found, heads
 
     def _blank(self, at: int) -> bool:
         offset = self._window(at)
-        start = self._data[offset : offset + BLANK_SIZE]
-        return len(start) == BLANK_SIZE and START.unpack(start) == (self.length - at, BLANK_MAGIC)
+        return self.framing.is_blank(self._data[offset : offset + BLANK_SIZE], self.length - at)
 
     def _window(self, at: int) -> int:
         """Have data that holds a whole record from `at` on; returns the place of `at` in it."""
@@ -154,13 +161,14 @@ class SegmentScan:
 
     def _needed(self, at: int, offset: int) -> int:
         """Bytes that tell whether a record begins at `at`, which is `offset` in the data."""
-        rest = self.length - at
-        if offset + CLAIM_BYTES > len(self._data):
-            return min(CLAIM_BYTES, rest)
+        rest, gap = self.length - at, self.framing.gap
+        least = CLAIM_BYTES + gap
+        if offset + least > len(self._data):
+            return min(least, rest)
         # Whatever its size says, bytes that name another place are no record: a body full of old records must
         # not make the walk read as much for each of them.
-        size, own = claim_of(self._data, offset)
-        return size if CLAIM_BYTES < size <= rest and own == self.base + at else min(CLAIM_BYTES, rest)
+        size, own = claim_of(self._data, offset + gap)
+        return size + gap if least < size + gap <= rest and own == self.base + at + gap else min(least, rest)
 
     def _load(self, at: int, length: int) -> None:
         self._data = self._read(min(self.length - at, length), at)
@@ -207,7 +215,8 @@ class SegmentScan:
                 hole, behind = self._hole(behind)
             if stop >= self.length:
                 break
-            place = max(place + 1, stop - 8)  # blocks overlap: no magic number lies across a border unseen
+            # Blocks overlap: no magic number lies across a border unseen.
+            place = max(place + 1, stop - self.framing.magic_at - MAGIC_AT)
         if not self.dirt and self._read(1, at).strip(b"\0"):
             self.dirt = True
         return None
@@ -231,13 +240,15 @@ class SegmentScan:
 
     def _search_block(self, data: bytes, data_at: int) -> int | None:
         at = 0
+        framed = self.framing.gap > 0
         while True:
             record = data.find(MAGICS_BEGIN, at)
-            blank = data.find(BLANK_MAGIC_BYTES, at)
+            # A blank that closes a raft log's segment has no magic number worth the search, and no message.
+            blank = -1 if framed else data.find(BLANK_MAGIC_BYTES, at)
             if record < 0 and blank < 0:
                 return None
             place = min(found for found in (record, blank) if found >= 0)
-            start = data_at + place - MAGIC_AT
-            if place >= MAGIC_AT and (self._blank(start) if place == blank else self._few(start, 1)):
+            start = data_at + place - self.framing.magic_at
+            if start >= data_at and (self._blank(start) if place == blank else self._few(start, 1)[0]):
                 return start
             at = place + 1

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cometmq import logs
-from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
+from cometmq.protocol.record.framing import Framing
+from cometmq.protocol.record.layout import BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
 from cometmq.protocol.record.many import read_rows
 from cometmq.protocol.record.one import record_facts, record_starts
 from cometmq.store.base.disk import Disk, opened
@@ -42,36 +43,40 @@ async def links(
     record begins, in front of `end`, by default the log's present end. Raises OSError."""
     size = commit_log.segment_size
     end = commit_log.end if end is None else min(end, commit_log.end)
-    at = max(start, commit_log.min_position)
+    framing = commit_log.framing
+    at = max(start - framing.gap, commit_log.min_position)
     while at < end:
         base = at - at % size
         if base not in commit_log.segments:
             at = base + size
             continue
         length = min(_BLOCK, base + size - at, end - at)
-        found, at = await off_loop.run(_read, disk, commit_log.path_of(base), base, size, at, length)
+        found, at = await off_loop.run(_read, disk, commit_log.path_of(base), base, size, at, length, framing)
         if len(found):
             yield found
 
 
-def _read(disk: Disk, path: str, base: int, size: int, at: int, length: int) -> tuple[Ints, int]:
+def _read(
+    disk: Disk, path: str, base: int, size: int, at: int, length: int, framing: Framing
+) -> tuple[Ints, int]:
     """The links of the records from `at` on that one read of `length` bytes brings, and where to go on."""
-    nothing = np.empty(0, np.int64)
+    nothing, gap = np.empty(0, np.int64), framing.gap
     try:
         with opened(disk, path, write=False) as fd:
-            data = _readable(disk, fd, max(length, BLANK_SIZE), at - base)
+            data = _readable(disk, fd, max(length, gap + BLANK_SIZE), at - base)
             if data is None:
-                return nothing, _behind(disk, path, base, size, at)
-            if len(data) < BLANK_SIZE:
+                return nothing, _behind(disk, path, base, size, at, framing)
+            if len(data) < gap + BLANK_SIZE or framing.is_blank(data, base + size - at):
                 return nothing, base + size
-            needed, magic = START.unpack_from(data)
+            needed, magic = START.unpack_from(data, gap)
+            needed += gap
             if magic in (MAGIC_V1, MAGIC_V2) and len(data) < needed <= base + size - at:
                 data = _readable(disk, fd, needed, at - base) or b""
                 if len(data) < needed:
                     return nothing, at + needed
     except FileNotFoundError:
         return nothing, base + size
-    starts, stop = record_starts(data)
+    starts, stop = record_starts(data, gap=gap)
     if starts:
         rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
         found = rows.field("prepared_transaction_offset").astype(np.int64)
@@ -80,15 +85,13 @@ def _read(disk: Disk, path: str, base: int, size: int, at: int, length: int) -> 
             # Torn by a power failure, it has not taken anything's place.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
-    if magic == BLANK_MAGIC:
-        return nothing, base + size
-    return nothing, _behind(disk, path, base, size, at)
+    return nothing, _behind(disk, path, base, size, at, framing)
 
 
-def _behind(disk: Disk, path: str, base: int, size: int, at: int) -> int:
+def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Framing) -> int:
     """Where the next valid record behind damage begins, or the next segment."""
-    for run in SegmentScan(disk, path, base, size, check_crc=False).runs(at):
-        return max(int(run.position[0]), at + 1)
+    for run in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).runs(at):
+        return max(int(run.position[0]) - framing.gap, at + 1)
     return base + size
 
 

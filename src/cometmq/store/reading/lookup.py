@@ -73,7 +73,7 @@ class Lookup:
                 if found:
                     return found
                 # The store time of the first record that still exists at or behind the oldest of them.
-                begin = max(positions[0], self.commit_log.min_position)
+                begin = max(positions[0], self.commit_log.min_position + self.commit_log.framing.gap)
                 end_ms = await self.off_loop.ask(partial(self._store_time, begin))
                 if end_ms < 0:
                     break

@@ -31,12 +31,15 @@ async def lost_units(
     start: log position of a record in front of theirs. code_of: a unit's tags code, by the properties of its
     record. Raises OSError.
     """
+    start -= commit_log.framing.gap
     units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)
     size = commit_log.segment_size
     for base in list(commit_log.segments):
         if base + size <= start:
             continue
-        scan = SegmentScan(disk, commit_log.path_of(base), base, size, check_crc=False)
+        scan = SegmentScan(
+            disk, commit_log.path_of(base), base, size, check_crc=False, framing=commit_log.framing
+        )
         try:
             with closing(scan.runs(max(start, base))) as runs:
                 while (run := await off_loop.run(partial(next, runs, None))) is not None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.protocol.record.layout import BLANK_SIZE
-from cometmq.protocol.record.one import encode_blank
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import SLAVE, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
@@ -315,10 +314,12 @@ def mark_holds(log: LogReader, segments: list[int], segment_size: int, mark: Mar
     base = position - position % segment_size
     if base not in segments:
         return position == (segments[-1] + segment_size if segments else 0)
-    if log.facts(position) is not None:
+    if log.facts_behind(position) is not None:
         return True
     head = log.bytes_at(position, BLANK_SIZE)
-    return head is not None and head in (bytes(len(head)), encode_blank(base + segment_size - position))
+    return head is not None and (
+        head == bytes(len(head)) or log.framing.is_blank(head, base + segment_size - position)
+    )
 
 
 def walk_from(mark: Mark, segment_size: int) -> int:
@@ -332,7 +333,7 @@ def walk_from(mark: Mark, segment_size: int) -> int:
 def trusted_segment(log: LogReader, segments: list[int], trusted_ms: int) -> int | None:
     """First position of the newest segment whose first record was stored at or before `trusted_ms`."""
     for base in reversed(segments):
-        facts = log.facts(base)
+        facts = log.facts_behind(base)
         if facts is not None and 0 < facts.store_ms <= trusted_ms:
             return base
     return None

@@ -112,10 +112,11 @@ class Replay:
                 result.damage.append(Damage(self.commit_log.path_of(previous + size), previous + size, base))
             previous = base
             path, check_crc = self.commit_log.path_of(base), self.config.check_crc_on_recover
-            scan = SegmentScan(self.disk, path, base, size, check_crc=check_crc)
+            framing = self.commit_log.framing
+            scan = SegmentScan(self.disk, path, base, size, check_crc=check_crc, framing=framing)
             with closing(scan.runs(max(start, base))) as runs:
                 for run in runs:
-                    if run.position[0] != reached >= self.whole_from:
+                    if run.position[0] - framing.gap != reached >= self.whole_from:
                         self._end_at(reached)
                         return
                     reached = run.end

@@ -29,11 +29,13 @@ from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.entry_tail import EntryTail
 from cometmq.store.writing.batch_items import Common, Items, batch_items
 
 log = logs.logger(__name__)
 
 REFUSED = -1  # in place of a size
+_PIECES = 5  # of which a record is joined
 _TOPIC_MAX = 255
 _PROPERTIES_MAX = 32_767
 # Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
@@ -127,8 +129,8 @@ class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
     __slots__ = (
-        "_encoded", "_flags", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms", "_unput",
-        "largest_body", "largest_record", "pending", "shut", "store_host",
+        "_encoded", "_flags", "_gap", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms", "_unput",
+        "entries", "largest_body", "largest_record", "pending", "shut", "store_host",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +142,8 @@ class Appender:
         flags: RunningFlags,
     ) -> None:
         self._log = commit_log
+        self._gap = commit_log.framing.gap
+        self.entries = EntryTail(0)  # in a raft log
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
@@ -156,7 +160,7 @@ class Appender:
     def set_largest(self, body: int) -> None:
         """maxMessageSize may change while the store runs."""
         self.largest_body = body
-        self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE)
+        self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE - self._gap)
 
     def end_tick(self) -> EncodedTick:
         """Encode what is pending and hand over all of this tick; what comes now belongs to the next."""
@@ -173,7 +177,9 @@ class Appender:
         return EncodedTick(runs, placed, refused)
 
     def roll_back(self, runs: list[EncodedRun]) -> None:
-        """Give the queue offsets of records that could not be written back."""
+        """Give the queue offsets of records that could not be written back, and the indexes of entries."""
+        if self._gap:
+            self.entries.take_back(sum(len(run.sizes if type(run) is BatchRecords else run) for run in runs))
         for run in reversed(runs):
             if type(run) is BatchRecords:
                 run.queue.next_offset = run.queue_offset
@@ -219,7 +225,7 @@ class Appender:
         self.pending.append(message)
         largest = self.largest_body, self.largest_record
         if stored_before:
-            self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE
+            self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE - self._gap
         self._making_room = makes_room
         try:
             self.encode_pending()
@@ -262,7 +268,7 @@ class Appender:
         host = self.store_host if store_host is None else store_host
         head, sys_flag = head_of(born_host, host, sys_flag)
         sizes = items.sizes(head.size + len(topic_bytes) + 2)
-        total = sum(sizes)
+        total = sum(sizes) + self._gap * len(sizes)
         if max(sizes) > self.largest_record or items.longest_properties > _PROPERTIES_MAX:
             self._refuse_member(items, sizes)
         if total + BLANK_SIZE > self._log.segment_size:
@@ -270,14 +276,14 @@ class Appender:
         self._claim(total)
         now = self._time_ms()
         offset = queue.next_offset
-        positions = list(accumulate(sizes[:-1], initial=self._log.next))
+        positions = self._positions(sizes)
         rest = (sys_flag, born_timestamp_ms, born_host, now, host, reconsume_times, 0)
         common = Common(head, queue.magic, queue_id, offset, rest, topic_bytes)
         try:
             records = items.records(common, sizes, positions)
         except struct.error as problem:
             raise _illegal_number(problem) from None
-        self._log.put(records)
+        self._log.put(self._framed(records, sizes, positions) if self._gap else records)
         queue.next_offset = offset + len(sizes)
         codes, keys = items.codes_and_keys()
         appended = BatchRecords(
@@ -288,6 +294,20 @@ class Appender:
         self._encoded = []
         self._runs += (appended, self._encoded)
         return appended
+
+    def _positions(self, sizes: list[int]) -> list[int]:
+        """Where records that follow each other from here on begin."""
+        gap = self._gap
+        steps = [size + gap for size in sizes[:-1]] if gap else sizes[:-1]
+        return list(accumulate(steps, initial=self._log.next + gap))
+
+    def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
+        """Records that lie back to back, each with the head of its entry."""
+        pieces, at = [], 0
+        for size, position in zip(sizes, positions, strict=True):
+            pieces += (self.entries.head(position - self._gap, size), records[at : at + size])
+            at += size
+        return b"".join(pieces)
 
     def _refuse_member(self, items: Items, records: list[int]) -> None:
         """Name the first message that is too large."""
@@ -348,12 +368,12 @@ class Appender:
         self._refused += [Refused(message.sender, refusal) for message in messages if message.size == 0]
 
     def _encode(self, messages: list[TickMessage]) -> None:
-        log = self._log
+        log, gap = self._log, self._gap
         now = self._time_ms()
         largest_body, largest_record = self.largest_body, self.largest_record
         encoded = self._encoded.append
         pieces: list[Body] = []
-        position, room = log.next, log.room()
+        position, room = log.next + gap, log.room()
         last: Traits | None = None
         host_length = 0
         for message in messages:
@@ -379,8 +399,8 @@ class Appender:
                     self._refuse_size(body_length, properties_length, size)
                 if position + size > room:
                     self._put(pieces)
-                    self._claim(size)
-                    position, room = log.next, log.room()
+                    self._claim(size + gap)
+                    position, room = log.next + gap, log.room()
                 queue_offset = queue.next_offset if in_queue else 0
                 pieces += (
                     pack_head(
@@ -390,6 +410,8 @@ class Appender:
                     ),
                     body, topic, _length(properties_length), properties,
                 )  # fmt: skip
+                if gap:
+                    pieces.insert(-_PIECES, self.entries.head(position - gap, size))
             except struct.error as problem:
                 self._refuse(message, _illegal_number(problem))
                 continue
@@ -406,7 +428,7 @@ class Appender:
             message.size, message.physical_offset, message.queue_offset = size, position, queue_offset
             message.tags_code, message.store_timestamp_ms = tags_code, now
             encoded(message)
-            position += size
+            position += size + gap
         self._put(pieces)
 
     def _refuse(self, message: TickMessage, refusal: StoreRefused) -> None:

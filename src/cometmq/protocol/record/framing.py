@@ -1,0 +1,114 @@
+"""How the records of a log follow each other: back to back, or as entries of a raft log.
+
+A raft log is kept as DLedger 0.3.1 does (docs/reference/storage.md, DLedger files): 48 bytes in front of each
+record make an entry of it, and another kind of blank closes a segment.
+
+    offset  type  field                      offset  type  field
+    0       i4    magic: 1                   24      i8    log position of the entry
+    4       i4    size of the whole entry    32      i4    channel: 0
+    8       i8    index                      36      i4    CRC of the chain: 0
+    16      i8    term                       40      i4    CRC of the body: 0
+                                             44      i4    size of the record
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_AT, START
+
+ENTRY = Struct(">iiqqqiiii")
+ENTRY_SIZE = ENTRY.size
+ENTRY_MAGIC = 1
+ENTRY_BLANK_MAGIC = -1
+HEAD_KIND = np.dtype(
+    [
+        ("magic", ">i4"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8"), ("position", ">i8"),
+        ("channel", ">i4"), ("chain_crc", ">i4"), ("body_crc", ">i4"), ("length", ">i4"),
+    ]
+)  # fmt: skip
+
+
+class EntryHead(NamedTuple):
+    """What stands in front of an entry's record."""
+
+    magic: int
+    size: int
+    index: int
+    term: int
+    position: int
+    channel: int
+    chain_crc: int
+    body_crc: int
+    length: int
+
+    @classmethod
+    def read(cls, data: bytes | bytearray | memoryview, at: int = 0) -> EntryHead:
+        """The head at data[at:], which must hold it."""
+        return cls(*ENTRY.unpack_from(data, at))
+
+    def holds(self, position: int) -> bool:
+        """Whether it can be the head of the entry at this log position."""
+        return (
+            self.magic == ENTRY_MAGIC
+            and self.position == position
+            and self.size == self.length + ENTRY_SIZE > ENTRY_SIZE
+            and self.index >= 0
+            and self.term >= 0
+        )
+
+
+def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool:
+    """Whether `head` is the head of the entry at log position `position`, with a record of this size, and can
+    stand behind the entry with the head `before` (none: behind any)."""
+    if len(head) < ENTRY_SIZE:
+        return False
+    this = EntryHead.read(head)
+    if not this.holds(position) or this.length != record_size:
+        return False
+    last = EntryHead.read(before) if before else None
+    return last is None or (this.index == last.index + 1 and this.term >= last.term)
+
+
+def encode_entry_head(index: int, term: int, position: int, record_size: int) -> bytes:
+    """The 48 bytes in front of a record."""
+    size = record_size + ENTRY_SIZE
+    return ENTRY.pack(ENTRY_MAGIC, size, index, term, position, 0, 0, 0, record_size)
+
+
+class Framing(NamedTuple):
+    """One of the two ways. gap: bytes in front of each record."""
+
+    gap: int
+
+    def blank(self, rest: int) -> bytes:
+        """What closes a segment with `rest` bytes left."""
+        return START.pack(ENTRY_BLANK_MAGIC, rest) if self.gap else START.pack(rest, BLANK_MAGIC)
+
+    def is_blank(self, data: bytes | bytearray | memoryview, rest: int) -> bool:
+        """Whether the segment's last `rest` bytes, of which `data` are the first, are closed."""
+        return bytes(data[:BLANK_SIZE]) == self.blank(rest)
+
+    @property
+    def magic_at(self) -> int:
+        """Where the magic number of a record lies behind the beginning of what is in front of it."""
+        return self.gap + MAGIC_AT
+
+    def heads_match(self, heads: NDArray[Any], position: NDArray[Any], size: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether each entry's head names its place and the size of the record at log position `position`,
+        and follows on the one before."""
+        good = (heads["magic"] == ENTRY_MAGIC) & (heads["position"] == position - ENTRY_SIZE)
+        good &= (heads["length"] == size) & (heads["size"] == size + ENTRY_SIZE) & (heads["term"] >= 0)
+        index, term = heads["index"].astype(np.int64), heads["term"].astype(np.int64)
+        good &= (index >= 0) & (index == index[0] + np.arange(len(index)))
+        good[1:] &= term[1:] >= term[:-1]
+        found: NDArray[np.bool_] = good
+        return found
+
+
+PLAIN = Framing(0)
+ENTRIES = Framing(ENTRY_SIZE)

@@ -1,0 +1,143 @@
+"""Where each entry of a raft log lies: units of 32 bytes in equal files, as DLedger 0.3.1 keeps them
+(docs/reference/storage.md, DLedger files).
+
+The unit of index i is at byte 32 i; files are named by the position of their first byte. Ours holds a unit
+only of entries that have been on the device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cometmq.errors import StoreError
+from cometmq.protocol.record.framing import ENTRY_MAGIC
+from cometmq.store.base.disk import is_numbered, opened, write_all, zero_out
+from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
+
+FILE_SIZE = 32 * 5 * 1024 * 1024
+"""Bytes of a file; most of it is never written."""
+_KIND = np.dtype([("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")])
+UNIT = _KIND.itemsize
+
+
+class EntryPlace(NamedTuple):
+    """Log position, size in bytes and term of an entry."""
+
+    position: int
+    size: int
+    term: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.size
+
+
+class EntryIndex:
+    """The files of one member's index. Loop thread only, except `sync`."""
+
+    def __init__(self, files: StoreFiles, directory: str) -> None:
+        """Raises StoreError for files of another length, OSError."""
+        self._files = files
+        self._disk = files.disk
+        self._directory = directory
+        self._bases = []
+        self._unsynced: set[str] = set()
+        self._new_names = False
+        for name in self._disk.listdir(directory):
+            if is_numbered(name, 20):
+                facts = part_facts(self._disk, os.path.join(directory, name), FILE_SIZE, "the index of entries")
+                if facts is None:
+                    continue
+                if facts.size < FILE_SIZE:
+                    with opened(self._disk, os.path.join(directory, name)) as fd:
+                        self._disk.truncate(fd, FILE_SIZE)
+                self._bases.append(int(name))
+
+    def _path(self, base: int) -> str:
+        return os.path.join(self._directory, f"{base:020d}")
+
+    def place(self, index: int, reads: Reads = WAITING) -> EntryPlace | None:
+        """Where an entry lies; None without a unit of it. Raises NotInMemory, OSError."""
+        found = self.places(index, 1, reads)
+        return found[0] if found else None
+
+    def places(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryPlace]:
+        """Where up to `count` entries from `index` on lie, as far as one file has units of them."""
+        at = index * UNIT
+        base = at - at % FILE_SIZE
+        if index < 0 or base not in self._bases:
+            return []
+        length = min(count * UNIT, base + FILE_SIZE - at)
+        data = self._files.read(self._path(base), length, at - base, reads)
+        if data is None:
+            return []
+        units = np.frombuffer(data, _KIND)
+        good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
+        wrong = np.flatnonzero(~good)
+        units = units[: int(wrong[0]) if len(wrong) else len(units)]
+        columns = [units[name].tolist() for name in ("position", "size", "term")]
+        return [EntryPlace(*each) for each in zip(*columns, strict=True)]
+
+    def write(
+        self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]
+    ) -> None:
+        """Write the units of entries from index `first` on. Raises OSError."""
+        units = np.empty(len(positions), _KIND)
+        units["magic"], units["index"] = ENTRY_MAGIC, first + np.arange(len(positions))
+        units["position"], units["size"], units["term"] = positions, sizes, terms
+        data = units.tobytes()
+        at, written = first * UNIT, 0
+        while written < len(data):
+            base = at - at % FILE_SIZE
+            part = data[written : written + base + FILE_SIZE - at]
+            path = self._made(base)
+            write_all(self._disk, self._files.descriptors.get(path), part, at - base)
+            self._unsynced.add(path)
+            written += len(part)
+            at += len(part)
+
+    def _made(self, base: int) -> str:
+        path = self._path(base)
+        if base not in self._bases:
+            with opened(self._disk, path, create=True) as fd:
+                self._disk.truncate(fd, FILE_SIZE)
+            self._bases = sorted({*self._bases, base})
+            self._new_names = True
+        return path
+
+    def cut(self, index: int) -> None:
+        """Forget entries from `index` on, on the device when this returns. Raises OSError."""
+        at = index * UNIT
+        for base in sorted(self._bases, reverse=True):
+            path = self._path(base)
+            if base >= at and base:
+                self._files.delete(path)
+                self._bases.remove(base)
+                self._unsynced.discard(path)
+                self._new_names = True
+            elif base + FILE_SIZE > at:
+                with opened(self._disk, path) as fd:
+                    if zero_out(self._disk, fd, at - base, FILE_SIZE):
+                        self._unsynced.add(path)
+        self.sync()
+
+    def forget_before(self, index: int) -> None:
+        """Files of expired entries only, those in front of `index`, go."""
+        for base in [base for base in self._bases if base + FILE_SIZE <= index * UNIT]:
+            self._files.delete(self._path(base))
+            self._bases.remove(base)
+            self._unsynced.discard(self._path(base))
+
+    def sync(self) -> None:
+        """Bring what was written onto the device. Raises OSError."""
+        for path in sorted(self._unsynced):
+            with opened(self._disk, path) as fd:
+                self._disk.fdatasync(fd)
+        if self._new_names:
+            self._disk.fsync_dir(self._directory)
+        self._unsynced.clear()
+        self._new_names = False

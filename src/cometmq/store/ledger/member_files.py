@@ -1,0 +1,85 @@
+"""The two small files of a raft member: `currterm`, its term and vote, and `checkpoint`, how far its log is.
+
+Both are properties as DLedger 0.3.1 writes them (docs/reference/storage.md, DLedger files). Ours are replaced
+in one step and are on the device when a call returns.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from cometmq.errors import ConfigError, StoreError
+from cometmq.settings import properties_of
+from cometmq.store.base.disk import Disk, read_file, replace_file
+
+_TERM, _VOTE = "currTerm", "voteLeader"
+_END, _COMMITTED = "endIndex", "committedIndex"
+_SYNCED = "syncedIndex"
+"""Ours alone; Apache's broker ignores it, and drops it with its next checkpoint."""
+_LIMIT = 1 << 16  # bytes
+
+
+class HardState(NamedTuple):
+    """A member's term (-1: none yet), and whom it has voted for in it ("": nobody)."""
+
+    term: int = -1
+    vote: str = ""
+
+
+class LedgerMark(NamedTuple):
+    """Indexes of the last entry (end), of the last that was known to be committed, and of the last that was
+    on the device; -1 for none, or where nobody says."""
+
+    end: int = -1
+    committed: int = -1
+    synced: int = -1
+
+
+def read_hard_state(disk: Disk, directory: str) -> HardState | None:
+    """What `currterm` says; None without the file. Raises StoreError when it cannot be read: a member that
+    has forgotten its vote might vote again."""
+    path = os.path.join(directory, "currterm")
+    found = _read(disk, path)
+    if found is None:
+        return None
+    return HardState(_number(found, _TERM, path, None), found.get(_VOTE, "").strip())
+
+
+def write_hard_state(disk: Disk, directory: str, state: HardState) -> None:
+    """Raises OSError. In any thread, one call at a time."""
+    text = f"{_VOTE}={state.vote}\n{_TERM}={state.term}\n"
+    replace_file(disk, os.path.join(directory, "currterm"), text.encode())
+
+
+def read_mark(disk: Disk, directory: str) -> LedgerMark:
+    """What `checkpoint` says. Raises StoreError when it cannot be read."""
+    path = os.path.join(directory, "checkpoint")
+    found = _read(disk, path) or {}
+    return LedgerMark(*(_number(found, key, path, -1) for key in (_END, _COMMITTED, _SYNCED)))
+
+
+def write_mark(disk: Disk, directory: str, mark: LedgerMark) -> None:
+    """Raises OSError. In any thread, one call at a time."""
+    text = f"{_END}={mark.end}\n{_COMMITTED}={mark.committed}\n{_SYNCED}={mark.synced}\n"
+    replace_file(disk, os.path.join(directory, "checkpoint"), text.encode())
+
+
+def _read(disk: Disk, path: str) -> dict[str, str] | None:
+    try:
+        data = read_file(disk, path, _LIMIT)
+    except FileNotFoundError:
+        return None
+    try:
+        return properties_of(data, path)
+    except (ConfigError, ValueError) as problem:
+        raise StoreError(f"cannot be read: {problem}", path) from None
+
+
+def _number(found: dict[str, str], key: str, path: str, default: int | None) -> int:
+    text = found.get(key, "").strip()
+    if not text and default is not None:
+        return default
+    if not text.lstrip("-").isdecimal() or not text.isascii() or not -1 <= int(text) < 1 << 62:
+        raise StoreError(f"{key} is {text[:40]!r}, not an index or a term", path)
+    return int(text)
