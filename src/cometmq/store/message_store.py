@@ -41,6 +41,8 @@ from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.derived.queue_table import QueueTable
+from cometmq.store.ledger.ledger import Ledger
+from cometmq.store.ledger.log_ends import LogEnds, find_log_ends
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.places import LogPlaces
@@ -95,13 +97,16 @@ class MessageStore:
         self.flags = flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.off_loop = off_loop = OffLoop(disk)
-        self.log = CommitLog(self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log)
+        self.log = CommitLog(
+            self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log, config.framing
+        )
         self.queues = queues = QueueTable(self.files, config)
         self.index = index = IndexService(self.files, clock, config)
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = deleted = DeletedTopics(disk, config.root)
         self._clean_ends = CleanEnds(disk, config.root)
-        self.recovered = self._recover()
+        ends = self._ledger_ends() if config.enable_d_leger_commit_log else None
+        self.recovered = self._recover(ends)
         self.min_offsets = MinOffsets(disk, config.root)
         self.min_offsets.apply(queues)
         self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
@@ -113,6 +118,14 @@ class MessageStore:
         self.lookups = Lookup(self.log, queues, index, off_loop, config)
         self.appender = Appender(self.log, queues, clock, config, flags)
         self.replica = ReplicaLog(self.log, flusher, flags, self._written)
+        self.ledger: Ledger | None = None
+        """The log as a raft member's, in that mode."""
+        if ends is not None:
+            self.ledger = Ledger(
+                disk=disk, config=config, clock=clock, flags=flags, commit_log=self.log, queues=queues,
+                flusher=flusher, appender=self.appender, dispatcher=self.dispatcher, ends=ends,
+            )  # fmt: skip
+            flusher.on_flushed = self.ledger.flushed
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
         self.checkpointing = Checkpointing(
@@ -153,7 +166,11 @@ class MessageStore:
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
 
-    def _recover(self) -> Recovered:
+    def _ledger_ends(self) -> LogEnds:
+        mark = self.checkpoint.mark
+        return find_log_ends(self.files, self.config, self.log.places, 0 if mark is None else mark.position)
+
+    def _recover(self, ends: LogEnds | None) -> Recovered:
         check_lengths(self.disk, self.config, self._clean_ends)
         finish_cut(
             self.disk, CutNote(self.disk, self.config.root), self.log.places, self.log.segment_size,
@@ -164,6 +181,7 @@ class MessageStore:
         recovery = Recovery(
             disk=self.disk, config=self.config, commit_log=self.log, queues=self.queues, index=self.index,
             checkpoint=self.checkpoint, deleted=self.deleted, ends=self._clean_ends,
+            ledger=ends,
         )  # fmt: skip
         return recovery.run(clean=clean)
 
@@ -173,7 +191,10 @@ class MessageStore:
     def open(cls, config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None) -> MessageStore:
         """Lock the directory, load and recover it. Raises StoreError, OSError; then nothing stays locked."""
         disk = disk or OsDisk()
-        for path in (config.root, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
+        own: tuple[str, ...] = ()
+        if config.enable_d_leger_commit_log:
+            own = (config.ledger_dir, os.path.join(config.ledger_dir, "index"))
+        for path in (config.root, *own, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
             if not disk.is_dir(path):
                 disk.makedirs(path)
                 disk.fsync_dir(os.path.dirname(path))
@@ -204,12 +225,17 @@ class MessageStore:
         self._closed, self.appender.shut = True, "the store is closed"
         try:
             if self.commit().error is None and self.writer.make_durable() and self.flags.writeable:
-                self._clean_ends.save(self.queues, self.log.end, self.config)
+                self._save_ledger()
+                self._clean_ends.save(self.queues, self.checkpointing.covered().position, self.config)
                 self._abort.clear()
             else:
                 log.warning("the store stops with unwritten state; the next start will recover it")
         finally:
             self.crash()
+
+    def _save_ledger(self) -> None:
+        if self.ledger is not None:
+            self.ledger.save()
 
     def crash(self) -> None:
         """Let go of the directory as a killed process would: nothing more is written."""
@@ -236,13 +262,19 @@ class MessageStore:
 
     def commit(self) -> Commit:
         """Write what was appended since the last call. On an error everything appended is taken back."""
-        runs, placed, refused = self.appender.end_tick()
+        encoded, placed, refused = self.appender.end_tick()
+        runs: Sequence[WrittenRun] = encoded
+        ledger = self.ledger
+        if ledger is not None:
+            runs = [*encoded, *ledger.take_received()]
         if not runs:
             return Commit(placed, refused, None, self.log.end)
         try:
             self.log.write_tick()
         except OSError as failure:
-            self.appender.roll_back(runs)
+            self.appender.roll_back(encoded)
+            if ledger is not None:
+                ledger.not_written()
             log.error("commit log could not be written: %s", failure)
             error = StoreRefused(
                 ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
@@ -259,6 +291,14 @@ class MessageStore:
                 self.checkpointing.clock_stepped_back(now_ms)
             self.flusher.written_ms = now_ms
         self.space.reserve()
+        if self.ledger is not None:
+            self.ledger.written()
+            self.dispatcher.dispatch_flushed(self.log.end, runs)  # once they are committed
+            if self.config.sync_flush:
+                self.flusher.request()
+            elif not self.config.flush_commit_log_timed:
+                self.flusher.timed()
+            return 0, []
         # Visible in order, also when the flush mode has just changed.
         if self.config.sync_flush or self.dispatcher.waits:
             if runs:

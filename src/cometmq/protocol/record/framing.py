@@ -16,6 +16,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +34,7 @@ HEAD_KIND = np.dtype(
 )  # fmt: skip
 
 
-class EntryHead(NamedTuple):
+class EntryHead(msgspec.Struct, frozen=True, gc=False):
     """What stands in front of an entry's record."""
 
     magic: int
@@ -98,7 +99,9 @@ class Framing(NamedTuple):
         """Where the magic number of a record lies behind the beginning of what is in front of it."""
         return self.gap + MAGIC_AT
 
-    def heads_match(self, heads: NDArray[Any], position: NDArray[Any], size: NDArray[Any]) -> NDArray[np.bool_]:
+    def heads_match(
+        self, heads: NDArray[Any], position: NDArray[Any], size: NDArray[Any]
+    ) -> NDArray[np.bool_]:
         """Whether each entry's head names its place and the size of the record at log position `position`,
         and follows on the one before."""
         good = (heads["magic"] == ENTRY_MAGIC) & (heads["position"] == position - ENTRY_SIZE)

@@ -179,6 +179,19 @@ class Run(NamedTuple):
         position, size, queue_id, queue_offset, sys_flag, store_ms, topic = columns
         return cls(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, names, list(properties))
 
+    def last_ones(self, count: int) -> Run:
+        """Its last `count` records."""
+        return self._part(slice(len(self.properties) - count, None))
+
+    def first_ones(self, count: int) -> Run:
+        """Its first `count` records."""
+        return self._part(slice(count))
+
+    def _part(self, part: slice) -> Run:
+        columns: list[Any] = [column[part] for column in self[:7]]
+        columns += (self.names, self.properties[part], None if self.heads is None else self.heads[part])
+        return Run(*columns)
+
     @property
     def end(self) -> int:
         """The position behind its last record."""
@@ -233,7 +246,8 @@ def valid_run(
     rows = rows.pick(slice(count))
     columns: list[Any] = [rows.field(name).astype(np.int64) for name in _RUN_FIELDS]
     columns += (np.array(topics[:count], np.int64), names, properties)
-    return Run(*columns, None if heads is None else heads[:count])
+    columns.append(None if heads is None else heads[:count])
+    return Run(*columns)
 
 
 def _leading(good: NDArray[np.bool_]) -> int:

@@ -46,7 +46,7 @@ class Checkpointing:
     def __post_init__(self, recovered: Recovered) -> None:
         known = self.checkpoint.mark
         self._last = recovered.last_position if recovered.records else known.last if known else -1
-        self._position = self._tried = self.flusher.flushed
+        self._position = self._tried = recovered.visible
         self._behind = 0  # records dispatched since the checkpoint was last moved
         self._changed = recovered.rebuilt  # a store in which nothing has changed gets no mark
         self._step_backs = 0

@@ -213,7 +213,7 @@ class DerivedWriter:
     def make_recovery_durable(self, found: Recovered) -> None:
         """Make durable what recovery found, before anything is built on it. Raises OSError."""
         if not found.rebuilt:
-            self._durable_until = self.commit_log.end
+            self._durable_until = found.visible
             return
         size = self.commit_log.segment_size
         paths = [

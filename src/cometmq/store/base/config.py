@@ -91,7 +91,9 @@ class StoreConfig:
                 raise ConfigError("dLegerSelfId", self.d_leger_self_id, "a letter and a number, as n0")
             if not self.d_leger_group:
                 raise ConfigError("dLegerGroup", "", "a name: that of the broker")
-        elif self.store_path_commit_log and not set(self.commit_log_dirs) - set(self.read_only_commit_log_dirs):
+        elif self.store_path_commit_log and not set(self.commit_log_dirs) - set(
+            self.read_only_commit_log_dirs
+        ):
             expected = "at least one directory that readOnlyCommitLogStorePaths does not name"
             raise ConfigError("storePathCommitLog", self.store_path_commit_log, expected)
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cometmq.errors import StoreError
 from cometmq.protocol.record.framing import ENTRY_MAGIC
 from cometmq.store.base.disk import is_numbered, opened, write_all, zero_out
 from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
@@ -44,12 +43,14 @@ class EntryIndex:
         self._files = files
         self._disk = files.disk
         self._directory = directory
-        self._bases = []
+        self._bases: list[int] = []
         self._unsynced: set[str] = set()
         self._new_names = False
         for name in self._disk.listdir(directory):
             if is_numbered(name, 20):
-                facts = part_facts(self._disk, os.path.join(directory, name), FILE_SIZE, "the index of entries")
+                facts = part_facts(
+                    self._disk, os.path.join(directory, name), FILE_SIZE, "the index of entries"
+                )
                 if facts is None:
                     continue
                 if facts.size < FILE_SIZE:
@@ -59,6 +60,11 @@ class EntryIndex:
 
     def _path(self, base: int) -> str:
         return os.path.join(self._directory, f"{base:020d}")
+
+    def has_files(self, first: int, last: int) -> bool:
+        """Whether all files are there that units of the entries `first` to `last` are in."""
+        begin, end = first * UNIT // FILE_SIZE, last * UNIT // FILE_SIZE
+        return first <= last and all(number * FILE_SIZE in self._bases for number in range(begin, end + 1))
 
     def place(self, index: int, reads: Reads = WAITING) -> EntryPlace | None:
         """Where an entry lies; None without a unit of it. Raises NotInMemory, OSError."""
@@ -82,9 +88,7 @@ class EntryIndex:
         columns = [units[name].tolist() for name in ("position", "size", "term")]
         return [EntryPlace(*each) for each in zip(*columns, strict=True)]
 
-    def write(
-        self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]
-    ) -> None:
+    def write(self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]) -> None:
         """Write the units of entries from index `first` on. Raises OSError."""
         units = np.empty(len(positions), _KIND)
         units["magic"], units["index"] = ENTRY_MAGIC, first + np.arange(len(positions))

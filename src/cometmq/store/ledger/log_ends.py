@@ -1,8 +1,8 @@
 """What of a raft log is there when its member starts: torn tails are told from corruption, and cut.
 
-Entries are walked from the last committed one on, bodies' CRC included. A log that does not go on as it should
-is torn there if nobody has said that the entry behind has been on the device; then it is cut. Else entries
-that a quorum may count on are lost: the member does not start.
+Entries are walked from the last committed one on, bodies' CRC included. A log that does not go on as it
+should is torn there if nobody has said that the entry behind has been on the device; then it is cut. Else
+entries that a quorum may count on are lost: the member does not start.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from cometmq.errors import StoreCorrupt, StoreError
 from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, EntryHead
 from cometmq.protocol.record.many import Run
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk, opened, zero_out
+from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
+from cometmq.store.base.files import StoreFiles
+from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.ledger.entry_index import EntryIndex
-from cometmq.store.ledger.member_files import LedgerMark
+from cometmq.store.ledger.member_files import LedgerMark, read_mark
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.scan import SegmentScan
+from cometmq.store.recovery.recovery import list_segments
 
 log = logs.logger(__name__)
 
@@ -34,8 +37,9 @@ class LogEnds:
     """A walk over the end of a raft log.
 
     shown: log position up to which the store has shown records to readers (0: unknown): they were committed.
-    After `find`: `first` and `last` are indexes (-1 for none), `term` is that of the last entry, `end` the log
-    position behind it; `committed` is the last entry known to be so, `visible` the position behind it.
+    After `find`: `first` and `last` are indexes (`first` - 1 for none), `term` is that of the last entry, `end`
+    the log position behind it; `committed` is the last entry known to be so (-1: none), `visible` the position
+    behind it, `waiting` what follows there.
     """
 
     disk: Disk
@@ -51,23 +55,42 @@ class LogEnds:
         self._size = self.config.mapped_file_size_commit_log
         self.first = self.last = self.term = self.committed = -1
         self.end = self.visible = self.segments[0] if self.segments else 0
+        self.waiting: list[Run] = []
         self._torn = False
         self._holes = False  # valid entries lie behind the place where the log does not go on
 
     def find(self) -> None:
         """Raises StoreCorrupt when entries are lost that must be there, StoreError, OSError."""
-        if self.segments:
-            self._find_first()
-        start = self._start()
-        if self.first >= 0:
-            self._walk(start)
+        head = self._head(self.segments[0]) if self.segments else None
+        self.first = head.index if head is not None else 0
+        start, index = self._start()
+        self._sync(start)
+        self.end, self.last = start, index - 1
+        self._walk()
         self._judge()
         if self._torn:
-            self._cut()
+            log.warning("%s: torn tail cut from position %d on", ", ".join(self.places.all), self.end)
+            cut_log(self.disk, self.places, self.segments, self._size, self.end)
         self.index.cut(self.last + 1)
-        if self.committed < 0 <= self.mark.committed:
-            self.committed = min(self.mark.committed, self.last)
-        self._find_visible()
+        self.committed = max(self.committed, min(self.mark.committed, self.last))
+        place = self.index.place(self.committed)
+        if place is not None:
+            self.visible = place.end
+        elif self.committed >= 0:
+            raise StoreError(f"the index does not know entry {self.committed}", self.config.ledger_dir)
+        self.waiting = [run for run in map(self._behind_visible, self.waiting) if run is not None]
+
+    def _behind_visible(self, run: Run) -> Run | None:
+        """What of a run is not committed."""
+        count = int(np.count_nonzero(run.position > self.visible))
+        return run.last_ones(count) if count else None
+
+    def _sync(self, start: int) -> None:
+        """Bring what will be walked over onto the device: the index may name it then."""
+        for base in self.segments:
+            if base + self._size > start:
+                with opened(self.disk, self.places.path_of(base)) as fd:
+                    self.disk.fdatasync(fd)
 
     # -- where to begin ---------------------------------------------------------------------------
 
@@ -76,57 +99,49 @@ class LogEnds:
         head = EntryHead.read(data) if data is not None and len(data) == ENTRY_SIZE else None
         return head if head is not None and head.holds(position) else None
 
-    def _find_first(self) -> None:
-        head = self._head(self.segments[0])
-        if head is not None:
-            self.first = head.index
-        elif self.mark.committed >= 0:
-            path = self.places.path_of(self.segments[0])
-            raise StoreCorrupt(f"the first entry of the log is no more, {self._known()}", path)
-
     def _start(self) -> tuple[int, int]:
         """Position and index of an entry in front of which nothing needs to be looked at."""
-        if self.first < 0:
-            return self.end, 0
-        place = self.index.place(self.mark.committed)
-        if place is not None:
-            head = self._head(place.position)
-            if head is not None and (head.index, head.term) == (self.mark.committed, place.term):
-                return place.position, head.index
-        for base in reversed(self.segments[: max(1, len(self.segments) - _BACK + 1)]):
-            head = self._head(base)
-            if head is not None:
-                place = self.index.place(head.index)
-                if place is not None and (place.position, place.term) == (base, head.term):
-                    return base, head.index
-        return self.segments[0], self.first
+        for index in (self.mark.committed, *map(self._index_at, self._late_segments())):
+            place = self.index.place(index) if self.index.has_files(self.first, index) else None
+            if place is not None:
+                head = self._head(place.position)
+                if head is not None and (head.index, head.term) == (index, place.term):
+                    return place.position, index
+        return self.end, self.first
+
+    def _late_segments(self) -> list[int]:
+        return self.segments[-_BACK::-1] or self.segments[:1]
+
+    def _index_at(self, position: int) -> int:
+        head = self._head(position)
+        return -1 if head is None else head.index
 
     # -- the walk ---------------------------------------------------------------------------------
 
-    def _walk(self, start: tuple[int, int]) -> None:
-        self.end, following = start
-        self.last = following - 1
-        following = self.segments[0]
+    def _walk(self) -> None:
+        """Find the end of what goes on."""
+        behind = self.segments[:]
         for base in self.segments:
+            behind.remove(base)
             if base + self._size <= self.end:
                 continue
-            if base > self.end:
-                break  # a segment is gone
+            if base > self.end:  # a segment is gone
+                self._holes = self._head(base) is not None
+                break
             path = self.places.path_of(base)
             scan = SegmentScan(self.disk, path, base, self._size, framing=ENTRIES)
-            for run in scan.runs(max(self.end, base)):
+            for run in scan.runs(self.end):
                 if scan.damage or not self._take(run):
-                    self._torn = self._holes = True
-                    return
-            if not scan.closed:
+                    self._holes = True
+                    break
+            if scan.unreadable:
+                raise StoreError("the device cannot read the end of the log", path)
+            if self._holes or not scan.closed:
                 self._torn = scan.dirt
-                following = base + self._size
                 break
             self.end = base + self._size
-            following = self.end
-        for base in self.segments:
-            if base >= following and self._head(base) is not None:
-                self._torn = self._holes = True
+        self._holes = self._holes or any(self._head(base) is not None for base in behind)
+        self._torn = self._torn or self._holes
 
     def _take(self, run: Run) -> bool:
         """Add entries to the log; False if they do not go on from its end."""
@@ -141,48 +156,54 @@ class LogEnds:
         shown = int(np.searchsorted(ends, self.shown, "right"))
         if shown:
             self.committed = index[shown - 1]
+        if index[-1] > self.mark.committed:
+            self.waiting.append(run)
         return True
 
     # -- what is missing --------------------------------------------------------------------------
 
-    def _known(self) -> str:
-        return f"although entry {max(self.mark.committed, self.mark.synced)} has been there"
-
     def _judge(self) -> None:
         """Raises StoreCorrupt when the log ends before an entry that must be there."""
-        following = self.last + 1
-        ours = self.mark.synced >= 0
-        known = max(self.mark.committed, self.mark.synced) if ours or self._holes else -1
+        following, mark = self.last + 1, self.mark
+        ours = mark.synced >= 0
+        # Apache's broker does not sync before it says so, and loses the newest entries with the power.
+        known = max(mark.committed, mark.synced) if ours or self._holes else -1
         place = self.index.place(following) if ours else None
-        if following <= known or (place is not None and place.position == self.end):
+        if place is not None and place.position == self.end:
+            known = max(known, following)
+        if following <= known:
             path = self.places.path_of(self.end - self.end % self._size)
-            problem = f"the log does not go on with entry {following} at position {self.end}"
-            cure = "the member can join its group again with an empty directory"
-            raise StoreCorrupt(f"{problem}, {self._known()}; {cure}", path)
-        if self.mark.committed > self.last:
-            log.warning("the log ends with entry %d, %s", self.last, self._known())
+            raise StoreCorrupt(
+                f"entry {following} at position {self.end} is lost, although {known} has been on the device: "
+                "the group must not count on this member; with an empty directory it can join again",
+                path,
+            )
+        if mark.committed > self.last:
+            log.warning("the log ends with entry %d, although %d was committed", self.last, mark.committed)
 
-    def _cut(self) -> None:
-        """What lies behind the end becomes zeros, from the last segment to the first."""
-        log.warning("%s: torn tail cut from position %d on", ", ".join(self.places.all), self.end)
-        cut_log(self.disk, self.places, self.segments, self._size, self.end)
 
-    def _find_visible(self) -> None:
-        """The position behind the last committed entry."""
-        if self.committed < 0:
-            return
-        place = self.index.place(self.committed)
-        if place is None:
-            raise StoreError(f"the index does not know entry {self.committed}", os.path.dirname(self._path()))
-        self.visible = place.end
-
-    def _path(self) -> str:
-        return self.places.path_of(self.segments[0] if self.segments else 0)
+def find_log_ends(files: StoreFiles, config: StoreConfig, places: LogPlaces, shown: int) -> LogEnds:
+    """Look at the end of a member's log, and cut a torn tail. Raises as `LogEnds.find` does."""
+    disk = files.disk
+    old = os.path.join(config.root, "commitlog")
+    if any(is_numbered(name, 20) for name in disk.listdir(old)):
+        raise StoreError("a log from before raft mode lies here, which is not taken over", old)
+    segments, notes = list_segments(disk, places, config.mapped_file_size_commit_log)
+    for note in notes:
+        log.warning("%s", note)
+    with ReadOnlyFiles(disk) as reading:
+        ends = LogEnds(
+            disk=disk, config=config, places=places, segments=segments, reader=LogReader(reading, config),
+            index=EntryIndex(files, os.path.join(config.ledger_dir, "index")),
+            mark=read_mark(disk, config.ledger_dir), shown=shown,
+        )  # fmt: skip
+        ends.find()
+    return ends
 
 
 def cut_log(disk: Disk, places: LogPlaces, segments: list[int], segment_size: int, end: int) -> None:
-    """Make zeros of everything behind `end`, durably; `segments` loses those that begin there or later. Should
-    it be interrupted, what is left is a torn tail. Raises OSError."""
+    """Make zeros of everything behind `end`, durably; `segments` loses those that begin there or later.
+    Should it be interrupted, what is left is a torn tail. Raises OSError."""
     while segments and segments[-1] >= end:
         path = places.path_of(segments[-1])
         disk.unlink(path)

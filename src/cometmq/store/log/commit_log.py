@@ -2,9 +2,9 @@
 
 Records of one loop tick are encoded into one buffer and leave in one `pwrite` (two when the tick rolls over
 to the next segment). A record never uses the last 8 bytes of a segment; when the next one does not fit, a
-blank (see framing.py, as for what stands in front of each record) closes the segment. Segments are reserved on the disk before
-they are used, so a full disk refuses a send and never breaks a write; the next one is reserved ahead in a
-thread.
+blank closes the segment. Framing (framing.py) says how that looks, and what stands in front of each record.
+Segments are reserved on the disk before they are used, so a full disk refuses a send and never breaks a
+write; the next one is reserved ahead in a thread.
 
 Positions are bytes in the whole log. `end` is the end of what was written, `next` the end of what was
 claimed in this tick. Loop thread only, except `reserve_file`.
@@ -158,8 +158,8 @@ class CommitLog:
         fd = self._spares.pop(base, None)
         return self.reserve_file(base) if fd is None else fd
 
-    def _roll(self) -> None:
-        """Enter the next segment; a blank record closes this one. Raises OSError and changes nothing."""
+    def roll(self) -> None:
+        """Enter the next segment; a blank closes this one. Raises OSError and changes nothing."""
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
             self._enter(base, self._next_segment(base))
@@ -206,7 +206,7 @@ class CommitLog:
         if self.scars:
             self._heal()
         if self.next + size + behind > self.limit:
-            self._roll()
+            self.roll()
         if self.used + size > len(self.buffer):
             self._new_chunk(size)
 
@@ -395,12 +395,20 @@ class CommitLog:
         self.limit = 0
         self.resume([], base)
 
+    def let_go(self) -> list[int]:
+        """Close all files, because the log is cut now. Returns the segments; `resume` must follow."""
+        self.close()
+        self.limit = 0
+        self.blocks.clear()
+        return self.segments
+
     def resume(self, segments: list[int], end: int) -> None:
         """Go on behind `end`, the end that recovery found, in the given existing segments."""
         self.segments = segments
         for base in segments:
             self.path_of(base)
         self.end = self.next = end
+        self._recent.cut(end)
         base = segments[-1] if segments else -1
         if base >= 0 and end < base + self.segment_size:
             self._fd = self._disk.open(self.path_of(base))

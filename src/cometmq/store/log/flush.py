@@ -45,6 +45,7 @@ class LogFlusher:
         self._sync_began: float | None = None  # of the sync that is under way
         self._wanted = False
         self._landed: asyncio.Future[None] | None = None
+        self._resting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._thorough_at = self.clock.monotonic()
         self.flushed = self.commit_log.end  # everything before this position is on the device
@@ -69,6 +70,19 @@ class LogFlusher:
             self._timer.cancel()
             self._timer = None
         self._loop = self._syncer = None
+
+    async def idle(self) -> None:
+        """Wait until no sync is under way, or about to be."""
+        while self._flying and self._loop is not None:
+            if self._resting is None:
+                self._resting = self._loop.create_future()
+            await asyncio.shield(self._resting)
+
+    def _lands(self) -> None:
+        self._flying = False
+        if self._resting is not None:
+            self._resting.set_result(None)
+            self._resting = None
 
     def abandon(self) -> None:
         """Drop all waiters: the store is let go as it is."""
@@ -153,7 +167,7 @@ class LogFlusher:
         syncer.sync(segments, lambda failure: self._finished(end, end_ms, segments, failure))
 
     def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
-        self._flying = False
+        self._lands()
         self._sync_began = None
         if self._landed is not None:
             self._landed.set_result(None)
@@ -175,7 +189,7 @@ class LogFlusher:
 
     def _wait_for_more(self, end: int, left: int) -> None:
         if self._syncer is None or not (self._wanted or self._waiters or self._landed):
-            self._flying = False
+            self._lands()
         elif left and (left == _TURNS or self.commit_log.end != end):
             assert self._loop is not None
             self._loop.call_soon(self._wait_for_more, self.commit_log.end, left - 1)

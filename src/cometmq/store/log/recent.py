@@ -57,6 +57,17 @@ class RecentBytes:
             self.start = position
         parts.append((position, position + length, chunk, place))
 
+    def cut(self, end: int) -> None:
+        """Forget what lies at `end` or behind it."""
+        parts = self._parts
+        while parts and parts[-1][0] >= end:
+            parts.pop()
+        if parts and parts[-1][1] > end:
+            first, _, chunk, place = parts.pop()
+            parts.append((first, end, chunk, place))
+        if not parts:
+            self.start = _NOWHERE
+
     def get(self, position: int, length: int) -> bytearray | None:
         """A copy of `length` bytes of the log, if they are all here and in one part."""
         for first, end, chunk, place in reversed(self._parts):

@@ -15,8 +15,10 @@ a slave cuts there, too, if a power failure may be the cause: its master has wha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from cometmq import logs
+from cometmq.errors import StoreCorrupt
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.store.base.checkpoint import Checkpoint, Mark
 from cometmq.store.base.config import SLAVE, StoreConfig
@@ -42,6 +44,15 @@ _WORTH_IT = 16 << 20  # bytes of a segment
 _NOWHERE = 1 << 62  # a log position that no log reaches
 
 
+class LedgerEnds(Protocol):
+    """In a raft log: positions behind what readers may see, and behind everything."""
+
+    @property
+    def visible(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
 @dataclass(eq=False, kw_only=True)
 class Recovery:
     """One run of recovery over the parts of a store."""
@@ -54,6 +65,7 @@ class Recovery:
     checkpoint: Checkpoint
     deleted: DeletedTopics
     ends: CleanEnds
+    ledger: LedgerEnds | None = None
 
     def __post_init__(self) -> None:
         self._files = ReadOnlyFiles(self.disk)
@@ -61,6 +73,7 @@ class Recovery:
         self._segments: list[int] = []
         self._index_until = _NOWHERE  # records up to here are dispatched to the index
         self._whole_from = _NOWHERE  # of Replay
+        self._visible = _NOWHERE if self.ledger is None else self.ledger.visible
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything: log, queues and index then take appends. Raises StoreError, OSError."""
@@ -73,7 +86,7 @@ class Recovery:
         result = Recovered(clean, notes=notes)
         if clean:
             self._load_queues(_NOWHERE, result)
-            if not self._clean_end_holds():
+            if not self._clean_end_holds() or self.queues.max_physical > self._visible:
                 result.notes.append("queues and log do not fit although the last stop was clean")
                 result.clean = clean = False
         if any(queue.damaged for queue in self.queues):
@@ -92,6 +105,7 @@ class Recovery:
             self.checkpoint.distrust()
             mark = None
         start = max(self.queues.max_physical, self._first) if clean else self._checked_start(mark)
+        start = min(start, max(self._visible, self._first))
         if not clean:
             known = start if mark is None else mark.position
             self._reload(known, result)
@@ -107,7 +121,7 @@ class Recovery:
         # The last records may be such as get no unit in a queue: after a clean stop their keys are there.
         index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
-            index_from = min(start, self.index.end_position)
+            index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
         if not clean and (mark is None or index_from < mark.position):
             self.checkpoint.distrust_index()
         self.index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
@@ -195,6 +209,7 @@ class Recovery:
             disk=self.disk, config=self.config, commit_log=self.commit_log, segments=self._segments,
             queues=self.queues, index=self.index, deleted=self.deleted, former_ends=self.ends.ends,
             index_until=self._index_until, start=start, whole_from=self._whole_from, result=result,
+            until=self._visible,
         )  # fmt: skip
         replay.run(index_from)
         return replay
@@ -241,6 +256,13 @@ class Recovery:
 
     def _finish(self, replay: Replay, result: Recovered) -> None:
         size = self.commit_log.segment_size
+        result.visible = result.end
+        if self.ledger is not None:
+            if result.damage:
+                damage = result.damage[0]
+                problem = f"entries at positions {damage.start} to {damage.stop} are damaged"
+                raise StoreCorrupt(f"{problem}, though committed", damage.path)
+            result.end, replay.torn = self.ledger.end, False
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
         if self._segments and not keep:  # by one segment an empty log knows where it begins
             keep, replay.torn, replay.last_used = self._segments[:1], True, self._segments[0]

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import InitVar, dataclass, field
 
+import numpy as np
+
 from cometmq.protocol.record.many import Run
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
@@ -27,6 +29,7 @@ class Recovered:
     clean: bool
     start: int = 0
     end: int = 0
+    visible: int = 0  # behind the last record that was dispatched; in a raft log others may follow
     last_store_ms: int = 0
     last_position: int = -1  # of the last record walked over
     records: int = 0
@@ -49,7 +52,8 @@ class Replay:
     former_ends: topic -> queue id -> where the queue ended once. whole_from: from this position on the log
     ends where a record does not follow on the one before; the walk goes on behind other damage. index_until:
     position of the last record that goes to the index. `last_used`: the segment in which the log ends, -1 for
-    none. `torn`: whether something that is no record follows the last one there.
+    none. `torn`: whether something that is no record follows the last one there. until: records from this
+    position on are not dispatched.
     """
 
     disk: Disk
@@ -64,6 +68,7 @@ class Replay:
     start: int
     whole_from: int
     result: Recovered
+    until: int = ALL.stop
 
     def __post_init__(self, former_ends: Mapping[str, Mapping[int, int]]) -> None:
         self._dispatch = RecordDispatch(
@@ -82,7 +87,13 @@ class Replay:
         end = start
         queued, indexed = range(start, ALL.stop), range(index_from, self.index_until + 1)
         may_wait = not self.segments or start <= self.segments[0]
-        for run in self._runs(min(start, index_from)):
+        for whole in self._runs(min(start, index_from)):
+            run = whole
+            if run.end > self.until:
+                count = int(np.count_nonzero(run.position < self.until))
+                if not count:
+                    break
+                run = run.first_ones(count)
             end = run.end
             result.last_store_ms = int(run.store_ms[-1])
             result.last_position = int(run.position[-1])
@@ -98,7 +109,7 @@ class Replay:
         for queue in self._touched:
             queue.new_names = True  # a file made just before the process died may have no lasting name yet
             queue.write()
-        result.end = max(end, result.end)
+        result.end = min(max(end, result.end), self.until)
 
     def _runs(self, start: int) -> Iterator[Run]:
         result, size = self.result, self.commit_log.segment_size

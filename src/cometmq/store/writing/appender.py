@@ -112,6 +112,18 @@ class BatchRecords(NamedTuple):
     keys: Sequence[bytes] | None
     """What to index: of each record this key alone; None: the keys in its properties."""
 
+    def part(self, start: int, stop: int) -> BatchRecords:
+        """Those from number `start` on, before `stop`."""
+        part, properties, keys = slice(start, stop), self.properties, self.keys
+        return self._replace(
+            queue_offset=self.queue_offset + start,
+            physical_offsets=self.physical_offsets[part],
+            sizes=self.sizes[part],
+            tags_codes=self.tags_codes[part],
+            properties=lambda: properties()[part],
+            keys=None if keys is None else keys[part],
+        )
+
 
 EncodedRun = list[TickMessage] | BatchRecords
 """Records that follow each other in the tick's buffer."""
@@ -129,8 +141,8 @@ class Appender:
     """Encodes into the commit log's tick buffer. Loop thread only."""
 
     __slots__ = (
-        "_encoded", "_flags", "_gap", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms", "_unput",
-        "entries", "largest_body", "largest_record", "pending", "shut", "store_host",
+        "_encoded", "_flags", "_gap", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms",
+        "_unput", "entries", "largest_body", "largest_record", "pending", "shut", "store_host",
     )  # fmt: skip
 
     def __init__(
@@ -303,7 +315,8 @@ class Appender:
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
         """Records that lie back to back, each with the head of its entry."""
-        pieces, at = [], 0
+        pieces: list[bytes] = []
+        at = 0
         for size, position in zip(sizes, positions, strict=True):
             pieces += (self.entries.head(position - self._gap, size), records[at : at + size])
             at += size

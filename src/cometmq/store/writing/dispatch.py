@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
+
+import numpy as np
 
 from cometmq import logs
 from cometmq.protocol.record.many import Run
@@ -34,6 +37,29 @@ def last_of(runs: Sequence[WrittenRun]) -> tuple[int, int, int]:
         return position, position + run.sizes[-1], run.store_timestamp_ms
     last = run[-1]
     return last.physical_offset, last.physical_offset + last.size, last.store_timestamp_ms
+
+
+def split_at(runs: Sequence[WrittenRun], end: int) -> tuple[list[WrittenRun], list[WrittenRun]]:
+    """The records in front of log position `end`, where a record ends, and those behind it."""
+    front: list[WrittenRun] = []
+    rest: list[WrittenRun] = []
+    for run in runs:
+        if type(run) is Run:
+            count = int(np.count_nonzero(run.position < end))
+            parts: tuple[WrittenRun, WrittenRun]
+            total = len(run.properties)
+            parts = run.first_ones(count), run.last_ones(total - count)
+        elif type(run) is BatchRecords:
+            count, total = bisect_left(run.physical_offsets, end), len(run.sizes)
+            parts = run.part(0, count), run.part(count, total)
+        else:
+            count, total = bisect_left(run, end, key=lambda message: message.physical_offset), len(run)
+            parts = run[:count], run[count:]
+        if count:
+            front.append(parts[0])
+        if count < total:
+            rest.append(parts[1])
+    return front, rest
 
 
 class Dispatcher:
@@ -157,3 +183,19 @@ class Dispatcher:
             runs += waiting.popleft()[1]
         if runs:
             self.on_visible(*self.dispatch(runs))
+
+    def committed(self, end: int) -> None:
+        """In a raft log: entries up to log position `end`, where one ends, are committed."""
+        waiting = self._unflushed
+        behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
+        if behind is not None:
+            tick_end, runs = waiting[behind]
+            front, rest = split_at(runs, end)
+            if front:
+                waiting[behind] = (tick_end, rest)
+                waiting.insert(behind, (end, front))
+        self.flushed(end)
+
+    def forget_waiting(self) -> None:
+        """What waits has been cut off the log."""
+        self._unflushed.clear()
