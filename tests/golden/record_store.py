@@ -31,7 +31,8 @@ def write_store(directory: Path) -> Path:
     return directory / "store"
 
 
-def pack(store: Path) -> bytes:
+def pack(store: Path, cut: tuple[str, ...] = ("commitlog/", "consumequeue/")) -> bytes:
+    """The archive; files in the `cut` directories without the zeros at their end."""
     out = io.BytesIO()
     lengths = {}
     with tarfile.open(fileobj=out, mode="w") as archive:
@@ -40,7 +41,7 @@ def pack(store: Path) -> bytes:
                 continue
             name, data = str(path.relative_to(store)), path.read_bytes()
             lengths[name] = len(data)
-            if name.startswith(("commitlog/", "consumequeue/")):
+            if name.startswith(cut):
                 data = data.rstrip(b"\0") + bytes(20)  # a record may end in zeros: its length says so
             _add(archive, name, data)
         _add(archive, "lengths.json", json.dumps(lengths, indent=1).encode())

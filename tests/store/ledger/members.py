@@ -1,0 +1,82 @@
+"""Stores of raft members, driven by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.store.kit import bodies, committed, open_store, put
+
+from cometmq.store import Disk, MessageStore
+from cometmq.store.ledger.ledger import Ledger
+from cometmq.testing.faulty_disk import FaultyDisk
+
+ALL = 1 << 62
+
+
+def member(root: Path | str, disk: Disk | None = None, name: str = "n0", **changes: Any) -> MessageStore:
+    """A member of the group g, with 64 KiB segments."""
+    settings = {"enable_d_leger_commit_log": True, "d_leger_group": "g", "d_leger_self_id": name}
+    return open_store(root, disk or FaultyDisk(really_sync=False), **{**settings, **changes})
+
+
+def again(store: MessageStore, *, clean: bool = True, **changes: Any) -> MessageStore:
+    """The member after a stop in order, or a kill."""
+    (store.close if clean else store.crash)()
+    config = store.config.replace(**changes)
+    name = config.d_leger_self_id
+    return member(config.root, name=name, flush_disk_type=config.flush_disk_type)
+
+
+def ledger(store: MessageStore) -> Ledger:
+    assert store.ledger is not None
+    return store.ledger
+
+
+def elect(store: MessageStore, term: int) -> int:
+    """Let the member lead, as its group would have it. Returns the index of its first entry."""
+    log = ledger(store)
+    log.lead(term)
+    index = log.append_own(b"{}")
+    committed(store.commit())
+    log.commit_to(index)
+    log.take_messages()
+    return index
+
+
+def leader(root: Path | str, term: int = 1, **more: Any) -> MessageStore:
+    store = member(root, **more)
+    elect(store, term)
+    return store
+
+
+def add(store: MessageStore, *given: bytes, topic: str = "T", **more: Any) -> None:
+    """Entries with these bodies in one tick, not committed."""
+    for body in given:
+        put(store, body, topic, **more)
+    committed(store.commit())
+
+
+def agree(store: MessageStore) -> None:
+    """All of the member's entries are committed."""
+    ledger(store).commit_to(ledger(store).last)
+
+
+def hand_over(source: MessageStore, target: MessageStore, most: int = 1 << 20, stop: int = ALL) -> None:
+    """The target gets what it lacks of the source's entries in front of `stop`, in pieces of `most` bytes."""
+    give, take = ledger(source), ledger(target)
+    while take.last < min(give.last, stop - 1):
+        entries = give.range(take.last + 1, min(stop, give.last + 1), most)
+        take.append(bytes(give.read(entries)))
+        committed(target.commit())
+
+
+def seen(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    """The bodies that readers get."""
+    found: list[bytes] = []
+    offset = store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        got = store.get_messages(topic, queue_id, offset, 32)
+        found += bodies(got)
+        offset = got.next_begin_offset
+    return found
