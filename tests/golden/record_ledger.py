@@ -1,8 +1,8 @@
 """Records tests/data/ledger-4.9.7.tar.gz: what Apache's broker 4.9.7 wrote as the one member of a raft group.
 
-``python -m tests.golden.record_ledger``. Sends, batches and rolls of segments; killed in the middle, so that two
-terms are in it, and stopped in order. Files are cut behind their used part; ``lengths.json`` in the archive
-holds the lengths that they had.
+``python -m tests.golden.record_ledger``. Sends, batches and rolls of segments, a kill in the middle, and a
+stop in order. Files are cut behind their used part; ``lengths.json`` in the archive holds the lengths that
+they had.
 """
 
 from __future__ import annotations

@@ -23,13 +23,14 @@ from cometmq.store.base.disk import Buffer, Disk
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.entry_index import EntryPlace
-from cometmq.store.ledger.log_ends import LogEnds, cut_log
+from cometmq.store.ledger.log_ends import LogEnds
 from cometmq.store.ledger.member_files import LedgerMark, write_mark
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.entry_runs import entry_runs
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.writing.appender import Appender
 from cometmq.store.writing.dispatch import Dispatcher
+from cometmq.store.writing.log_cut import cut_segments
 
 log = logs.logger(__name__)
 
@@ -210,7 +211,8 @@ class Ledger:
 
     def append(self, data: bytes) -> int:
         """Take whole entries, which lie in one segment of their leader's log, into this tick. Returns the
-        index of the last one. Raises LedgerMismatch unless they are valid and go on from this log; OSError."""
+        index of the last one. Raises LedgerMismatch unless they are valid and go on from this log, StoreError
+        when the store takes none, OSError."""
         tail, expected = self._tail, self._tail.next
         if self._appender.waiting():
             raise StoreError("entries of this member's own wait for the commit of the tick")
@@ -332,15 +334,18 @@ class Ledger:
             return
         position = self.place_of(index).position
         self.synced = min(self.synced, index - 1)
-        write_mark(self._disk, self._directory, self._mark(index - 1))
+        self._save(index - 1)
         self._tail.take_back(max(0, self._tail.next - max(index, self._tail.first)))
         if index < self._tail.first:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
+        for segment in self._log.segments_to_sync():  # of which the log will know nothing any more
+            if segment.base < position:
+                self._disk.fdatasync(segment.fd)
         segments = self._log.let_go()
-        cut_log(self._disk, self._log.places, segments, self._log.segment_size, position)
-        self._log.resume(segments, position)
+        cut_segments(self._disk, self._log.places, self._log.segment_size, position)
+        self._log.resume([base for base in segments if base < position] or segments[:1], position)
         self._flusher.flushed = min(self._flusher.flushed, position)
         self._dispatcher.forget_waiting()
         following = self.committed + 1
@@ -363,11 +368,12 @@ class Ledger:
 
     # -- keeping ----------------------------------------------------------------------------------
 
-    def _mark(self, last: int) -> LedgerMark:
-        return LedgerMark(last, self.committed, self.synced)
-
     def save(self) -> None:
         """Note how far the log is, on the device when this returns. Raises OSError."""
-        mark = self._mark(self.last)
+        self._save(self.last)
+
+    def _save(self, last: int) -> None:
+        # What is committed but not on the device here may be gone after a power failure.
+        mark = LedgerMark(last, min(self.committed, self.synced), self.synced)
         self._index.sync()
         write_mark(self._disk, self._directory, mark)

@@ -17,7 +17,7 @@ from cometmq.errors import StoreCorrupt, StoreError
 from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, EntryHead
 from cometmq.protocol.record.many import Run
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
+from cometmq.store.base.disk import Disk, is_numbered, opened
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.ledger.entry_index import EntryIndex
@@ -26,10 +26,9 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.scan import SegmentScan
 from cometmq.store.recovery.recovery import list_segments
+from cometmq.store.writing.log_cut import cut_segments
 
 log = logs.logger(__name__)
-
-_BACK = 3  # segments, as DLedger goes back to find one that its index bears out
 
 
 @dataclass(eq=False, kw_only=True)
@@ -37,9 +36,9 @@ class LogEnds:
     """A walk over the end of a raft log.
 
     shown: log position up to which the store has shown records to readers (0: unknown): they were committed.
-    After `find`: `first` and `last` are indexes (`first` - 1 for none), `term` is that of the last entry, `end`
-    the log position behind it; `committed` is the last entry known to be so (-1: none), `visible` the position
-    behind it, `waiting` what follows there.
+    After `find`: `first` and `last` are indexes (`first` - 1 for none), `term` is that of the last entry,
+    `end` the log position behind it; `committed` is the last entry known to be so (-1: none), `visible` the
+    position behind it, `waiting` what follows there.
     """
 
     disk: Disk
@@ -70,7 +69,7 @@ class LogEnds:
         self._judge()
         if self._torn:
             log.warning("%s: torn tail cut from position %d on", ", ".join(self.places.all), self.end)
-            cut_log(self.disk, self.places, self.segments, self._size, self.end)
+            cut_segments(self.disk, self.places, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.mark.committed, self.last))
         place = self.index.place(self.committed)
@@ -100,21 +99,14 @@ class LogEnds:
         return head if head is not None and head.holds(position) else None
 
     def _start(self) -> tuple[int, int]:
-        """Position and index of an entry in front of which nothing needs to be looked at."""
-        for index in (self.mark.committed, *map(self._index_at, self._late_segments())):
-            place = self.index.place(index) if self.index.has_files(self.first, index) else None
-            if place is not None:
-                head = self._head(place.position)
-                if head is not None and (head.index, head.term) == (index, place.term):
-                    return place.position, index
+        """Position and index of the last entry known to be committed; of the first one if none is."""
+        index = self.mark.committed
+        place = self.index.place(index) if self.index.has_files(self.first, index) else None
+        if place is not None:
+            head = self._head(place.position)
+            if head is not None and (head.index, head.term) == (index, place.term):
+                return place.position, index
         return self.end, self.first
-
-    def _late_segments(self) -> list[int]:
-        return self.segments[-_BACK::-1] or self.segments[:1]
-
-    def _index_at(self, position: int) -> int:
-        head = self._head(position)
-        return -1 if head is None else head.index
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -199,17 +191,3 @@ def find_log_ends(files: StoreFiles, config: StoreConfig, places: LogPlaces, sho
         )  # fmt: skip
         ends.find()
     return ends
-
-
-def cut_log(disk: Disk, places: LogPlaces, segments: list[int], segment_size: int, end: int) -> None:
-    """Make zeros of everything behind `end`, durably; `segments` loses those that begin there or later.
-    Should it be interrupted, what is left is a torn tail. Raises OSError."""
-    while segments and segments[-1] >= end:
-        path = places.path_of(segments[-1])
-        disk.unlink(path)
-        places.forget(segments.pop())
-        disk.fsync_dir(os.path.dirname(path))
-    if segments and end < segments[-1] + segment_size:
-        with opened(disk, places.path_of(segments[-1])) as fd:
-            if zero_out(disk, fd, end - segments[-1], segment_size):
-                disk.fdatasync(fd)
