@@ -373,7 +373,6 @@ class Ledger:
         self._save(self.last)
 
     def _save(self, last: int) -> None:
-        # What is committed but not on the device here may be gone after a power failure.
-        mark = LedgerMark(last, min(self.committed, self.synced), self.synced)
+        mark = LedgerMark(last, self.committed, self.synced)
         self._index.sync()
         write_mark(self._disk, self._directory, mark)

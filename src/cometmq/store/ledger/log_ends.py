@@ -99,8 +99,11 @@ class LogEnds:
         return head if head is not None and head.holds(position) else None
 
     def _start(self) -> tuple[int, int]:
-        """Position and index of the last entry known to be committed; of the first one if none is."""
+        """Position and index of an entry known to be committed that was on the device; of the first one if
+        none is."""
         index = self.mark.committed
+        if self.mark.synced >= 0:
+            index = min(index, self.mark.synced)
         place = self.index.place(index) if self.index.has_files(self.first, index) else None
         if place is not None:
             head = self._head(place.position)
@@ -158,8 +161,9 @@ class LogEnds:
         """Raises StoreCorrupt when the log ends before an entry that must be there."""
         following, mark = self.last + 1, self.mark
         ours = mark.synced >= 0
-        # Apache's broker does not sync before it says so, and loses the newest entries with the power.
-        known = max(mark.committed, mark.synced) if ours or self._holes else -1
+        # What is committed need not be on the device: with ASYNC_FLUSH, or in Apache's broker, the newest
+        # entries go with the power.
+        known = mark.synced if ours else mark.committed if self._holes else -1
         place = self.index.place(following) if ours else None
         if place is not None and place.position == self.end:
             known = max(known, following)
