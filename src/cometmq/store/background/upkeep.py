@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,6 +22,8 @@ from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
 
+_SAVE_LEDGER_MS = 3000  # as DLedger
+
 
 @dataclass(eq=False, kw_only=True)
 class Upkeep:
@@ -39,6 +41,8 @@ class Upkeep:
     fullness: Fullness
     retention: Retention
     topic_retention: TopicRetention
+    save_ledger: Callable[[], Awaitable[None]] | None = None
+    """Notes how far a raft member's log is."""
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,6 +65,9 @@ class Upkeep:
         self._every(lambda: self.config.flush_interval_commit_log, self.flusher.timed)
         self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_round)
         self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
+        if self.save_ledger is not None:
+            name, save = "noting how far the raft log is", self.save_ledger
+            self._every(lambda: _SAVE_LEDGER_MS, lambda: self.passes.begin(name, save))
         self.passes.begin("measuring the disks", self.fullness.look)
 
     def _every(self, interval_ms: Callable[[], int], work: Callable[[], object]) -> None:
