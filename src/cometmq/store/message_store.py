@@ -151,18 +151,22 @@ class MessageStore:
         self.purge = Purge(
             off_loop=off_loop, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
         )
-        self.upkeep = Upkeep(
-            disk=disk, config=config, off_loop=off_loop, passes=passes, commit_log=self.log, flusher=flusher,
-            space=self.space, writer=self.writer, fullness=self.fullness, retention=self.retention,
-            topic_retention=self.topic_retention,
-            save_ledger=None if self.ledger is None else partial(self.ledger.save_in_thread, off_loop),
-        )  # fmt: skip
+        self.upkeep = self._make_upkeep()
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
 
     def _ledger_ends(self) -> LogEnds:
         mark = self.checkpoint.mark
         return find_log_ends(self.files, self.config, self.log.places, 0 if mark is None else mark.position)
+
+    def _make_upkeep(self) -> Upkeep:
+        ledger = self.ledger
+        return Upkeep(
+            disk=self.disk, config=self.config, off_loop=self.off_loop, passes=self.passes,
+            commit_log=self.log, flusher=self.flusher, space=self.space, writer=self.writer,
+            fullness=self.fullness, retention=self.retention, topic_retention=self.topic_retention,
+            save_ledger=None if ledger is None else partial(ledger.save_in_thread, self.off_loop),
+        )  # fmt: skip
 
     def _make_ledger(self, ends: LogEnds, clock: Clock) -> Ledger:
         ledger = Ledger(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cometmq.periodic import Periodic
 from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.fullness import Fullness
-from cometmq.store.background.passes import Passes
+from cometmq.store.background.passes import Pass, Passes
 from cometmq.store.background.retention import Retention
 from cometmq.store.background.space_ahead import SpaceAhead
 from cometmq.store.background.topic_retention import TopicRetention
@@ -41,7 +41,7 @@ class Upkeep:
     fullness: Fullness
     retention: Retention
     topic_retention: TopicRetention
-    save_ledger: Callable[[], Awaitable[None]] | None = None
+    save_ledger: Pass | None = None
     """Notes how far a raft member's log is."""
 
     def __post_init__(self) -> None:
