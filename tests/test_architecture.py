@@ -58,7 +58,8 @@ ALLOWED: dict[str, set[str]] = {
 # stand above all of them.
 SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
-        *("base", "log", "derived", "tables", "writing", "reading", "recovery", "background", "inspect"),
+        *("base", "log", "derived", "tables", "writing", "reading"),
+        *("recovery", "ledger", "background", "inspect"),
     ),
     "broker": (
         *("base", "tables", "filters", "groups", "send", "pull", "timers", "transactions", "replication"),

@@ -88,7 +88,10 @@ store/test_faults.py: store/base/disk testing/faulty_disk
 store/test_find_and_stats.py: store/inspect/find store/inspect/stats store/log/log_reader
 store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
 store/test_full_disk.py: store/background/space_ahead
+store/test_ledger.py: protocol/record/framing store/ledger/entry_index store/log/entry_runs
+    store/log/entry_tail
 store/test_lengths.py: store/tables/clean_stop
+store/test_log_ends.py: store/ledger/member_files
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/entry_runs store/log/entry_tail store/log/recent
 store/test_rebuild.py: store/inspect/asked
