@@ -33,8 +33,6 @@ FROM_OUTSIDE = {
     *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
     "wait_stopped",  # of all clients
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
-    # Of a raft member's log, for the shell to come.
-    *("lead", "take_messages", "append_own", "commit_to", "read_hard_state", "write_hard_state"),
     "makefile",  # http.client asks a socket for one
 }
 # The reverse of reading a record, which tests need; the store packs many at a time.

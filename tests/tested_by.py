@@ -17,8 +17,6 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-: protocol/record/framing raft/account raft/following raft/leading raft/members raft/messages raft/node
-    store/ledger/entry_index store/ledger/member_files
 admin/test_cluster_commands.py: admin/consumer_commands admin/groups
 admin/test_formats.py: admin/values
 admin/test_message_commands.py: admin/messages
@@ -33,7 +31,9 @@ broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
 broker/test_register.py: broker/base/address
-broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server broker/replication/rates
+broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server
+    broker/replication/raft_member broker/replication/raft_state broker/replication/raft_wire
+    broker/replication/rates
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
@@ -88,8 +88,7 @@ store/test_faults.py: store/base/disk testing/faulty_disk
 store/test_find_and_stats.py: store/inspect/find store/inspect/stats store/log/log_reader
 store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
 store/test_full_disk.py: store/background/space_ahead
-store/test_ledger.py: protocol/record/framing store/ledger/entry_index store/log/entry_runs
-    store/log/entry_tail
+store/test_ledger.py: protocol/record/framing store/ledger/entry_index
 store/test_lengths.py: store/tables/clean_stop
 store/test_log_ends.py: store/ledger/member_files
 store/test_model.py: store/message_store
