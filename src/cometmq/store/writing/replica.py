@@ -144,7 +144,7 @@ class ReplicaLog:
         while done.error is None and at < len(data):
             used = self._commit_part(data, at, done)
             at += used
-            if not used:
+            if not used or self._wanted:
                 break
         self._chunks = [data[at:]] if at < len(data) else []
         self._waiting = len(data) - at
