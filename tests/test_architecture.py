@@ -75,7 +75,7 @@ FRONT_DOORS: dict[str, dict[str, str]] = {"store": {"cli": "inspect", "pipeline"
 NOT_YET_APART = ()
 
 # Decisions are functions of (now, event): these modules may not reach for the world themselves.
-SANS_IO_PACKAGES = ("protocol",)
+SANS_IO_PACKAGES = ("protocol", "raft")
 SANS_IO_MODULES = (
     "message.py",
     "errors.py",

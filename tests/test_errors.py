@@ -16,6 +16,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "CommandError": (17, "no topic", {"a": "b"}),
     "FrameError": ("bad",),
     "HeaderError": ("queueId", "x", "not a whole number"),
+    "RaftMessageError": ("term", -1, "below 0"),
+    "RaftRefused": ("not the leader", "n1"),
     "BodyError": ("HeartbeatData", "no object", "$.a"),
     "BodyTooLarge": ("compressed body", 5, "max_body"),
     "RecordError": (7, "size", "too small"),

@@ -76,6 +76,7 @@ protocol/test_frame.py: protocol/binary_header protocol/send_ext
 protocol/test_headers.py: protocol/ext protocol/headers_admin protocol/headers_client protocol/headers_message
     protocol/headers_namesrv
 protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql/java_values
+raft/test_node.py: raft/following raft/leading raft/members
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
 store/test_apache_store.py: store/derived/index_file

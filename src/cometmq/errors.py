@@ -17,8 +17,9 @@ from cometmq.text import printable, seconds
 __all__ = [
     "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
     "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
-    "ProtocolError", "RecordError", "RemotingError", "ReplyTimeout", "RequestTimeout", "SendFailed",
-    "SqlError", "StoreCorrupt", "StoreError", "Terminal", "Transient",
+    "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError",
+    "ReplyTimeout", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal",
+    "Transient",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -93,6 +94,10 @@ class HeaderError(ProtocolError):
         if self.value is None:
             return f"field {self.field}: {self.problem}"
         return f"field {self.field} is {shown(self.value)}: {self.problem}"
+
+
+class RaftMessageError(HeaderError):
+    """A message between members of a raft group that no member of the group would send."""
 
 
 class BodyError(ProtocolError):
@@ -305,6 +310,16 @@ class NoRouteError(CometError, Transient):
         asked = "; ".join(f"{addr} answered '{printable(answer)}'" for addr, answer in self.asked)
         text = f"no route to topic {self.topic}: " + (asked or "no name server was asked")
         return f"{text}. {self.hint[0].upper()}{self.hint[1:]}" if self.hint else text
+
+
+class RaftRefused(CometError, Transient):
+    """A member of a raft group cannot do what was asked. leader: who perhaps can, "" if none is known."""
+
+    problem: str
+    leader: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.problem} (the leader is {printable(self.leader)})" if self.leader else self.problem
 
 
 # -- files

@@ -1,0 +1,29 @@
+"""Leader election and a replicated log (Raft), as a core without I/O that a shell or a simulator drives."""
+
+from cometmq.raft.members import Members, MembersEntry
+from cometmq.raft.messages import (
+    AnyMessage,
+    Append,
+    AppendOwn,
+    AppendRequest,
+    AppendResponse,
+    Effects,
+    HardState,
+    LogView,
+    Proposed,
+    RaftOptions,
+    Reset,
+    Role,
+    RoleChange,
+    TransferRequest,
+    Truncate,
+    VoteRequest,
+    VoteResponse,
+)
+from cometmq.raft.node import RaftNode
+
+__all__ = [
+    "AnyMessage", "Append", "AppendOwn", "AppendRequest", "AppendResponse", "Effects", "HardState", "LogView",
+    "Members", "MembersEntry", "Proposed", "RaftNode", "RaftOptions", "Reset", "Role", "RoleChange",
+    "TransferRequest", "Truncate", "VoteRequest", "VoteResponse",
+]  # fmt: skip
