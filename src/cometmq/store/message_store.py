@@ -32,7 +32,7 @@ from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
 from cometmq.store.base.config import SLAVE, SMALL_FILES, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.disk import Disk, OsDisk, make_directory
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.guards import AbortFile, StoreLock
@@ -174,9 +174,7 @@ class MessageStore:
         """Lock the directory, load and recover it. Raises StoreError, OSError; then nothing stays locked."""
         disk = disk or OsDisk()
         for path in (config.root, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
-            if not disk.is_dir(path):
-                disk.makedirs(path)
-                disk.fsync_dir(os.path.dirname(path))
+            make_directory(disk, path)
         lock = StoreLock(disk, config.root)
         try:
             store = cls(config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))
