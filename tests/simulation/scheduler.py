@@ -1,9 +1,9 @@
 """A seeded loop whose time is simulated: the one order in which everything of a run happens.
 
-It is a heap of (moment, number, event). asyncio's tasks and futures run on it, so the same loop drives cores
-without I/O, and whole brokers and clients. Nothing in a run uses a thread, a socket or the machine's clocks: what is
-meant for threads is done in one step a little later, connections are made by `network.py`, and
-`patched_time` puts the loop's time in place of the clocks. So two runs of one seed are the same run.
+It is a heap of (moment, number, event). asyncio's tasks and futures run on it, so the same loop drives
+whole brokers and clients, and cores without I/O. Nothing in a run uses a thread, a socket or the machine's
+clocks: what is meant for threads is done in one step a little later, connections are made by `network.py`,
+and `patched_time` puts the loop's time in place of the clocks. So two runs of one seed are the same run.
 
 An event belongs to the process in whose context it was made (`OWNER`). One of a process that was killed never
 happens; one of a process that stands still happens when it goes on.
