@@ -135,9 +135,7 @@ async def test_a_member_whose_connection_was_cut_has_a_moment_to_come_back(
         assert member.assignment == (QUEUE, other)
 
 
-async def test_a_member_without_queues_waits_for_one_that_was_cut_off(
-    broker: FakeBroker, box: Box
-) -> None:
+async def test_a_member_without_queues_waits_for_one_that_was_cut_off(broker: FakeBroker, box: Box) -> None:
     with_another(broker, "!another")
     async with box.consumer(handover_timeout_s=60.0, rebalance_interval_s=60.0) as member:
         assert member.assignment == ()
