@@ -85,7 +85,11 @@ class LeaderDuties:
     async def _may_go(self, behind: int) -> bool:
         """Whether the log up to a position may be deleted: it is committed, and nothing waits in it."""
         ledger, now = self.store.ledger, self.clock.boottime()
-        if ledger is None or ledger.committed < 0 or ledger.place_of(ledger.committed).end < behind:
+        if (
+            ledger is None
+            or ledger.committed < ledger.first
+            or ledger.place_of(ledger.committed).end < behind
+        ):
             return False
         if self._leads:
             return await self.timers.move_on(behind)
