@@ -79,6 +79,7 @@ class LeaderDuties:
         self._become(self.follower_id)
         if self._leads:
             self._leads = False
+            self.schedule.let_go()
             self._resting = asyncio.get_running_loop().create_task(self._rest())
         self.registrar.register()
 
