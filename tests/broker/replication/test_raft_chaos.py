@@ -19,7 +19,7 @@ from cometmq.errors import CometError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.raft import RaftOptions
 
-SEEDS = range(1, 31) if LONG else (1, 2)
+SEEDS = range(1, 31) if LONG else (2,)
 STEPS = 12 if LONG else 4
 SENDERS = 4
 
