@@ -14,10 +14,12 @@ from tests.simulation.network import Network
 from tests.simulation.scheduler import OWNER, Pool, Process, Scheduler, patched_time, wall_s
 
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.server import Broker
 from cometmq.errors import ClientStateError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
+from cometmq.raft import RaftOptions
 from cometmq.store import SLAVE, MessageStore
 
 NAMESRV_PORT, BROKER_PORT = 9876, 10911
@@ -261,6 +263,8 @@ class Cluster:
             mock.patch("cometmq.broker.base.protection.LOOK_S", 0.5),
             mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
             mock.patch("os.getpid", return_value=4711),
+            mock.patch("random.SystemRandom", lambda: self.scheduler.chance),
+            mock.patch.object(RaftReplication, "options", RaftOptions(heartbeat_ms=150, election_ms=450)),
             mock.patch("secrets.randbits", self.scheduler.chance.getrandbits),
         ):
             try:
