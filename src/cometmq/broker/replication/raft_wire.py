@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from cometmq.errors import ProtocolError
+from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
 
 MAGIC = "CometMQ raft"
@@ -94,6 +95,9 @@ class Frames:
             raise ProtocolError(f"version {found.version} of {found.magic!r} is not known here: {VERSION} is")
         if found.group != self._group or not found.sender:
             raise ProtocolError(f"member {found.sender!r} of group {found.group!r} is not of {self._group!r}")
+        for addr in (found.addr, found.broker_addr):
+            if parse_address(addr) is None:
+                raise ProtocolError(f"member {found.sender!r} cannot be reached at {addr[:40]!r}")
         self.greeting = found
 
     def _decoded(self, body: bytes, sender: str) -> list[AnyMessage]:
