@@ -237,7 +237,7 @@ class Cluster:
         """End all faults, and start what is down."""
         network = self.network
         network.heal()
-        network.loss = network.duplicates = network.reorders = 0.0
+        network.loss = 0.0
         network.delay_s = 0.0005
         for broker in self.brokers:
             broker.disk.heal()
@@ -263,7 +263,7 @@ class Cluster:
             mock.patch("cometmq.broker.base.protection.LOOK_S", 0.5),
             mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
             mock.patch("os.getpid", return_value=4711),
-            mock.patch("random.SystemRandom", lambda: self.scheduler.chance),
+            mock.patch("random.SystemRandom", return_value=self.scheduler.chance),
             mock.patch.object(RaftReplication, "options", RaftOptions(heartbeat_ms=150, election_ms=450)),
             mock.patch("secrets.randbits", self.scheduler.chance.getrandbits),
         ):

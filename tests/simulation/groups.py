@@ -41,7 +41,9 @@ class RaftGroup:
             machine.settings["dLegerPeers"] = peers
         self._leaders: dict[int, str] = {}  # who took sends in a term
         self._entries: list[tuple[int, int]] = []  # end and checksum of each committed entry
-        self._looked_at: dict[str, tuple[object, int]] = {}  # the store of a member, and how far it was compared
+        self._looked_at: dict[
+            str, tuple[object, int]
+        ] = {}  # the store of a member, and how far it was compared
         self.logs_are_whole = True
         """Whether no disk loses what it had."""
 
@@ -145,7 +147,9 @@ class RaftGroup:
             return False
         replication = leader.broker.parts.replication
         assert isinstance(replication, RaftReplication)
-        frame = Frame.request(RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member))
+        frame = Frame.request(
+            RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
+        )
         answer = leader.process.context.run(replication.change_raft_group, None, frame)
         return answer.code == ResponseCode.SUCCESS
 

@@ -295,14 +295,22 @@ class Run:
         for broker in self.cluster.brokers:
             if broker.broker is None:
                 self._problem("starts again", f"{broker.name}: {broker.failure!r}")
-            elif not broker.store.flags.writeable:  # a failed sync is for good until the next start
+            elif not broker.store.flags.writeable or (self.group and "io error" in self.plan.faults):
+                # A failed sync is for good until the next start, and so is a cut that failed in a raft group.
                 broker.kill()
                 broker.start()
         if self.group is not None:
             self._put_back(self.group)
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
-        self.scheduler.run_until(lambda: self.clients.done and self._caught_up(), limit_s)
+        self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
+
+    @property
+    def _dead(self) -> bool:
+        """Whether dead letters are stored."""
+        stores = [each.store for each in self.cluster.brokers if each.broker and not each.slave]
+        count = max((store.max_offset(DLQ_PREFIX + GROUP, 0) for store in stores), default=0)
+        return count >= len(self.clients.hopeless) or self.plan.shape == "two"
 
     def _put_back(self, group: RaftGroup) -> None:
         if len(group.taking_part) < len(group.members) or not group.caught_up():
@@ -346,7 +354,9 @@ class Run:
         if not self.masters:
             self._problem("leads again", f"nobody leads {HEALED_S:g} s after the last fault")
             return
-        invented = self.clients.handled - {body_of(each) for each in stored(self.masters[0].store, TOPIC, "a")}
+        invented = self.clients.handled - {
+            body_of(each) for each in stored(self.masters[0].store, TOPIC, "a")
+        }
         if invented:
             self._problem("only committed is read", f"handled, and not in the log: {sorted(invented)}")
 

@@ -78,7 +78,7 @@ def many() -> Iterator[None]:
 
 def warm_up() -> None:
     """What is done once in a process (caches, imports) must not make its first run another one."""
-    for shape in ("two", "pair"):
+    for shape in ("two", "pair", "raft"):
         Run(0, Plan(shape, "plain", frozenset(), True))()
 
 

@@ -25,8 +25,9 @@ AT_ONCE = 500
 MOST_TRIED = 300
 """A planted bug is found within so many seeds."""
 STRIKES = (
-    "clock step", "cut", "full", "kill", "loss", "member killed", "move", "pause", "power loss", "reset",
-    "rot", "slow disk", "slow network", "sync error", "volatile at power loss", "write error",
+    "clock step", "cut", "full", "kill", "loss", "member killed", "move", "pause", "power loss", "remove",
+    "reset", "rot", "slow disk", "slow network", "sync error", "transfer", "volatile at power loss",
+    "write error",
 )  # fmt: skip
 """What each few hundred seeds show of faults, if these do anything."""
 
@@ -79,7 +80,12 @@ def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
 
 
 def test_a_seed_is_one_run_in_any_process() -> None:
-    plans = [Plan("pair", "retries", frozenset({"kill", "cut", "loss"}), True), plan_of(8), plan_of(12)]
+    faults = frozenset({"kill", "cut", "loss"})
+    plans = [
+        Plan("pair", "retries", faults, True),
+        Plan("raft", "plain", faults | {"change"}, True),
+        plan_of(8),
+    ]
     program = (
         "from tests.simulation.test_simulation import digests; from tests.simulation.run import *\n"
         f"print(digests([{', '.join(map(repr, plans))}]))"
