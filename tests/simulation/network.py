@@ -140,6 +140,13 @@ class _Listener:
         """Nothing to wait for."""
 
 
+class _Socket:
+    """As the socket of a connection, whose options mean nothing here."""
+
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing to set."""
+
+
 class Transport(asyncio.Transport):
     """One side of a connection."""
 
@@ -148,7 +155,7 @@ class Transport(asyncio.Transport):
     def __init__(
         self, network: Network, process: Process, own: tuple[str, int], other: tuple[str, int]
     ) -> None:
-        super().__init__({"peername": other, "sockname": own})
+        super().__init__({"peername": other, "sockname": own, "socket": _Socket()})
         self.process = process
         self._network = network
         self._direction = own[0], other[0]
