@@ -43,6 +43,8 @@ SMALL = {
     "slaveTimeout": "1000",
 }
 """Files so small that every run rolls them, and short waits."""
+INDEX_SIZE = 16 * 32
+"""Bytes of a file of a raft log's index."""
 
 
 class HostClock:
@@ -260,6 +262,7 @@ class Cluster:
         with (
             patched_time(self.scheduler),
             mock.patch("cometmq.store.background.upkeep.ThreadPoolExecutor", pool),
+            mock.patch("cometmq.store.ledger.entry_index.FILE_SIZE", INDEX_SIZE),
             mock.patch("cometmq.broker.base.protection.LOOK_S", 0.5),
             mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
             mock.patch("os.getpid", return_value=4711),
