@@ -258,7 +258,7 @@ class RaftMember:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.0, self.node.due_ms() / 1000 - self._clock.boottime())
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # the node counts in whole ms
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
@@ -475,7 +475,7 @@ class RaftMember:
         learned = {member: greeting.addr for member, greeting in self.peers.learned.items()}
         known = {**learned, **self._addresses}
         self.peers.use(
-            {member: known[member] for member in everybody if member in known and member != self.me}
+            {member: known[member] for member in sorted(everybody) if member in known and member != self.me}
         )
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
