@@ -9,9 +9,11 @@ time (term and vote go to the disk, the log is cut) messages of members are drop
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,6 +22,7 @@ import msgspec
 from cometmq import logs
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.raft_peers import Peers
+from cometmq.broker.replication.rates import Rate
 from cometmq.errors import CometError, RaftRefused
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.framing import EntryHead
@@ -49,6 +52,8 @@ HAND_OVER_S = 1.0
 """A leader that stops waits so long for another one."""
 DISK_AGAIN_S = 5.0
 """After a failure of the disk it is looked at again so often."""
+PREFER_S = 10.0
+"""A leader that is not preferred looks this often whether a preferred member can take over."""
 
 
 class Office(Protocol):
@@ -77,6 +82,16 @@ class _Wait(NamedTuple):
     waiter: Callable[[int], None]
 
 
+@dataclass(slots=True)
+class Received:
+    """What has come from the leader, for people who watch. last: index of its last entry; times in ms."""
+
+    rate: Rate = field(default_factory=Rate)
+    last: int = -1
+    read_ms: int = 0
+    written_ms: int = 0
+
+
 class RaftMember:
     """One member. Made with a store that keeps a raft log; `start` begins to take part."""
 
@@ -88,6 +103,7 @@ class RaftMember:
         addresses: Mapping[str, str],
         broker_addr: str,
         joins: bool,
+        preferred: Collection[str],
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
@@ -97,12 +113,17 @@ class RaftMember:
         options: RaftOptions | None = None,
     ) -> None:
         """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
-        waits to be taken into a group that is there. timeout_s: how long a send waits for its commit.
+        waits to be taken into a group that is there. preferred: the members that are to lead rather than
+        others (preferredLeaderId). timeout_s: how long a send waits for its commit.
         tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError,
         OSError."""
         assert store.ledger is not None
         self.me = me
         self._addresses = addresses
+        self._preferred = preferred
+        self._prefer_at = 0.0
+        self._options = options or RaftOptions()
+        self.received = Received()
         self._store = store
         self._ledger: Ledger = store.ledger
         self._clock = clock
@@ -114,7 +135,7 @@ class RaftMember:
         voters = frozenset() if joins else frozenset(addresses)
         self._state = raft_state.load(store.disk, self._ledger, voters)
         self.node = RaftNode(
-            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, options,
+            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, self._options,
             self._ledger.committed,
         )  # fmt: skip
         self.peers = Peers(
@@ -215,6 +236,10 @@ class RaftMember:
     def _receive(self, message: AnyMessage) -> None:
         if self._slow is None and not self._stopped:
             self.node.receive(message)
+            if isinstance(message, AppendRequest) and message.sender == self.node.leader:
+                self.received.last = message.last
+                self.received.read_ms = self._clock.time_ms()
+                self.received.rate.add(self._clock.monotonic(), len(message.payload))
 
     def _synced(self, index: int) -> None:
         """The device has the log up to an entry."""
@@ -251,6 +276,8 @@ class RaftMember:
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
                 return
             self._carry_out(effects)
+        if self.leading and self._preferred and now >= self._prefer_at:
+            self.prefer(now)
         self._forget_deleted()
         messages = self.node.messages()
         if messages:
@@ -303,6 +330,7 @@ class RaftMember:
                     written = True
                 elif isinstance(change, Append):
                     ledger.append(_behind(change.payload, change.skip))
+                    self.received.written_ms = self._clock.time_ms()
                     written = True
                 else:
                     assert isinstance(change, Proposed)  # the store's commit has written them
@@ -332,6 +360,7 @@ class RaftMember:
             if self.node.ready and self.node.term == term and not self._stopped:
                 self._ledger.take_messages()
                 self.leading = True
+                self._prefer_at = self._clock.boottime() + PREFER_S
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
                 self._office.lead()
         except (CometError, OSError) as error:
@@ -387,6 +416,30 @@ class RaftMember:
         """Hand the leadership over. For this and the changes below: RaftRefused says why not."""
         self._asked(self.node.transfer, to)
 
+    def prefer(self, now: float) -> None:
+        """Hand over to the preferred member that has most, if one is alive and has nearly all. What comes of
+        it shows at the next look."""
+        self._prefer_at = now + PREFER_S
+        if self.me in self._preferred:
+            return
+        peers = self.node.status().peers
+        able = [each for each in self._preferred if each in self.node.members.voters and self.keeps_up(each)]
+        if not able:
+            return
+        to = max(able, key=lambda member: peers[member].match)
+        log.warning("raft: %s hands over to %s, which is preferred", self.me, to)
+        with contextlib.suppress(RaftRefused):  # a transfer that an operator has begun, or a change under way
+            self.transfer(to)
+
+    def keeps_up(self, member: str) -> bool:
+        """Whether another member, as this leader knows it, answers and lacks only the newest entries."""
+        peer = self.node.status().peers.get(member)
+        return (
+            peer is not None
+            and peer.silent_ms <= self._options.election_ms
+            and self.node.last - peer.match <= self._options.caught_up
+        )
+
     def add_learner(self, member: str) -> None:
         """Let a member receive the log. It runs already, and has said where it is."""
         if member not in self._addresses and member not in self.peers.learned:
@@ -414,11 +467,18 @@ class RaftMember:
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""
         everybody = self.node.members.everybody | set(self._addresses)
-        learned = {member: greeting.addr for member, greeting in self.peers.learned.items()}
-        known = {**learned, **self._addresses}
-        self.peers.use(
-            {member: known[member] for member in everybody if member in known and member != self.me}
-        )
+        known = {member: self.address_of(member) for member in everybody if member != self.me}
+        self.peers.use({member: addr for member, addr in known.items() if addr})
+
+    def address_of(self, member: str) -> str:
+        """Where a member listens for the others, "" if that is not known."""
+        learned = self.peers.learned.get(member)
+        return self._addresses.get(member) or (learned.addr if learned is not None else "")
+
+    def end_of(self, index: int) -> int:
+        """Where in the log an entry ends; of one that is not there, where the log begins. Raises OSError."""
+        there = self._ledger.first <= index <= self._ledger.last
+        return self._ledger.place_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
         """The message with its entries; None if these are not in memory: then it is sent later."""
