@@ -314,6 +314,8 @@ def version_name(number: int) -> str:
 # Topic and group names with a meaning.
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+HAND_OVER_PREFIX = "%HANDOVER%"
+"""Of groups whose locks only hand queues over (client/consumer/hand_over.py)."""
 TBW102 = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"

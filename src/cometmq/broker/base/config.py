@@ -161,7 +161,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         for key in extra:
             if key not in INERT.defaults:
                 warn_unknown(key, KNOWN_KEYS)
-        INERT.check(extra)
+        INERT.check(properties)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
         return config
@@ -219,7 +219,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         )
         msgspec.structs.replace(self, **own, store=new_store).check()
         inert = {key: text for key, text in extra.items() if key in INERT.defaults}
-        INERT.check(inert)
+        INERT.check({**inert, **store})
         for field, value in own.items():
             setattr(self, field, value)
         self.store = new_store
