@@ -134,32 +134,35 @@ def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
 
 
 def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
-    """As haStatus of 5.5: a master with its slaves, or a slave."""
+    """As haStatus of 5.5, with spaces where that has tabs: a master with its slaves, or a slave."""
+    slaves, own = status.ha_connection_info, status.ha_client_runtime_info
+    facts: list[tuple[str, object]] = [
+        ("#MasterAddr", own.master_addr or "null"),
+        ("#CommitLogMaxOffset", own.max_offset),
+        ("#TransferSpeed(KB/s)", f"{own.transferred_byte_in_second / 1024:.2f}"),
+        ("#LastReadTime", local_time(own.last_read_timestamp, ",")),
+        ("#LastWriteTime", local_time(own.last_write_timestamp, ",")),
+        ("#MasterFlushOffset", own.master_flush_offset),
+    ]
+    if status.master:
+        facts = [
+            ("#MasterAddr", addr),
+            ("#MasterCommitLogMaxOffset", status.master_commit_log_max_offset),
+            ("#SlaveNum", len(slaves)),
+            ("#InSyncSlaveNum", status.in_sync_slave_nums),
+        ]
     yield ""
-    if not status.master:
-        info = status.ha_client_runtime_info
-        yield f"#MasterAddr\t{info.master_addr or 'null'}"
-        yield f"#CommitLogMaxOffset\t{info.max_offset}"
-        yield f"#TransferSpeed(KB/s)\t{info.transferred_byte_in_second / 1024:.2f}"
-        yield f"#LastReadTime\t{local_time(info.last_read_timestamp, ',')}"
-        yield f"#LastWriteTime\t{local_time(info.last_write_timestamp, ',')}"
-        yield f"#MasterFlushOffset\t{info.master_flush_offset}"
-        return
-    slaves = status.ha_connection_info
-    yield f"#MasterAddr\t{addr}"
-    yield f"#MasterCommitLogMaxOffset\t{status.master_commit_log_max_offset}"
-    yield f"#SlaveNum\t{len(slaves)}"
-    yield f"#InSyncSlaveNum\t{status.in_sync_slave_nums}"
-    form = "%-32s  %-16s %16s %16s %16s %16s"
-    yield form % (
-        *("#SlaveAddr", "#SlaveAckOffset", "#Diff", "#TransferSpeed(KB/s)", "#Status", "#TransferFromWhere"),
-    )
-    for slave in slaves:
-        yield form % (
-            *(slave.addr, slave.slave_ack_offset, slave.diff),
-            f"{slave.transferred_byte_in_second / 1024:.2f}",
-            *("OK" if slave.in_sync else "Fall Behind", slave.transfer_from_where),
-        )
+    for name, value in facts:
+        yield f"{name:<26} {value}".rstrip()
+    if status.master:
+        form = "%-32s  %-16s %16s %20s %16s %18s"
+        titles = ("#TransferSpeed(KB/s)", "#Status", "#TransferFromWhere")
+        yield form % ("#SlaveAddr", "#SlaveAckOffset", "#Diff", *titles)
+        for slave in slaves:
+            speed = f"{slave.transferred_byte_in_second / 1024:.2f}"
+            near = "OK" if slave.in_sync else "Fall Behind"
+            more = (speed, near, slave.transfer_from_where)
+            yield form % (slave.addr, slave.slave_ack_offset, slave.diff, *more)
 
 
 def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from tests.broker.conftest import commit, records, running, until
@@ -262,7 +263,9 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
     looks = []
     prefer = raft_member.RaftMember.prefer
     monkeypatch.setattr(raft_member, "PREFER_S", 0.1)
-    monkeypatch.setattr(raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now))
+    monkeypatch.setattr(
+        raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now)
+    )
     async with RaftGroup(tmp_path, preferredLeaderId="n2") as group:
         await group.stop("n2")
         leader = await group.leader()
@@ -270,4 +273,4 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
         await until(lambda: len(looks) >= 5)
         assert await group.leader() == leader
         assert (await group.status(leader)).term == term
-        assert all(second - first >= 0.1 for first, second in zip(looks, looks[1:], strict=False))
+        assert all(second - first >= 0.1 for first, second in itertools.pairwise(looks))

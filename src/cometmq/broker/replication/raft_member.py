@@ -239,7 +239,7 @@ class RaftMember:
             if isinstance(message, AppendRequest) and message.sender == self.node.leader:
                 self.received.last = message.last
                 self.received.read_ms = self._clock.time_ms()
-                self.received.rate.add(self._clock.monotonic(), len(message.payload))
+                self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
         """The device has the log up to an entry."""
@@ -433,11 +433,12 @@ class RaftMember:
 
     def keeps_up(self, member: str) -> bool:
         """Whether another member, as this leader knows it, answers and lacks only the newest entries."""
-        peer = self.node.status().peers.get(member)
+        status = self.node.status()
+        peer = status.peers.get(member)
         return (
             peer is not None
             and peer.silent_ms <= self._options.election_ms
-            and self.node.last - peer.match <= self._options.caught_up
+            and status.last - peer.match <= self._options.caught_up
         )
 
     def add_learner(self, member: str) -> None:
