@@ -22,7 +22,6 @@ FOR_USERS = (
     "__init__.py",
     "admin/__init__.py",
     "client/__init__.py",
-    "raft/__init__.py",
     "testing/__init__.py",
 )
 # The numbers of the protocol, whether somebody needs them yet or not, and what tests are given.

@@ -34,7 +34,7 @@ from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
 from cometmq.store.base.config import RAFT_FIELDS, SLAVE, SMALL_FILES, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.disk import Disk, OsDisk, make_directory
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.guards import AbortFile, StoreLock
@@ -203,9 +203,7 @@ class MessageStore:
         if config.enable_d_leger_commit_log:
             own = (config.ledger_dir, os.path.join(config.ledger_dir, "index"))
         for path in (config.root, *own, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
-            if not disk.is_dir(path):
-                disk.makedirs(path)
-                disk.fsync_dir(os.path.dirname(path))
+            make_directory(disk, path)
         lock = StoreLock(disk, config.root)
         try:
             store = cls(config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))

@@ -431,7 +431,7 @@ class ClientInstance(LifeCycle):
             return
         joined, body = self._joined, self._heartbeat()
         addrs = self.routes.addresses(replicas=bool(self.consumers))
-        await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in addrs))
+        await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in sorted(addrs)))
         self._told_of = max(self._told_of, joined)
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
