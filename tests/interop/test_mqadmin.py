@@ -197,6 +197,15 @@ class TestApachesBesideOurs:
         assert ours[1][:5] == theirs[1][:5]
         assert ours[1][len(theirs[1]) :] == ["ASYNC_MASTER", "-"]
 
+    def test_the_replication_of_a_master_is_shown_alike(
+        self, broker: LocalBroker, admin_shells: Callable[[str], AdminShell]
+    ) -> None:
+        shell, arguments = admin_shells("5.5.0"), ("haStatus", "-b", broker.broker_addr)
+        theirs = shell.run(*arguments, "-n", broker.namesrv)
+
+        assert as_columns(our_mqadmin(broker.namesrv, *arguments)) == as_columns(theirs)
+        assert "no broker container" in shell.run("addBroker", "-c", broker.broker_addr, "-b", "/x.conf")
+
     def test_the_details_of_a_message_are_equal(self, both: Both, broker: LocalBroker) -> None:
         hits = our_mqadmin(broker.namesrv, "queryMsgByKey", "-t", "compared", "-k", "k", "--json")
         message = json.loads(hits)[0]

@@ -85,7 +85,8 @@ class ResetMasterFlushOffsetHeader(Header, gc=False):
 
 
 class AddBrokerHeader(Header, gc=False):
-    """Code 902, to a broker container of 5.x. config_path: of a file on the container's machine."""
+    """Code 902, to a broker container of 5.x (docs/reference/remoting.md, Replication and containers).
+    config_path: of a file on the container's machine."""
 
     config_path: str
 
