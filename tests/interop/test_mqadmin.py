@@ -201,9 +201,12 @@ class TestApachesBesideOurs:
         self, broker: LocalBroker, admin_shells: Callable[[str], AdminShell]
     ) -> None:
         shell, arguments = admin_shells("5.5.0"), ("haStatus", "-b", broker.broker_addr)
-        theirs = shell.run(*arguments, "-n", broker.namesrv)
+        theirs = as_columns(shell.run(*arguments, "-n", broker.namesrv))
 
-        assert as_columns(our_mqadmin(broker.namesrv, *arguments)) == as_columns(theirs)
+        # The tool's first command also logs that it has no file of access keys.
+        shown = [line for line in theirs if line[0].startswith("#")]
+        assert len(shown) == 5
+        assert as_columns(our_mqadmin(broker.namesrv, *arguments)) == shown
         assert "no broker container" in shell.run("addBroker", "-c", broker.broker_addr, "-b", "/x.conf")
 
     def test_the_details_of_a_message_are_equal(self, both: Both, broker: LocalBroker) -> None:
