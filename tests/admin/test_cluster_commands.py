@@ -24,6 +24,8 @@ def test_the_cluster_is_listed_with_its_broker(mq: Shell) -> None:
     assert lines[0].split()[:4] == ["#Cluster", "Name", "#Broker", "Name"]
     row = ["DefaultCluster", mq.broker.broker_name, "0", mq.broker.broker_addr, "V4_9_7"]
     assert lines[1].split()[:5] == row
+    assert lines[1].split()[-2:] == ["ASYNC_MASTER", "-"]
+    assert [(broker["role"], broker["lag"]) for broker in brokers] == [("ASYNC_MASTER", None)]
     assert [(broker["brokerName"], broker["brokerId"]) for broker in brokers] == [(mq.broker.broker_name, 0)]
     assert brokers[0]["runtime"]["brokerVersionDesc"] == "V4_9_7"
 

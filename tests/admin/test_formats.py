@@ -16,9 +16,12 @@ from cometmq.admin.values import (
     QueueStatus,
     TraceView,
     TrackType,
+    role_of,
+    with_lags,
 )
 from cometmq.cli import store_text
 from cometmq.message import MessageExt
+from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.traces import Pub, Recall, SubAfter
 from cometmq.text import local_time
 
@@ -105,7 +108,85 @@ def test_the_cluster_list_counts_hours_rates_and_space() -> None:
 
     _, line = formats.cluster_list([broker(runtime)], now_ms=1000 + 90 * 60 * 1000)
 
-    assert line.split() == ["C", "b", "0", "h:1", "V4_9_7", "12.50(2,9ms)", "7.25(,ms)", "1.50", "0.2500"]
+    facts = ["C", "b", "0", "h:1", "V4_9_7", "12.50(2,9ms)", "7.25(,ms)", "1.50", "0.2500"]
+    assert line.split() == [*facts, "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "broker_id", "role"),
+    [
+        ({"brokerRole": "SYNC_MASTER"}, 0, "SYNC_MASTER"),
+        ({"brokerRole": "SLAVE"}, 1, "SLAVE"),
+        ({"brokerRole": "SLAVE", "raftRole": "candidate"}, 2, "candidate"),
+        ({"putTps": "0"}, 0, "MASTER"),  # Apache's brokers do not say it
+        ({"putTps": "0"}, 1, "SLAVE"),
+        ({}, 0, ""),
+    ],
+)
+def test_the_role_of_a_broker(runtime: dict[str, str], broker_id: int, role: str) -> None:
+    assert role_of(runtime, broker_id) == role
+
+
+def test_a_slave_is_so_many_bytes_behind_the_master_of_its_name() -> None:
+    def one(name: str, broker_id: int, end: str, cluster: str = "C") -> BrokerStatus:
+        return BrokerStatus(
+            cluster_name=cluster, broker_name=name, broker_id=broker_id, broker_addr=f"{name}{broker_id}",
+            runtime={"commitLogMaxOffset": end} if end else {}, role="SLAVE",
+        )  # fmt: skip
+
+    brokers = [
+        one("a", 0, "1000"), one("a", 1, "400"), one("a", 2, "1200"), one("a", 3, ""),
+        one("b", 0, ""), one("b", 1, "5"), one("b", 0, "9", "D"), one("c", 1, "7"),
+    ]  # fmt: skip
+
+    found = with_lags(brokers)
+
+    assert [each.lag for each in found] == [None, 600, 0, None, None, None, None, None]
+    lines = list(formats.cluster_list(found, now_ms=0))
+    assert lines[0].split()[-2:] == ["#Role", "#Behind"]
+    assert [line.split()[-2:] for line in lines[1:4]] == [["SLAVE", "-"], ["SLAVE", "600"], ["SLAVE", "0"]]
+
+
+def test_the_ha_status_of_a_master_has_a_line_for_each_slave() -> None:
+    slaves = [
+        HaConnectionInfo(addr="10.0.0.2:4000", slave_ack_offset=900, diff=100, in_sync=True,
+                         transferred_byte_in_second=2048, transfer_from_where=950),
+        HaConnectionInfo(addr="10.0.0.3:4000", slave_ack_offset=-1, diff=1000, in_sync=False),
+    ]  # fmt: skip
+    status = HaRuntimeInfo(
+        master=True, master_commit_log_max_offset=1000, in_sync_slave_nums=1, ha_connection_info=slaves
+    )
+
+    assert [line.split() for line in formats.ha_status("h:1", status)] == [
+        [],
+        ["#MasterAddr", "h:1"],
+        ["#MasterCommitLogMaxOffset", "1000"],
+        ["#SlaveNum", "2"],
+        ["#InSyncSlaveNum", "1"],
+        ["#SlaveAddr", "#SlaveAckOffset", "#Diff", "#TransferSpeed(KB/s)", "#Status", "#TransferFromWhere"],
+        ["10.0.0.2:4000", "900", "100", "2.00", "OK", "950"],
+        ["10.0.0.3:4000", "-1", "1000", "0.00", "Fall", "Behind", "0"],
+    ]
+
+
+def test_the_ha_status_of_a_slave_names_its_master() -> None:
+    info = HaClientInfo(
+        master_addr="h:2", transferred_byte_in_second=512, max_offset=900, master_flush_offset=7,
+        last_read_timestamp=1_700_000_000_042,
+    )  # fmt: skip
+
+    lines = list(formats.ha_status("h:1", HaRuntimeInfo(master=False, ha_client_runtime_info=info)))
+
+    assert [line.split() for line in lines] == [
+        [],
+        ["#MasterAddr", "h:2"],
+        ["#CommitLogMaxOffset", "900"],
+        ["#TransferSpeed(KB/s)", "0.50"],
+        ["#LastReadTime", "2023-11-14", "22:13:20,042"],
+        ["#LastWriteTime"],
+        ["#MasterFlushOffset", "7"],
+    ]
+    assert list(formats.ha_status("h", HaRuntimeInfo(master=False)))[1].split() == ["#MasterAddr", "null"]
 
 
 def test_a_broker_that_does_not_answer_still_has_its_line() -> None:

@@ -193,9 +193,21 @@ class TestApachesBesideOurs:
     def test_the_cluster_has_the_same_columns(self, both: Both) -> None:
         theirs, ours = both("clusterList")
 
-        assert ours[0] == theirs[0]
+        assert ours[0] == [*theirs[0], "#Role", "#Behind"]
         assert ours[1][:5] == theirs[1][:5]
-        assert len(ours[1]) == len(theirs[1])
+        assert ours[1][len(theirs[1]) :] == ["ASYNC_MASTER", "-"]
+
+    def test_the_replication_of_a_master_is_shown_alike(
+        self, broker: LocalBroker, admin_shells: Callable[[str], AdminShell]
+    ) -> None:
+        shell, arguments = admin_shells("5.5.0"), ("haStatus", "-b", broker.broker_addr)
+        theirs = as_columns(shell.run(*arguments, "-n", broker.namesrv))
+
+        # The tool's first command also logs that it has no file of access keys.
+        shown = [line for line in theirs if line[0].startswith("#")]
+        assert len(shown) == 5
+        assert as_columns(our_mqadmin(broker.namesrv, *arguments)) == shown
+        assert "no broker container" in shell.run("addBroker", "-c", broker.broker_addr, "-b", "/x.conf")
 
     def test_the_details_of_a_message_are_equal(self, both: Both, broker: LocalBroker) -> None:
         hits = our_mqadmin(broker.namesrv, "queryMsgByKey", "-t", "compared", "-k", "k", "--json")

@@ -29,6 +29,8 @@ from cometmq.admin.values import (
     RetryLimits,
     TopicUse,
     TraceView,
+    role_of,
+    with_lags,
 )
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.instance import Client
@@ -39,7 +41,7 @@ from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
 from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
-from cometmq.protocol.bodies_admin import PurgedQueue, RaftStatus
+from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, RaftStatus
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     MASTER_ID,
@@ -49,6 +51,7 @@ from cometmq.protocol.codes import (
     RequestCode,
 )
 from cometmq.protocol.headers import ListTimersRequestHeader, TopicRequestHeader
+from cometmq.protocol.headers_admin import RemoveBrokerHeader
 
 __all__ = ["Admin", "TopicSettings"]
 
@@ -279,10 +282,28 @@ class Admin(Client):
                             broker_id=broker_id,
                             broker_addr=addr,
                             runtime=runtime,
+                            role=role_of(runtime, broker_id),
                             problem=problem,
                         )
                     )
-        return found
+        return with_lags(found)
+
+    async def ha_status(self, broker_addr: str) -> HaRuntimeInfo:
+        """The slaves of a master or members of a raft group, or whom a slave follows; how far they are."""
+        return await self.client.brokers.ha_status(broker_addr)
+
+    async def reset_master_flush_offset(self, broker_addr: str, offset: int) -> None:
+        """Tell a slave what its master has on its device (5.x)."""
+        await self.client.brokers.reset_master_flush_offset(broker_addr, offset)
+
+    async def add_broker(self, container_addr: str, config_path: str) -> None:
+        """Have a broker container of Apache's 5.x start a broker with a settings file of its machine."""
+        await self.client.brokers.add_broker(container_addr, config_path)
+
+    async def remove_broker(self, container_addr: str, cluster: str, name: str, broker_id: int) -> None:
+        """Have a broker container of Apache's 5.x stop one of its brokers."""
+        header = RemoveBrokerHeader(broker_cluster_name=cluster, broker_name=name, broker_id=broker_id)
+        await self.client.brokers.remove_broker(container_addr, header)
 
     # -- consumer groups
 

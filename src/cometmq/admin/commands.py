@@ -6,7 +6,13 @@ from importlib.metadata import version
 
 import click
 
-from cometmq.admin import cluster_commands, consumer_commands, message_commands, topic_commands
+from cometmq.admin import (
+    cluster_commands,
+    consumer_commands,
+    message_commands,
+    replication_commands,
+    topic_commands,
+)
 from cometmq.admin.shell import SETTINGS, MqAdmin
 
 
@@ -37,7 +43,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         click.echo(found.get_help(shown))
 
 
-for module in (topic_commands, cluster_commands, consumer_commands, message_commands):
+for module in (topic_commands, cluster_commands, consumer_commands, message_commands, replication_commands):
     for value in vars(module).values():
         if isinstance(value, click.Command):
             mqadmin.add_command(value)

@@ -20,7 +20,7 @@ from cometmq.admin.values import (
 )
 from cometmq.message import MessageExt, SendResult
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, TopicRouteData
-from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue
 from cometmq.protocol.traces import Pub, SubAfter
 from cometmq.text import local_time
 
@@ -85,10 +85,11 @@ def topic_route_table(route: TopicRouteData) -> Iterator[str]:
 
 
 def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
-    form = "%-16s  %-22s  %-4s  %-22s %-16s %19s %19s %10s %5s %6s"
+    """Apache's columns, and behind them two of ours: role, and bytes behind the master."""
+    form = "%-16s  %-22s  %-4s  %-22s %-16s %19s %19s %10s %5s %6s  %-12s %10s"
     yield form % (
         *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
-        *("#PCWait(ms)", "#Hour", "#SPACE"),
+        *("#PCWait(ms)", "#Hour", "#SPACE", "#Role", "#Behind"),
     )
     for broker in brokers:
         info = broker.runtime
@@ -102,6 +103,7 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
             *(broker.cluster_name, broker.broker_name, broker.broker_id, broker.broker_addr),
             *(info.get("brokerVersionDesc", ""), in_load, out_load, info.get("pageCacheLockTimeMills", "")),
             *(f"{hours:2.2f}", f"{broker.first_number('commitLogDiskRatio'):.4f}"),
+            *(broker.role or "-", "-" if broker.lag is None else broker.lag),
         )
 
 
@@ -129,6 +131,38 @@ def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
     """Sorted `key : value`; with an address in front where several brokers are shown."""
     for key, value in sorted(runtime.items()):
         yield f"{addr:<24} {key:<32}: {value}" if addr else f"{key:<32}: {value}"
+
+
+def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
+    """As haStatus of 5.5, with spaces where that has tabs: a master with its slaves, or a slave."""
+    slaves, own = status.ha_connection_info, status.ha_client_runtime_info
+    facts: list[tuple[str, object]] = [
+        ("#MasterAddr", own.master_addr or "null"),
+        ("#CommitLogMaxOffset", own.max_offset),
+        ("#TransferSpeed(KB/s)", f"{own.transferred_byte_in_second / 1024:.2f}"),
+        ("#LastReadTime", local_time(own.last_read_timestamp, ",")),
+        ("#LastWriteTime", local_time(own.last_write_timestamp, ",")),
+        ("#MasterFlushOffset", own.master_flush_offset),
+    ]
+    if status.master:
+        facts = [
+            ("#MasterAddr", addr),
+            ("#MasterCommitLogMaxOffset", status.master_commit_log_max_offset),
+            ("#SlaveNum", len(slaves)),
+            ("#InSyncSlaveNum", status.in_sync_slave_nums),
+        ]
+    yield ""
+    for name, value in facts:
+        yield f"{name:<26} {value}".rstrip()
+    if status.master:
+        form = "%-32s  %-16s %16s %20s %16s %18s"
+        titles = ("#TransferSpeed(KB/s)", "#Status", "#TransferFromWhere")
+        yield form % ("#SlaveAddr", "#SlaveAckOffset", "#Diff", *titles)
+        for slave in slaves:
+            speed = f"{slave.transferred_byte_in_second / 1024:.2f}"
+            near = "OK" if slave.in_sync else "Fall Behind"
+            more = (speed, near, slave.transfer_from_where)
+            yield form % (slave.addr, slave.slave_ack_offset, slave.diff, *more)
 
 
 def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator[str]:

@@ -7,13 +7,17 @@ where there is none; offsets count messages of a queue.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
 from cometmq.message import MessageExt, SendResult, WaitingMessage
 from cometmq.protocol.bodies import RETRY_MAX_TIMES
+from cometmq.protocol.codes import MASTER_ID
 from cometmq.protocol.traces import AnyTrace
+
+LOG_END = "commitLogMaxOffset"
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -39,13 +43,20 @@ class TopicUse(Value, frozen=True, kw_only=True):
 
 
 class BrokerStatus(Value, frozen=True, kw_only=True):
-    """One broker process and what it says about itself: the table of GET_BROKER_RUNTIME_INFO."""
+    """One broker process and what it says about itself: the table of GET_BROKER_RUNTIME_INFO.
+
+    role: SYNC_MASTER, ASYNC_MASTER or SLAVE; of a member of a raft group its part in that, as leader; of an
+    Apache broker, which does not say it, MASTER or SLAVE. lag: bytes of log that its master, or leader, has
+    more; None for a master, and where either has not answered.
+    """
 
     cluster_name: str
     broker_name: str
     broker_id: int
     broker_addr: str
     runtime: dict[str, str]
+    role: str = ""
+    lag: int | None = None
     problem: str = ""
 
     def first_number(self, key: str) -> float:
@@ -62,6 +73,31 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         except ValueError:
             return 0
         return number if -(2**63) <= number < 2**63 else 0
+
+
+def role_of(runtime: Mapping[str, str], broker_id: int) -> str:
+    """The role that a broker's table tells, or its id; "" for one that has not answered."""
+    if not runtime:
+        return ""
+    by_id = "MASTER" if broker_id == MASTER_ID else "SLAVE"
+    return runtime.get("raftRole") or runtime.get("brokerRole") or by_id
+
+
+def with_lags(brokers: list[BrokerStatus]) -> list[BrokerStatus]:
+    """The same brokers, with how far each is behind its master."""
+    ends = {
+        (each.cluster_name, each.broker_name): each.count(LOG_END)
+        for each in brokers
+        if each.broker_id == MASTER_ID and each.runtime
+    }
+
+    def known(each: BrokerStatus) -> BrokerStatus:
+        end = ends.get((each.cluster_name, each.broker_name))
+        if each.broker_id == MASTER_ID or end is None or not each.runtime:
+            return each
+        return msgspec.structs.replace(each, lag=max(0, end - each.count(LOG_END)))
+
+    return [known(each) for each in brokers]
 
 
 class QueueProgress(Value, frozen=True, kw_only=True):

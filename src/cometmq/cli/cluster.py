@@ -126,11 +126,6 @@ def _print(
     import msgspec
 
     brokers = brokers or {}
-    ends = {
-        status.broker_name: status.count("commitLogMaxOffset")
-        for status in brokers.values()
-        if status.broker_id == MASTER_ID
-    }
     for member in members:
         facts: dict[str, object] = {
             "member": member.name, "addr": member.addr, "pid": member.pid if member.alive else None,
@@ -139,8 +134,8 @@ def _print(
         if status is not None and status.runtime:
             end = status.count("commitLogMaxOffset")
             facts |= {"broker": status.broker_name, "brokerId": status.broker_id, "logEnd": end}
-            if status.broker_id != MASTER_ID and status.broker_name in ends:
-                facts["behind"] = max(0, ends[status.broker_name] - end)
+            if status.lag is not None:
+                facts["behind"] = status.lag
         if as_json:
             click.echo(printable_json(msgspec.json.encode(facts)))
         else:

@@ -84,6 +84,21 @@ class ResetMasterFlushOffsetHeader(Header, gc=False):
     master_flush_offset: I64
 
 
+class AddBrokerHeader(Header, gc=False):
+    """Code 902, to a broker container of 5.x (docs/reference/remoting.md, Replication and containers).
+    config_path: of a file on the container's machine."""
+
+    config_path: str
+
+
+class RemoveBrokerHeader(Header, gc=False):
+    """Code 903, to a broker container of 5.x. broker_id: of a DLedger member the number in its name."""
+
+    broker_cluster_name: str
+    broker_name: str
+    broker_id: I64
+
+
 class ChangeRaftGroupHeader(Header, gc=False):
     """Code 21004, ours. action: transfer, addLearner, promote or remove; member: as in dLegerPeers, n0."""
 

@@ -103,7 +103,6 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("msgTraceTopicName", "no topic", "the name of a topic"),
         ("aclEnable", "true", "everybody would be let in"),
         ("useTLS", "true", "in the clear"),
-        ("enableDLegerCommitLog", "TRUE", "one machine only"),
     ],
 )
 def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, expected):
@@ -117,6 +116,37 @@ def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, ex
     with pytest.raises(ConfigError):  # so does the request that changes a running broker, and changes nothing
         running.update({"fileReservedTime": "48", key: value})
     assert running.properties() == before
+
+
+RAFT = {
+    "enableDLegerCommitLog": "true",
+    "dLegerGroup": "broker-a",
+    "dLegerPeers": "n0-10.0.0.1:40911;n1-10.0.0.2:40911; n2-mq3:40911",
+    "dLegerSelfId": "n0",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("dLegerGroup", "", "a name"),
+        ("dLegerSelfId", "zero", "a letter and a number"),
+        ("dLegerSelfId", "n3", "a list with n3"),
+        ("dLegerPeers", "", "a list with n0"),
+        ("dLegerPeers", "n0-10.0.0.1", "members like n0-host:port"),
+        ("dLegerPeers", "n0-10.0.0.1:1;n0-10.0.0.2:1", "different names"),
+        ("preferredLeaderId", "n7", "members of dLegerPeers"),
+        ("preferredLeaderId", "n1;;n3", "members of dLegerPeers"),
+    ],
+)
+def test_a_raft_member_with_a_setting_that_cannot_work_does_not_start(key, value, expected):
+    with pytest.raises(ConfigError, match=expected):
+        BrokerConfig.from_properties({**RAFT, key: value})
+
+
+@pytest.mark.parametrize("more", [{}, {"preferredLeaderId": "n1"}, {"preferredLeaderId": " n2 ;n1; "}])
+def test_a_raft_member_may_prefer_some_members(more):
+    BrokerConfig.from_properties({**RAFT, **more})
 
 
 def test_every_number_has_a_range_and_keeps_to_it():

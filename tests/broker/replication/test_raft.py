@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from tests.broker.conftest import commit, records, running, until
 from tests.broker.replication.raft_group import RaftGroup, free_port
 
+from cometmq.broker.replication import raft_member
 from cometmq.broker.replication.raft import RaftReplication
+from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.raft import RaftOptions
 from cometmq.store import Flag
@@ -52,6 +55,7 @@ async def test_followers_refuse_and_say_what_they_are(group):
     refused = await group.peers[follower].send()
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "follower" in refused.remark
+    await until(lambda: group.brokers[follower].parts.replication.facts()["raftLeader"] == leader)
     status = await group.status(follower)
     assert (status.role, status.leader, status.member) == ("follower", leader, follower)
     facts = group.brokers[follower].parts.replication.facts()
@@ -230,3 +234,79 @@ async def test_requests_about_a_group_are_none_of_a_master(tmp_path):
     async with running(tmp_path) as (_, peer):
         answer = await peer.call(RequestCode.GET_RAFT_STATUS)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def ha_status(peer):
+    return HaRuntimeInfo.decode((await peer.call(RequestCode.GET_BROKER_HA_STATUS)).body)
+
+
+async def test_the_leader_says_how_far_each_member_is_and_a_follower_whom_it_follows(group):
+    leader = await group.leader()
+    await send(group, leader, b"one", b"two")
+    await group.equal()
+    away = group.followers()[0]
+    near = group.followers()[1]
+    end = group.brokers[away].parts.store.log.end
+    await group.stop(away)
+    await send(group, leader, b"three" * 100)
+
+    def named(member):
+        return f"{member}-{group.addresses[member]}"
+
+    async with asyncio.timeout(20):
+        while (status := await ha_status(group.peers[leader])).in_sync_slave_nums != 1:
+            await asyncio.sleep(0.05)
+    found = {each.addr: each for each in status.ha_connection_info}
+    assert found.keys() == {named(away), named(near)}
+    assert status.master
+    assert found[named(near)].in_sync
+    assert found[named(near)].diff == 0
+    assert not found[named(away)].in_sync
+    assert found[named(away)].slave_ack_offset == end
+    assert found[named(away)].diff == status.master_commit_log_max_offset - end > 500
+    facts = group.brokers[leader].parts.replication.facts()
+    assert (facts["raftLag"], facts["haLagBytes"]) == ("1", str(found[named(away)].diff))
+
+    follows = await ha_status(group.peers[near])
+    info = follows.ha_client_runtime_info
+    assert not follows.master
+    assert (info.master_addr, info.max_offset) == (named(leader), status.master_commit_log_max_offset)
+    assert info.last_read_timestamp >= info.last_write_timestamp > 0
+    assert info.activated
+    assert group.brokers[near].parts.replication.facts()["raftLag"] == "0"
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    monkeypatch.setattr(raft_member, "PREFER_S", 0.3)
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_a_preferred_member_leads_once_it_is_there(tmp_path):
+    async with RaftGroup(tmp_path, preferredLeaderId="n2") as group:
+        await until(lambda: group.leads("n2"), 20)
+        await group.stop("n2")
+        other = await group.leader()
+        await send(group, other, *(b"%d" % number for number in range(20)))
+        assert other != "n2"
+        await group.start("n2")
+        await until(lambda: group.leads("n2"), 20)
+        assert len(await bodies(group.peers["n2"])) == 20
+        await send(group, "n2", b"more")
+
+
+async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, monkeypatch):
+    looks = []
+    prefer = raft_member.RaftMember.prefer
+    monkeypatch.setattr(raft_member, "PREFER_S", 0.1)
+    monkeypatch.setattr(
+        raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now)
+    )
+    async with RaftGroup(tmp_path, preferredLeaderId="n2") as group:
+        await group.stop("n2")
+        leader = await group.leader()
+        term = (await group.status(leader)).term
+        await until(lambda: len(looks) >= 5)
+        assert await group.leader() == leader
+        assert (await group.status(leader)).term == term
+        assert all(second - first >= 0.1 for first, second in itertools.pairwise(looks))

@@ -128,7 +128,7 @@ async def test_a_leadership_won_again_while_the_first_was_prepared_is_taken_up(t
     alone.desk.open.set()
     await until(lambda: alone.member.leading)
     answers: list[int] = []
-    alone.member.wait_for(alone.store.log.end, answers.append)  # everything is committed
+    alone.member.waits.wait_for(alone.store.log.end, answers.append)  # everything is committed
     assert answers == [ResponseCode.SUCCESS]
     await alone.member.stop()
     alone.store.close()

@@ -29,6 +29,11 @@ log = logs.logger(__name__)
 # wait, and senders that wait for the device in the queue of sends.
 POOLS = ("send", "pull", "query", "litePull", "ack")
 
+NO_CONTAINER = (
+    "this is no broker container: every broker is a process of its own, which mqbroker -c FILE starts on its "
+    "machine and SIGTERM ends"
+)
+
 
 @dataclass(eq=False, kw_only=True)
 class RuntimeAdmin:
@@ -91,6 +96,14 @@ class RuntimeAdmin:
         store.retention.delete_now()
         await store.retention.run_now(log_too=True)
         return frame.response()
+
+    def add_broker(self, _connection: Connection, frame: Frame) -> Frame:
+        """Containers of 5.x run several brokers in one process, and start and stop them by these requests."""
+        return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
+
+    def remove_broker(self, _connection: Connection, frame: Frame) -> Frame:
+        """See add_broker."""
+        return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
     def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
         """The table that brokerStatus and clusterList show, all values text."""

@@ -50,8 +50,9 @@ NOT_BY_REQUEST = frozenset(
         "rmqAddressServerSubGroup", "listenPort", "vipChannelEnable", "haListenPort",
         "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
         "maxHashSlotNum", "maxIndexNum",
+        "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "dLegerJoin",
+        "preferredLeaderId", "storePathDLedgerCommitLog",
         "filterServerNums",
-        "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "storePathDLedgerCommitLog",
     }
 )  # fmt: skip
 HELD_PULLS_MAX = 1 << 20
@@ -169,7 +170,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         """Raises ConfigError for values that cannot work whatever the type says."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
         if self.store.enable_d_leger_commit_log:
-            check_member(self.store.d_leger_self_id, self.store.d_leger_peers)
+            store = self.store
+            check_member(store.d_leger_self_id, store.d_leger_peers, store.preferred_leader_id)
         if self.store.broker_role == SLAVE and self.broker_id == 0:
             raise ConfigError("brokerId", "0", "a positive number, for brokerRole=SLAVE")
         if self.default_topic_queue_nums > self.max_topic_queue_nums:

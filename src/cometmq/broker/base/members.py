@@ -40,8 +40,17 @@ def broker_id_of(member: str) -> int:
     return int(found[1]) + 1
 
 
-def check_member(member: str, peers: str) -> None:
-    """Raises ConfigError for a member (dLegerSelfId) that is none of the peers (dLegerPeers)."""
+def preferred_of(text: str) -> list[str]:
+    """The members in preferredLeaderId, `;` between."""
+    return list(filter(None, (word.strip() for word in text.split(";"))))
+
+
+def check_member(member: str, peers: str, preferred: str) -> None:
+    """Raises ConfigError for a member (dLegerSelfId) that is none of the peers (dLegerPeers), and for a
+    preferredLeaderId that names another than these."""
     broker_id_of(member)
-    if member not in dict(peers_of(peers)):
+    known = dict(peers_of(peers))
+    if member not in known:
         raise ConfigError("dLegerPeers", peers, f"a list with {member}, this member, in it")
+    if not known.keys() >= set(preferred_of(preferred)):
+        raise ConfigError("preferredLeaderId", preferred, "members of dLegerPeers, several separated by ';'")

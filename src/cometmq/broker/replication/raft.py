@@ -12,16 +12,22 @@ from typing import Protocol
 from cometmq import logs
 from cometmq.broker.base.address import HA_OFFSET, BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.base.members import peers_of
+from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.replication.metadata_sync import MetadataSync
 from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import RaftRefused
-from cometmq.protocol.bodies_admin import RaftMemberInfo, RaftStatus
+from cometmq.protocol.bodies_admin import (
+    HaClientInfo,
+    HaConnectionInfo,
+    HaRuntimeInfo,
+    RaftMemberInfo,
+    RaftStatus,
+)
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
-from cometmq.raft import RaftOptions
+from cometmq.raft import RaftOptions, Role
 from cometmq.remoting import Connection, RemotingClient, Tick
 from cometmq.store import Clock, MessageStore
 
@@ -85,6 +91,7 @@ class RaftReplication:
             addresses=self._addresses,
             broker_addr=self._address.text,
             joins=config.d_leger_join,
+            preferred=preferred_of(settings.preferred_leader_id),
             store=self._store,
             clock=self._clock,
             timeout_s=config.slave_timeout / 1000,
@@ -116,7 +123,7 @@ class RaftReplication:
         if self._member is None:
             waiter(int(ResponseCode.SYSTEM_ERROR))
         else:
-            self._member.wait_for(position, waiter)
+            self._member.waits.wait_for(position, waiter)
 
     # -- Office
 
@@ -151,16 +158,24 @@ class RaftReplication:
 
     def facts(self) -> dict[str, str]:
         """For the runtime table."""
-        status = self.status()
-        return {
-            "brokerRole": "SYNC_MASTER" if status.role == "leader" else "SLAVE",
+        status, member = self.status(), self._member
+        leads = status.role == "leader"
+        facts = {
+            "brokerRole": "SYNC_MASTER" if leads else "SLAVE",
             "raftRole": status.role,
             "raftTerm": str(status.term),
             "raftLeader": status.leader,
             "raftCommitted": str(status.committed),
             "raftLast": str(status.last),
-            "haLagBytes": "0",
         }
+        if leads:
+            others = [each.match for each in status.members if each.member != status.member]
+            furthest = min(others, default=status.last)
+            lag = self._store.log.end - member.end_of(furthest) if member is not None else 0
+            facts |= {"raftLag": str(status.last - furthest), "haLagBytes": str(max(lag, 0))}
+        elif member is not None:
+            facts["raftLag"] = str(max(member.received.last - status.last, 0))
+        return facts
 
     def status(self) -> RaftStatus:
         """This member's view of its group."""
@@ -188,6 +203,47 @@ class RaftReplication:
             committed=found.committed,
             members=peers,
         )
+
+    def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
+        """What haStatus shows."""
+        return frame.response(body=self.ha_status().encode())
+
+    def ha_status(self) -> HaRuntimeInfo:
+        """The same in the words of master and slave. Members are named as in dLegerPeers: n0-host:port."""
+        member, end, now = self._member, self._store.log.end, self._clock.monotonic()
+        if member is None:
+            return HaRuntimeInfo(master=False)
+        node = member.node.status()
+        if node.role is Role.LEADER:
+            infos = [
+                HaConnectionInfo(
+                    addr=f"{name}-{member.address_of(name)}",
+                    slave_ack_offset=(acked := member.end_of(peer.match)),
+                    diff=end - acked,
+                    in_sync=member.keeps_up(name),
+                    transferred_byte_in_second=member.peers.bytes_a_second(name),
+                    transfer_from_where=acked,
+                )
+                for name, peer in sorted(node.peers.items())
+            ]
+            near = sum(info.in_sync for info in infos)
+            return HaRuntimeInfo(
+                master=True,
+                master_commit_log_max_offset=end,
+                in_sync_slave_nums=near,
+                ha_connection_info=infos,
+            )
+        received = member.received
+        info = HaClientInfo(
+            master_addr=f"{node.leader}-{member.address_of(node.leader)}" if node.leader else None,
+            transferred_byte_in_second=received.rate.bytes_a_second(now),
+            max_offset=end,
+            last_read_timestamp=received.read_ms,
+            last_write_timestamp=received.written_ms,
+            master_flush_offset=member.end_of(node.committed),
+            activated=bool(node.leader),
+        )
+        return HaRuntimeInfo(master=False, ha_client_runtime_info=info)
 
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
         """What this member knows of its group."""

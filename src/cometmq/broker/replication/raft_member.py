@@ -9,19 +9,21 @@ time (term and vote go to the disk, the log is cut) messages of members are drop
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from cometmq import logs
 from cometmq.broker.replication import raft_state
+from cometmq.broker.replication.commit_waits import CommitWaits
 from cometmq.broker.replication.raft_peers import Peers
+from cometmq.broker.replication.rates import Rate
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
-from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import (
     AnyMessage,
@@ -42,14 +44,14 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, Not
 
 log = logs.logger(__name__)
 
-SUCCESS = int(ResponseCode.SUCCESS)
-SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 MOST_FRAME = 1 << 20
 """Bytes of the entries of one message; a longer entry goes alone."""
 HAND_OVER_S = 1.0
 """A leader that stops waits so long for another one."""
 DISK_AGAIN_S = 5.0
 """After a failure of the disk it is looked at again so often."""
+PREFER_S = 10.0
+"""A leader that is not preferred looks this often whether a preferred member can take over."""
 
 
 class Office(Protocol):
@@ -72,10 +74,14 @@ class Office(Protocol):
         ...
 
 
-class _Wait(NamedTuple):
-    position: int
-    deadline: float
-    waiter: Callable[[int], None]
+@dataclass(slots=True)
+class Received:
+    """What has come from the leader, for people who watch. last: index of its last entry; times in ms."""
+
+    rate: Rate = field(default_factory=Rate)
+    last: int = -1
+    read_ms: int = 0
+    written_ms: int = 0
 
 
 class RaftMember:
@@ -89,6 +95,7 @@ class RaftMember:
         addresses: Mapping[str, str],
         broker_addr: str,
         joins: bool,
+        preferred: Collection[str],
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
@@ -98,16 +105,20 @@ class RaftMember:
         options: RaftOptions | None = None,
     ) -> None:
         """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
-        waits to be taken into a group that is there. timeout_s: how long a send waits for its commit.
+        waits to be taken into a group that is there. preferred: the members that are to lead rather than
+        others (preferredLeaderId). timeout_s: how long a send waits for its commit.
         tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError,
         OSError."""
         assert store.ledger is not None
         self.me = me
         self._addresses = addresses
+        self._preferred = preferred
+        self._prefer_at = 0.0
+        self._options = options or RaftOptions()
+        self.received = Received()
         self._store = store
         self._ledger: Ledger = store.ledger
         self._clock = clock
-        self._timeout_s = timeout_s
         self._tick = tick
         self._commit_tick = end_tick
         self._office = office
@@ -115,7 +126,7 @@ class RaftMember:
         voters = frozenset() if joins else frozenset(addresses)
         self._state = raft_state.load(store.disk, self._ledger, voters)
         self.node = RaftNode(
-            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, options,
+            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, self._options,
             self._ledger.committed,
         )  # fmt: skip
         self.peers = Peers(
@@ -128,10 +139,8 @@ class RaftMember:
         self._taking: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[None]] = set()
         self._first = self._ledger.first
-        self._waits: deque[_Wait] = deque()
-        self._safe = 0  # the log is known to be committed up to this position
+        self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._wait_timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._due = False
         self._failed_at: float | None = None
@@ -152,13 +161,12 @@ class RaftMember:
         if self.leading:
             await self._hand_over()
         self._stopped = True
-        for timer in (self._timer, self._wait_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         tasks = (self._slow, self._taking, *self._reading)
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         await self.peers.stop()
-        self._give_up("the broker stops")
+        self.waits.give_up("the broker stops")
 
     async def _hand_over(self) -> None:
         peers = self.node.status().peers
@@ -185,36 +193,6 @@ class RaftMember:
         self._schedule()
         return first
 
-    def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
-        """Tell `waiter` SUCCESS once the log is committed up to `position`, else SYSTEM_ERROR: then nobody
-        knows yet whether it will be."""
-        if position <= self._safe:
-            waiter(SUCCESS)
-            return
-        deadline = self._clock.monotonic() + self._timeout_s
-        self._waits.append(_Wait(position, deadline, waiter))
-        if self._wait_timer is None:
-            self._wait_timer = self._loop.call_later(self._timeout_s, self._expire)
-
-    def _expire(self) -> None:
-        self._wait_timer = None
-        now = self._clock.monotonic()
-        late = 0
-        while self._waits and self._waits[0].deadline <= now:
-            self._waits.popleft().waiter(SYSTEM_ERROR)
-            late += 1
-        if late:
-            log.warning("%d ticks of sends were not committed within %g s", late, self._timeout_s)
-        if self._waits and not self._stopped:
-            left = max(0.001, self._waits[0].deadline - now)
-            self._wait_timer = self._loop.call_later(left, self._expire)
-
-    def _give_up(self, why: str) -> None:
-        if self._waits:
-            log.warning("%d ticks of sends are not known to be committed: %s", len(self._waits), why)
-        while self._waits:
-            self._waits.popleft().waiter(SYSTEM_ERROR)
-
     # -- events
 
     def _receive(self, message: AnyMessage) -> None:
@@ -222,6 +200,10 @@ class RaftMember:
             raise RaftMessageError("payload", 0, f"expected {message.count} entries")
         if self._slow is None and not self._stopped:
             self.node.receive(message)
+            if isinstance(message, AppendRequest) and message.sender == self.node.leader:
+                self.received.last = message.last
+                self.received.read_ms = self._clock.time_ms()
+                self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
         """The device has the log up to an entry."""
@@ -276,6 +258,9 @@ class RaftMember:
         self._forget_deleted()
         if self._may_take_office() and self._taking is None:
             self._taking = self._loop.create_task(self._take_office(self.node.term))
+        now = self._clock.boottime()
+        if self.leading and self._preferred and now >= self._prefer_at:
+            self.prefer(now)
         return True
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
@@ -318,7 +303,7 @@ class RaftMember:
                 self._store.flusher.request()
             if effects.committed is not None:
                 ledger.commit_to(effects.committed)
-                self._committed(ledger.place_of(effects.committed).end)
+                self.waits.committed(ledger.place_of(effects.committed).end)
         except (CometError, OSError) as error:
             self._failed(error)
         if effects.role is not None or effects.state is not None:
@@ -339,6 +324,7 @@ class RaftMember:
                     written = True
                 elif isinstance(change, Append):
                     last = self._ledger.append(_behind(change.payload, change.skip))
+                    self.received.written_ms = self._clock.time_ms()
                     written = True
                     if last != change.first + change.count - 1:
                         raise StoreError(f"{last} is the last of the entries that came, not as was said")
@@ -363,6 +349,7 @@ class RaftMember:
             if self._may_take_office() and self.node.term == term and not self._stopped:
                 self._ledger.take_messages()
                 self.leading = True
+                self._prefer_at = self._clock.boottime() + PREFER_S
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
                 self._office.lead()
         except (CometError, OSError) as error:
@@ -394,14 +381,8 @@ class RaftMember:
             self.leading = False
             self._led.set()
             self._ledger.follow()
-            self._give_up(reason)
+            self.waits.give_up(reason)
             log.warning("raft: %s leads no more: %s", self.me, reason)
-
-    def _committed(self, position: int) -> None:
-        self._safe = position
-        waits = self._waits
-        while waits and waits[0].position <= position:
-            waits.popleft().waiter(SUCCESS)
 
     # -- the disk
 
@@ -445,6 +426,31 @@ class RaftMember:
         """Hand the leadership over. For this and the changes below: RaftRefused says why not."""
         self._asked(self.node.transfer, to)
 
+    def prefer(self, now: float) -> None:
+        """Hand over to the preferred member that has most, if one is alive and has nearly all. What comes of
+        it shows at the next look."""
+        self._prefer_at = now + PREFER_S
+        if self.me in self._preferred:
+            return
+        peers = self.node.status().peers
+        able = [each for each in self._preferred if each in self.node.members.voters and self.keeps_up(each)]
+        if not able:
+            return
+        to = max(able, key=lambda member: peers[member].match)
+        log.warning("raft: %s hands over to %s, which is preferred", self.me, to)
+        with contextlib.suppress(RaftRefused):  # a transfer that an operator has begun, or a change under way
+            self.transfer(to)
+
+    def keeps_up(self, member: str) -> bool:
+        """Whether another member, as this leader knows it, answers and lacks only the newest entries."""
+        status = self.node.status()
+        peer = status.peers.get(member)
+        return (
+            peer is not None
+            and peer.silent_ms <= self._options.election_ms
+            and status.last - peer.match <= self._options.caught_up
+        )
+
     def add_learner(self, member: str) -> None:
         """Let a member receive the log. It runs already, and has said where it is."""
         if member not in self._addresses and member not in self.peers.learned:
@@ -472,11 +478,18 @@ class RaftMember:
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""
         everybody = self.node.members.everybody | set(self._addresses)
-        learned = {member: greeting.addr for member, greeting in self.peers.learned.items()}
-        known = {**learned, **self._addresses}
-        self.peers.use(
-            {member: known[member] for member in sorted(everybody) if member in known and member != self.me}
-        )
+        known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
+        self.peers.use({member: addr for member, addr in known.items() if addr})
+
+    def address_of(self, member: str) -> str:
+        """Where a member listens for the others, "" if that is not known."""
+        learned = self.peers.learned.get(member)
+        return self._addresses.get(member) or (learned.addr if learned is not None else "")
+
+    def end_of(self, index: int) -> int:
+        """Where in the log an entry ends; of one that is not there, where the log begins. Raises OSError."""
+        there = self._ledger.first <= index <= self._ledger.last
+        return self._ledger.place_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
         """The message with its entries; None if these are not in memory: then it is sent later."""

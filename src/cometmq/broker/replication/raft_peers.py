@@ -14,6 +14,7 @@ from typing import cast
 
 from cometmq import logs
 from cometmq.broker.replication import raft_wire
+from cometmq.broker.replication.rates import Rate
 from cometmq.errors import CometError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
@@ -87,6 +88,7 @@ class _Link(asyncio.Protocol):
     addr: str
     hello: bytes
     transport: asyncio.Transport | None = None
+    sent: Rate = field(default_factory=Rate)
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
     _known: bool = False
 
@@ -114,6 +116,7 @@ class _Link(asyncio.Protocol):
             return
         waiting = self.transport.get_write_buffer_size()
         if not waiting or waiting + len(data) <= MOST_WAITING:
+            self.sent.add(asyncio.get_running_loop().time(), len(data))
             self.transport.write(data)
 
     def close(self) -> None:
@@ -207,6 +210,11 @@ class Peers:
             if member in self._links:
                 for part in raft_wire.parts(its):
                     self._links[member][0].send(raft_wire.frame(part))
+
+    def bytes_a_second(self, member: str) -> int:
+        """What was sent to a member in the second before this one."""
+        known = self._links.get(member)
+        return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
         """Close everything."""

@@ -31,7 +31,7 @@ from cometmq.protocol.bodies import (
     LockBatchResult,
     SubscriptionData,
 )
-from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult, RaftStatus
+from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, PurgeResult, RaftStatus
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -54,7 +54,13 @@ from cometmq.protocol.headers import (
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, PurgeTopicRequestHeader
+from cometmq.protocol.headers_admin import (
+    AddBrokerHeader,
+    ChangeRaftGroupHeader,
+    PurgeTopicRequestHeader,
+    RemoveBrokerHeader,
+    ResetMasterFlushOffsetHeader,
+)
 from cometmq.protocol.properties.values import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY
 from cometmq.protocol.timers import RecallHandle
 from cometmq.remoting import RemotingClient
@@ -396,6 +402,24 @@ class BrokerApi(Calls):
         await self.call(
             addr, RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
         )
+
+    async def ha_status(self, addr: str) -> HaRuntimeInfo:
+        """Who follows a master, or whom a slave follows, and how far they are."""
+        answer = await self.call(addr, RequestCode.GET_BROKER_HA_STATUS)
+        return HaRuntimeInfo.decode(answer.body)
+
+    async def reset_master_flush_offset(self, addr: str, offset: int) -> None:
+        """Asked of a slave."""
+        header = ResetMasterFlushOffsetHeader(master_flush_offset=offset)
+        await self.call(addr, RequestCode.RESET_MASTER_FLUSH_OFFSET, header)
+
+    async def add_broker(self, container: str, config_path: str) -> None:
+        """Asked of a broker container of 5.x."""
+        await self.call(container, RequestCode.ADD_BROKER, AddBrokerHeader(config_path=config_path))
+
+    async def remove_broker(self, container: str, header: RemoveBrokerHeader) -> None:
+        """Asked of a broker container of 5.x."""
+        await self.call(container, RequestCode.REMOVE_BROKER, header)
 
     async def delete_topic(self, addr: str, topic: str) -> None:
         """On this broker; name servers have to be told as well."""

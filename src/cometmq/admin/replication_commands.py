@@ -1,0 +1,93 @@
+"""`mqadmin` commands about replication: haStatus, resetMasterFlushOffset, addBroker, removeBroker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from cometmq.admin import formats
+from cometmq.admin.admin import Admin
+from cometmq.admin.shell import admin_command, json_option, show, show_json, target_options
+
+container_option = click.option(
+    "-c",
+    "--brokerContainerAddr",
+    "container",
+    required=True,
+    metavar="HOST:PORT",
+    help="A broker container of RocketMQ 5.x.",
+)
+
+
+@admin_command("haStatus")
+@target_options
+@click.option(
+    "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
+)
+@json_option
+async def ha_status(
+    admin: Admin, broker_addr: str | None, cluster: str | None, interval: int | None, as_json: bool
+) -> None:
+    """Fetch ha runtime status data."""
+    while True:
+        addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
+        found = {addr: await admin.ha_status(addr) for addr in addrs}
+        if as_json:
+            show_json(found)
+        else:
+            for addr, status in found.items():
+                show(formats.ha_status(addr, status))
+        if interval is None:
+            return
+        await asyncio.sleep(interval)
+
+
+@admin_command("resetMasterFlushOffset")
+@click.option("-b", "--brokerAddr", "broker_addr", required=True, metavar="HOST:PORT", help="This slave.")
+@click.option(
+    "-o",
+    "--offset",
+    required=True,
+    type=click.IntRange(0, 2**63 - 1),
+    help="What its master has on its device.",
+)
+async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
+    """Reset master flush offset in slave."""
+    await admin.reset_master_flush_offset(broker_addr.strip(), offset)
+    show([f"reset master flush offset to {offset} success"])
+
+
+@admin_command("addBroker")
+@container_option
+@click.option(
+    "-b",
+    "--brokerConfigPath",
+    "path",
+    required=True,
+    metavar="FILE",
+    help="The broker's settings, a file of the container's machine.",
+)
+async def add_broker(admin: Admin, container: str, path: str) -> None:
+    """Add a broker to specified container of RocketMQ 5.x."""
+    await admin.add_broker(container.strip(), path.strip())
+    show([f"add broker to {container.strip()} success"])
+
+
+@admin_command("removeBroker")
+@container_option
+@click.option(
+    "-b",
+    "--brokerIdentity",
+    "identity",
+    required=True,
+    metavar="CLUSTER:BROKER:ID",
+    help="The broker; of a DLedger member the number in its name as the id.",
+)
+async def remove_broker(admin: Admin, container: str, identity: str) -> None:
+    """Remove a broker from specified container of RocketMQ 5.x."""
+    words = [word.strip() for word in identity.split(":")]
+    if len(words) != 3 or not all(words) or not (words[2].isascii() and words[2].isdigit()):
+        raise click.BadParameter(f"{identity!r} is not CLUSTER:BROKER:ID", param_hint="-b/--brokerIdentity")
+    await admin.remove_broker(container.strip(), words[0], words[1], int(words[2]))
+    show([f"remove broker from {container.strip()} success"])
