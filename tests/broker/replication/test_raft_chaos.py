@@ -109,10 +109,9 @@ async def test_what_a_group_acknowledges_is_in_each_log_once(tmp_path, monkeypat
         send(peers, [each for each in messages if (each.sender, each.to) not in cut])
 
     monkeypatch.setattr(Peers, "send", send_some)
-    # A delivery that is not committed in time is tried again, and may come twice: no machine is too slow here.
-    settings = {
-        "mappedFileSizeCommitLog": "65536", "flushDiskType": flush, "messageDelayLevel": "1s", "slaveTimeout": "60000",
-    }  # fmt: skip
+    # A delivery that is not committed in time is tried again, and may come twice: here there is time.
+    settings = {"mappedFileSizeCommitLog": "65536", "flushDiskType": flush}
+    settings |= {"messageDelayLevel": "1s", "slaveTimeout": "60000"}
     async with RaftGroup(tmp_path, **settings) as group:
         chaos = Chaos(group, random.Random(seed), cut)
         await chaos.run()
