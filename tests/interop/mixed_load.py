@@ -33,7 +33,7 @@ class MixedLoad:
         self._stopping = threading.Event()
         self._acknowledged: set[str] = set()
         self.refused = 0
-        self.longest_s = 0.0
+        self.longest_s = dict.fromkeys(map(name_of, clients), 0.0)
         """From a send to its acknowledgement, refusals and repeats between them included."""
 
     @contextmanager
@@ -88,7 +88,8 @@ class MixedLoad:
         while not self._tried(client, body, sent, began + 0.99 if delay else None):
             if self._stopping.wait(0.1):
                 return
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        took = time.monotonic() - began
+        self.longest_s[name_of(client)] = max(self.longest_s[name_of(client)], took)
 
     def _tried(self, client: Driver | OurDriver, body: str, sent: Json, due: float | None) -> bool:
         facts = {"due": due} if due else {}

@@ -23,7 +23,7 @@ SETTINGS = {
 }
 
 
-@long_form("five minutes: eight brokers are replaced, and Apache's take ten seconds to stop")
+@long_form("two minutes: eight brokers are replaced, and Apache's take ten seconds to stop")
 def test_a_cluster_of_apaches_becomes_ours_and_goes_back(
     names: str, tmp_path: Path, java_clients: Callable[[str], Driver]
 ) -> None:
@@ -43,8 +43,9 @@ def test_a_cluster_of_apaches_becomes_ours_and_goes_back(
                         pair.replace(role, make)
                         pair.under_way()
         report = load.report()
-        print(f"{report}, refused {load.refused}, longest {load.longest_s:.1f} s")
-        assert report.sent > 5_000
+        print(f"{report}, refused {load.refused}, longest {load.longest_s}")
+        assert report.sent > 4_000
+        assert report.duplicates < report.delivered / 50  # offsets are where they were
         for pair in pairs:
             pair.equal()
             same(pair, [(TOPIC, queue) for queue in range(4)])
