@@ -30,8 +30,8 @@ SETTINGS = {
 TOPICS, OFFSETS, DELAYS, GROUPS = 21, 43, 45, 201
 COPIED_WITHIN_S = 150.0
 """Tables are copied every 10 s; 5.5's slave, though it looks every 3 s, copies once a minute."""
-ALWAYS_REDIRECT = ("5.5.0",)
-"""Slaves that send all readers to the master (20): 5.x's, unless a name server of 5.x says it is away."""
+REFUSE_READS = ("5.5.0",)
+"""Slaves that refuse reads (2) as long as slaveReadEnable is false, the default."""
 NO_MESSAGE = 0x7FFFFFFF
 """The size in units before the first of a queue that does not begin at 0."""
 SMALL_JVM = ["-Xms128m", "-Xmx384m", *QUICK]
@@ -148,7 +148,7 @@ def same(pair: Replicas, queues: list[tuple[str, int]]) -> None:
         assert data == of_master[base], base
     for topic, queue in queues:
         wait_until(f"the same units of {topic} {queue}", partial(same_units, pair, topic, queue), 30.0, 0.5)
-        if pair.makes["slave"] not in ALWAYS_REDIRECT:
+        if pair.makes["slave"] not in REFUSE_READS:
             whole = store_input.served(pair.port("master"), topic, queue)
             copy = of_slave_queue(pair, topic, queue)
             assert copy == whole[len(whole) - len(copy) :]
