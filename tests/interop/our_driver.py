@@ -58,6 +58,7 @@ def read(given: Json) -> Message:
 def written(message: MessageExt) -> Json:
     return {
         "topic": message.topic,
+        "brokerName": message.broker_name,
         "queueId": message.queue_id,
         "queueOffset": message.queue_offset,
         "msgId": message.msg_id,
@@ -76,6 +77,7 @@ def answer(result: SendResult) -> Json:
     return {
         "status": result.status.name,
         "msgId": result.msg_id,
+        "brokerName": result.queue.broker_name,
         "queueId": result.queue.queue_id,
         "queueOffset": result.queue_offset,
         "recallHandle": result.recall_handle,

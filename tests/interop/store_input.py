@@ -19,6 +19,7 @@ UPDATE_OFFSET = 15
 QUERY_MESSAGE = 12
 QUERY_OFFSET = 14
 MAX_OFFSET = 30
+MIN_OFFSET = 31
 SEND_BACK = 36
 UPDATE_TOPIC = 17
 BORN = 1_700_000_000_000
@@ -183,6 +184,12 @@ def served(
                 return found
             found += records_in(body)
             offset = int(header["extFields"]["nextBeginOffset"])
+
+
+def min_offset(port: int, topic: str, queue: int) -> int:
+    header, _ = wire.call(port, MIN_OFFSET, {"topic": topic, "queueId": str(queue)})
+    assert header["code"] == 0, header
+    return int(header["extFields"]["offset"])
 
 
 def max_offset(port: int, topic: str, queue: int) -> int:

@@ -112,7 +112,7 @@ def read_store(root: Path, *, slots: int = 50_000) -> Store:
     queues = {}
     base = root / "consumequeue"
     for directory in sorted(base.glob("*/*")):
-        units = tuple(_units(directory))
+        units = tuple(units_of(directory))
         if units:
             queues[str(directory.relative_to(base))] = units
     indexes = tuple(_index(path, slots) for path in sorted((root / "index").glob("*")))
@@ -190,7 +190,8 @@ def _record(data: bytes, at: int, position: int, size: int) -> Record:
     )
 
 
-def _units(directory: Path) -> Iterator[tuple[int, int, int]]:
+def units_of(directory: Path) -> Iterator[tuple[int, int, int]]:
+    """The units of a consume queue, up to its end."""
     for path in sorted(directory.glob("*")):
         for unit in UNIT.iter_unpack(path.read_bytes()):
             if unit[1] == 0:

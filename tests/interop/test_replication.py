@@ -1,167 +1,314 @@
-"""Master and slave of both makes over the HA port: our slave under Apache's 4.9.7 master, and the reverse
-(docs/reference/storage.md, HA port)."""
+"""Master and slave of both makes over the HA port: our slave under Apache's master, and the reverse
+(docs/reference/storage.md, HA port, Slave metadata sync)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import suppress
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.interop import store_input, wire
-from tests.interop.apache import ApacheBroker
-from tests.interop.comet import CometBroker
-from tests.interop.processes import broker_port, side_by_side, wait_until
-from tests.interop.stores import Record
+from tests.interop.driver import Driver, body_of, message
+from tests.interop.processes import side_by_side, wait_until
+from tests.interop.replicas import (
+    ALONE,
+    COPIED_WITHIN_S,
+    DELAYS,
+    GROUPS,
+    OFFSETS,
+    OK,
+    OURS,
+    REFUSE_READS,
+    SLAVE_NOT_AVAILABLE,
+    TOPICS,
+    Replicas,
+    same,
+)
+from tests.interop.stores import loads
+from tests.interop.test_store_commands import run
 from tests.long_form import long_form
 
-RUNTIME_INFO = 28
-OK, SLAVE_NOT_AVAILABLE = 0, 11
-SEGMENT = int(store_input.TINY["mappedFileSizeCommitLog"])
-Broker = ApacheBroker | CometBroker
+UPDATE_GROUP = 200
+APACHES = ("4.9.7", "5.5.0")
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
-
-
-class Pair:
-    """A SYNC_MASTER and its slave, each of its make."""
-
-    def __init__(self, directory: Path, names: str, makes: dict[str, str]) -> None:
-        self._directory = directory
-        self._names = names
-        self._makes = makes
-        self._ports = {role: broker_port() for role in makes}
-        self.brokers: dict[str, Broker] = {}
-
-    def start(self, role: str) -> None:
-        """Start "master" or "slave", again too, on its port and directory."""
-        roles = {
-            "master": {"brokerRole": "SYNC_MASTER"},
-            "slave": {"brokerRole": "SLAVE", "brokerId": "1"},
-        }
-        settings = {**store_input.TINY, "slaveTimeout": "10000", **roles[role]}
-        directory = self._directory / role
-        name, port = f"pair-{self._makes['master']}", self._ports[role]
-        if self._makes[role] == "apache":
-            self.brokers[role] = ApacheBroker(
-                "4.9.7", directory, self._names, name=name, port=port, settings=settings
-            )
-        else:
-            self.brokers[role] = CometBroker(directory, self._names, name=name, port=port, settings=settings)
-
-    def port(self, role: str) -> int:
-        return self._ports[role]
-
-    def end(self, role: str) -> int:
-        """Where a broker's log ends."""
-        _, body = wire.call(self.port(role), RUNTIME_INFO)
-        found = re.search(rb'"commitLogMaxOffset":"(\d+)"', body)
-        return int(found[1]) if found else -1
-
-    def send(self, count: int = 1, size: int = 100) -> list[int]:
-        """The codes of so many sends to the master."""
-        codes = []
-        with wire.Connection(self.port("master"), timeout_s=20.0) as connection:
-            feeder = store_input.Feeder(connection)
-            for number in range(count):
-                try:
-                    feeder.send("Alpha", number % 4, bytes(size), [("KEYS", f"k{number}")])
-                    codes.append(OK)
-                except store_input.RefusedError as error:
-                    codes.append(error.args[1])
-        return codes
-
-    def in_step(self) -> None:
-        """The slave is waited for, and has everything."""
-        wait_until("a send with a slave", lambda: self.send() == [OK], 60.0, 0.5)
-        self.equal()
-
-    def equal(self) -> None:
-        wait_until("as long a log", lambda: self.end("slave") == self.end("master"), 60.0, 0.2)
-
-    def log(self, role: str) -> dict[int, bytes]:
-        """Segments by their first position, as far as they are written."""
-        end = self.end(role)
-        files = sorted((self._directory / role / "store" / "commitlog").iterdir())
-        return {
-            int(file.name): file.read_bytes()[: end - int(file.name)]
-            for file in files
-            if int(file.name) < end
-        }
-
-    def kill(self) -> None:
-        for broker in self.brokers.values():
-            if broker.process.running:
-                broker.kill()
+Both = Callable[[str], list[Replicas]]
 
 
 @pytest.fixture
-def pairs(tmp_path: Path, names: str) -> Iterator[list[Pair]]:
-    kinds = [("apache", "ours"), ("ours", "apache")]
-    made = [Pair(tmp_path / master, names, {"master": master, "slave": slave}) for master, slave in kinds]
-    yield made
+def both(tmp_path: Path, names: str) -> Iterator[Both]:
+    """Our slave under a master of Apache's of that version, and the reverse."""
+    made = []
+
+    def pairs(version: str) -> list[Replicas]:
+        for master, slave in ((version, OURS), (OURS, version)):
+            name = f"under-{master.replace('.', '-')}"
+            made.append(Replicas(tmp_path / name, names, name, {"master": master, "slave": slave}))
+        return made
+
+    yield pairs
     for pair in made:
         pair.kill()
 
 
-@long_form("a minute and a half: a slave of Apache's first reports after 5 s")
-def test_master_and_slave_of_both_makes(pairs: list[Pair]) -> None:
-    side_by_side(replicate, [(pair,) for pair in pairs])
-
-
-def replicate(pair: Pair) -> None:
-    pair.start("master")
-    assert pair.send() == [SLAVE_NOT_AVAILABLE]
-    pair.start("slave")
-    pair.in_step()
-    # A slave under load, over several segments.
+def prepared(pair: Replicas) -> None:
+    """Its topics and groups are there before a slave copies them."""
     with wire.Connection(pair.port("master")) as connection:
         feeder = store_input.Feeder(connection)
         for topic in ("Alpha", "Beta", "Gamma"):
             feeder.update_topic(topic, 4)
+        for group in (store_input.GROUP, store_input.PROBE):  # 5.5's slave makes none for who asks
+            update_group(feeder, group, 16)
+
+
+def test_a_slave_serves_what_its_master_had(both: Both) -> None:
+    side_by_side(serve, [(pair,) for pair in both("4.9.7")])
+
+
+def serve(pair: Replicas) -> None:
+    pair.start("master")
+    prepared(pair)
+    assert set(pair.send(40, size=50_000)) == {SLAVE_NOT_AVAILABLE}
+    pair.start("slave")
+    pair.in_step()
     store_input.feed(pair.port("master"))
     pair.equal()
-    same(pair)
+    same(pair, QUEUES)
+    # Apache's master gives an empty slave its last segment only.
+    assert (min(pair.log("slave")) == 0) == (pair.makes["master"] == OURS)
+    pair.brokers["master"].kill()
+    assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
+
+
+@long_form("a minute and a half: a slave of Apache's first reports after 5 s")
+@pytest.mark.parametrize("version", APACHES)
+def test_either_side_stops_dies_and_comes_back(both: Both, version: str) -> None:
+    side_by_side(come_back, [(pair,) for pair in both(version)])
+
+
+def come_back(pair: Replicas) -> None:
+    pair.start("master")
+    prepared(pair)
+    alone = ALONE[pair.makes["master"]]
+    assert pair.send() == [alone]
+    pair.start("slave")
+    pair.in_step()
+    # A slave under load, over several segments.
+    store_input.feed(pair.port("master"))
+    pair.equal()
+    same(pair, QUEUES)
     # It comes back behind its master, after a stop and after a kill.
     for end in ("stop", "kill"):
         getattr(pair.brokers["slave"], end)()
-        wait_until("no slave", lambda: pair.send() == [SLAVE_NOT_AVAILABLE], 60.0, 0.5)
-        assert set(pair.send(40, size=50_000)) == {SLAVE_NOT_AVAILABLE}
+        pair.alone()
+        behind = 40 if alone == SLAVE_NOT_AVAILABLE else 1  # 5.x waits for each
+        assert set(pair.send(behind, size=50_000)) == {alone}
         pair.start("slave")
         pair.in_step()
-        same(pair)
+        same(pair, QUEUES)
     # Its master is away, and comes back; reads go on.
     for end in ("stop", "kill"):
         getattr(pair.brokers["master"], end)()
-        assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
+        if pair.makes["slave"] in REFUSE_READS:
+            with pytest.raises(AssertionError, match="'code': 2,"):
+                store_input.served(pair.port("slave"), "Beta", 1)
+        else:
+            assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
         pair.start("master")
         pair.in_step()
-    same(pair)
+    same(pair, QUEUES)
 
 
-def same(pair: Pair) -> None:
-    """Both logs hold the same bytes, from where the slave's begins, and both brokers serve the same."""
-    of_master, of_slave = pair.log("master"), pair.log("slave")
-    assert list(of_master)[-len(of_slave) :] == list(of_slave)
-    assert len(of_slave) > 1
-    for base, data in of_slave.items():
-        assert data == of_master[base], base
-    for topic, queue in QUEUES:
-        whole = store_input.served(pair.port("master"), topic, queue)
-        copy = of_slave_queue(pair, topic, queue)
-        assert copy == whole[len(whole) - len(copy) :]
-        assert len(copy) > 3
+@long_form("a minute: brokers of Apache's take ten seconds to stop")
+def test_a_slave_that_is_ahead_makes_no_wait_pass_and_is_cut(both: Both) -> None:
+    side_by_side(ahead, [(pair,) for pair in both("4.9.7")])
 
 
-def of_slave_queue(pair: Pair, topic: str, queue: int) -> list[Record]:
-    """What the slave serves, once it knows the topic: within the 10 s of its next round."""
-    found: list[Record] = []
+def ahead(pair: Replicas) -> None:
+    pair.start("master")
+    prepared(pair)
+    pair.start("slave")
+    pair.in_step()
+    store_input.feed(pair.port("master"))
+    pair.equal()
+    # The master loses what it had taken last, as after a power failure.
+    pair.brokers["slave"].stop()
+    pair.brokers["master"].stop()
+    earlier = pair.directory / "earlier"
+    shutil.copytree(pair.store("master"), earlier)
+    pair.start("master")
+    known = wait_until("where its log ends", lambda: max(0, pair.end("master")))
+    pair.start("slave")
+    pair.in_step()
+    assert set(pair.send(20, size=10_000)) == {OK}
+    pair.equal()
+    had = pair.end("slave")
+    pair.kill()
+    shutil.rmtree(pair.store("master"))
+    shutil.copytree(earlier, pair.store("master"))
+    pair.start("master")
+    pair.start("slave")
+    ours = pair.brokers["slave" if pair.makes["slave"] == OURS else "master"]
+    wait_until("what is wrong is said", lambda: f"{had}, ahead of" in ours.process.log_tail(20_000), 60)
+    assert pair.send() == [SLAVE_NOT_AVAILABLE]
+    if pair.makes["slave"] == OURS:
+        assert wire.runtime_info(pair.port("slave"))["haState"] == "stopped"
+        # The master grows beyond it, with other messages.
+        pair.send(40, size=10_000)
+        pair.brokers["slave"].stop()
+        pair.start("slave")
+        wait_until("another record is seen", lambda: differs(pair), 60)
+        assert pair.send() == [SLAVE_NOT_AVAILABLE]
+    pair.brokers["slave"].stop()
+    run("truncate", pair.store("slave"), "--to", str(known))
+    pair.start("slave")
+    pair.in_step()
+    same(pair, QUEUES)
 
-    def served() -> bool:
-        with suppress(AssertionError):
-            found[:] = store_input.served(pair.port("slave"), topic, queue)
-            return True
-        return False
 
-    wait_until("the topic", served, 30.0, 0.5)
+def differs(pair: Replicas) -> bool:
+    said = wire.runtime_info(pair.port("slave"))["haProblem"]
+    return "where the master has none" in said or "is not the master's" in said
+
+
+@long_form("three minutes: a slave of 5.5 copies tables once a minute")
+@pytest.mark.parametrize("version", APACHES)
+def test_tables_of_the_master_are_the_slaves(both: Both, version: str) -> None:
+    side_by_side(copied, [(pair,) for pair in both(version)])
+
+
+def copied(pair: Replicas) -> None:
+    pair.start("master")
+    prepared(pair)
+    pair.start("slave")
+    pair.in_step()
+    with wire.Connection(pair.port("master"), timeout_s=20) as connection:
+        feeder = store_input.Feeder(connection)
+        feeder.update_topic("Meta", 3)
+        for number in range(20):
+            feeder.send("Alpha", number % 4, b"x", [("DELAY", "1")])
+        update_group(feeder, "readers", 5)
+        commit(feeder, "Alpha", 3)
+    tables_equal(pair)
+    with wire.Connection(pair.port("master")) as connection:
+        feeder = store_input.Feeder(connection)
+        feeder.update_topic("Meta", 7)
+        update_group(feeder, "readers", 9)
+        commit(feeder, "Alpha", 1)  # offsets that were reset are smaller
+    tables_equal(pair)
+    assert on_disk(pair, "topics", "topicConfigTable")["Meta"]["readQueueNums"] == 7
+    assert on_disk(pair, "subscriptionGroup", "subscriptionGroupTable")["readers"]["retryMaxTimes"] == 9
+    assert on_disk(pair, "consumerOffset", "offsetTable")["Alpha@readers"] == {"0": 1}
+
+
+def update_group(feeder: store_input.Feeder, group: str, tries: int) -> None:
+    enabled = ("consumeEnable", "consumeFromMinEnable", "consumeBroadcastEnable")
+    settings = {
+        "groupName": group, "retryQueueNums": 1, "retryMaxTimes": tries, "brokerId": 0,
+        "whichBrokerWhenConsumeSlowly": 1, **dict.fromkeys(enabled, True),
+    }  # fmt: skip
+    feeder.ask(UPDATE_GROUP, {}, json.dumps(settings).encode())
+
+
+def commit(feeder: store_input.Feeder, topic: str, offset: int, group: str = "readers") -> None:
+    fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "commitOffset": str(offset)}
+    feeder.ask(store_input.UPDATE_OFFSET, fields)
+
+
+def on_disk(pair: Replicas, file: str, key: str) -> dict[str, Any]:
+    path = pair.store("slave") / "config" / f"{file}.json"
+    found: dict[str, Any] = loads(path.read_text())[key] if path.exists() else {}
     return found
+
+
+TABLES = {
+    "topics": (TOPICS, "topicConfigTable", ("readQueueNums", "writeQueueNums", "perm", "topicSysFlag")),
+    "subscriptionGroup": (GROUPS, "subscriptionGroupTable", ("retryMaxTimes", "consumeEnable")),
+    "consumerOffset": (OFFSETS, "offsetTable", ()),
+    "delayOffset": (DELAYS, "offsetTable", ()),
+}
+"""File -> the request for it, where its entries are, and which fields of them; none: all."""
+
+
+def tables_equal(pair: Replicas) -> None:
+    """On the slave's disk is what the master says."""
+    for file in TABLES:
+        wait_until(f"the slave's copy of {file}", partial(equal_table, pair, file), COPIED_WITHIN_S, 0.5)
+
+
+def equal_table(pair: Replicas, file: str) -> bool:
+    code, key, fields = TABLES[file]
+    master, slave = (
+        {name: [entry[each] for each in fields] if fields else entry for name, entry in table.items()}
+        for table in (pair.table("master", code)[key], on_disk(pair, file, key))
+    )
+    return bool(master) and master == slave
+
+
+@long_form("half a minute: tables are copied every 10 s")
+def test_consumers_go_on_at_the_slave_and_offsets_come_back(
+    both: Both, java_clients: Callable[[str], Driver]
+) -> None:
+    java = java_clients("4.9.8")
+    pairs = both("4.9.7")
+    for pair in pairs:
+        pair.settings["slaveReadEnable"] = "true"
+    side_by_side(go_on, [(pair, java) for pair in pairs])
+
+
+def go_on(pair: Replicas, java: Driver) -> None:
+    topic, name = f"Away-{pair.name}", f"away-{pair.name}"
+    where = {"name": name, "namesrv": pair.names}
+    group = {"group": name, "topics": {topic: "*"}}
+    pair.start("master")
+    with wire.Connection(pair.port("master")) as connection:
+        store_input.Feeder(connection).update_topic(topic, 4)
+    pair.start("slave")
+    pair.in_step()
+    java.call("producer_start", **where)
+    first, second = ([b"%d" % number for number in range(low, low + 100)] for low in (0, 100))
+    java.send(name, [message(topic, body) for body in first])
+    java.call("push_start", **where, **group)
+    java.wait_delivered(name, 100)
+    java.call("push_stop", name=name)
+    java.send(name, [message(topic, body) for body in second])
+    pair.equal()
+    tables_equal_of(pair, name)
+    # Only the slave is there, for who begins now too.
+    pair.brokers["master"].kill()
+    java.call("push_start", **where, **group)
+    java.wait_delivered(name, 200)
+    assert sorted(map(body_of, java.delivered(name)[100:])) == sorted(second)
+    with wire.Connection(pair.port("slave")) as connection:
+        commit(store_input.Feeder(connection), topic, 7, group="gone")
+    pair.start("master")
+    pair.in_step()
+    ends = {queue: store_input.max_offset(pair.port("master"), topic, queue) for queue in range(4)}
+
+    def returned() -> bool:
+        return ends == {
+            queue: store_input.consumer_offset(pair.port("master"), name, topic, queue) for queue in ends
+        }
+
+    wait_until("the offsets are at the master", returned, 60, 0.5)
+    if pair.makes["slave"] == OURS:  # Apache's slave tells its master nothing
+
+        def told() -> bool:
+            return store_input.consumer_offset(pair.port("master"), "gone", topic, 0) == 7
+
+        wait_until("what a slave was told", told, 30, 0.5)
+    for kind in ("push", "producer"):
+        java.call(f"{kind}_stop", name=name)
+
+
+def tables_equal_of(pair: Replicas, group: str) -> None:
+    key = f"Away-{pair.name}@{group}"
+
+    def equal() -> bool:
+        wanted = pair.table("master", OFFSETS)["offsetTable"].get(key)
+        return bool(wanted) and on_disk(pair, "consumerOffset", "offsetTable").get(key) == wanted
+
+    wait_until("the slave's copy of the offsets", equal, 60, 0.5)

@@ -250,7 +250,7 @@ class TopicTable:
         counts: dict[str, int] = {}
         for topic, queue_id in queues:
             if topic not in self.table:
-                counts[topic] = max(counts.get(topic, self.config.default_topic_queue_nums), queue_id + 1)
+                counts[topic] = max(counts.get(topic, 0), queue_id + 1)
         for topic, count in counts.items():
             log.warning("topic %s has messages and no settings: it gets %d queues", topic, count)
             self.put(topic_of(topic, count, READ_WRITE))

@@ -1,0 +1,132 @@
+"""Clients of both makes that send and consume while brokers are replaced, and the history of that."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from tests.interop.driver import Driver, JavaError, Json, body_of, message
+from tests.interop.our_driver import OurDriver
+from tests.interop.processes import wait_until
+
+from cometmq.errors import CometError
+from cometmq.testing import Expected, History, Report, check_history
+
+PAUSE_S = 0.01
+DELAYED, FAILING = 11, 13
+"""Every so many messages one is delayed by a second, or fails once."""
+Clients = Sequence[Driver | OurDriver]
+
+
+class MixedLoad:
+    """A producer and a push consumer of each client. All consumers get the messages of all producers."""
+
+    def __init__(self, clients: Clients, namesrv: str, topic: str) -> None:
+        self._clients = clients
+        self._namesrv = namesrv
+        self._topic = topic
+        self._history = History(clock=time.monotonic)
+        self._stopping = threading.Event()
+        self._acknowledged: set[str] = set()
+        self.refused = 0
+        self.longest_s = dict.fromkeys(map(name_of, clients), 0.0)
+        """From a send to its acknowledgement, refusals and repeats between them included."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Messages are sent while this lasts; on the way out all that were acknowledged arrive."""
+        for client in self._clients:
+            name, namesrv = name_of(client), self._namesrv
+            client.call("producer_start", name=producer(client), namesrv=namesrv, group=producer(client))
+            client.call(
+                "push_start",
+                name=name,
+                namesrv=namesrv,
+                group=name,
+                topics={self._topic: "*"},
+                failDelayLevel=1,
+            )
+        threads = [threading.Thread(target=self._send, args=(client,)) for client in self._clients]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            for thread in threads:
+                thread.join()
+        for client in self._clients:
+            wait_until(f"all messages at {name_of(client)}", partial(self._arrived, client), 90.0, 0.5)
+            client.call("push_stop", name=name_of(client))
+            client.call("producer_stop", name=producer(client))
+
+    def report(self) -> Report:
+        """What the history says, checked."""
+        for client in self._clients:
+            for got in client.delivered(name_of(client)):
+                self._note(client, got)
+        report = check_history(self._history.lines(), Expected(late_s=120.0))
+        return report.verify()
+
+    def _send(self, client: Driver | OurDriver) -> None:
+        for number in itertools.count():
+            if self._stopping.is_set():
+                return
+            self._one(client, number)
+            time.sleep(PAUSE_S)
+
+    def _one(self, client: Driver | OurDriver, number: int) -> None:
+        body = f"{name_of(client)}-{number}"
+        delay = 1 if number % DELAYED == 0 else 0
+        fails = {"fails": "1"} if number % FAILING == 0 else None
+        sent = message(self._topic, body.encode(), delay=delay, properties=fails)
+        began = time.monotonic()
+        while not self._tried(client, body, sent, began + 0.99 if delay else None):
+            if self._stopping.wait(0.1):
+                return
+        took = time.monotonic() - began
+        self.longest_s[name_of(client)] = max(self.longest_s[name_of(client)], took)
+
+    def _tried(self, client: Driver | OurDriver, body: str, sent: Json, due: float | None) -> bool:
+        facts = {"due": due} if due else {}
+        sending = self._history.begin("send", message=body, topic=self._topic, **facts)
+        try:
+            (result,) = client.send(producer(client), [sent])
+        except (JavaError, CometError):
+            self._history.unknown(sending)
+            self.refused += 1
+            return False
+        # The offset of a delayed message is one of its level's queue.
+        self._history.ok(sending, **({} if due else place(result)))
+        self._acknowledged.add(body)
+        return True
+
+    def _arrived(self, client: Driver | OurDriver) -> bool:
+        done = {body_of(got).decode() for got in client.delivered(name_of(client)) if not got["failed"]}
+        return done >= self._acknowledged
+
+    def _note(self, client: Driver | OurDriver, got: Json) -> None:
+        # The offset of a message that comes again is one of the retry topic.
+        where = {} if got["reconsumeTimes"] else {"topic": self._topic, **place(got)}
+        call = self._history.begin(
+            "handle", at=got["began"] / 1e9, group=name_of(client), message=body_of(got).decode(), **where
+        )
+        end: Callable[..., None] = self._history.fail if got["failed"] else self._history.ok
+        end(call, at=got["ended"] / 1e9)
+
+
+def name_of(client: Driver | OurDriver) -> str:
+    """Of its consumer, and its group."""
+    return f"load-{client.version.replace('.', '-')}"
+
+
+def producer(client: Driver | OurDriver) -> str:
+    return f"{name_of(client)}-producer"
+
+
+def place(at: Json) -> Json:
+    return {"queue": f"{at['brokerName']}:{at['queueId']}", "offset": at["queueOffset"]}

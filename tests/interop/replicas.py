@@ -1,0 +1,183 @@
+"""Masters and slaves of both makes, that stop, change places on a directory, and are compared."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.interop import store_input, wire
+from tests.interop.apache import ApacheBroker
+from tests.interop.comet import CometBroker
+from tests.interop.processes import QUICK, broker_port, wait_until
+from tests.interop.stores import Record, loads, units_of
+
+OURS = "ours"
+ROLES = {
+    "master": {"brokerRole": "SYNC_MASTER", "brokerId": "0"},
+    "slave": {"brokerRole": "SLAVE", "brokerId": "1"},
+}
+OK, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE = 0, 12, 11
+ALONE = {OURS: SLAVE_NOT_AVAILABLE, "4.9.7": SLAVE_NOT_AVAILABLE, "5.5.0": FLUSH_SLAVE_TIMEOUT}
+"""What a SYNC_MASTER says of a send without a slave."""
+SETTINGS = {
+    **store_input.TINY,
+    "maxIndexNum": "10000",  # Apache's names two index files of one millisecond the same
+    "slaveTimeout": "10000",
+}
+TOPICS, OFFSETS, DELAYS, GROUPS = 21, 43, 45, 201
+COPIED_WITHIN_S = 150.0
+"""Tables are copied every 10 s; 5.5's slave, though it looks every 3 s, copies once a minute."""
+REFUSE_READS = ("5.5.0",)
+"""Slaves that refuse reads (2) as long as slaveReadEnable is false, the default."""
+NO_MESSAGE = 0x7FFFFFFF
+"""The size in units before the first of a queue that does not begin at 0."""
+SMALL_JVM = ["-Xms128m", "-Xmx384m", *QUICK]
+
+
+@dataclass
+class Replicas:
+    """A SYNC_MASTER and its slave, each on a port and a directory that outlive its process. makes: OURS, or a
+    version of Apache's, by role."""
+
+    directory: Path
+    names: str
+    name: str
+    makes: dict[str, str]
+    settings: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
+    brokers: dict[str, ApacheBroker | CometBroker] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._ports = {role: broker_port() for role in self.makes}
+
+    def start(self, role: str) -> None:
+        """Start "master" or "slave", again too."""
+        make, directory = self.makes[role], self.directory / role
+        settings = {**self.settings, **ROLES[role]}
+        place: dict[str, Any] = {"name": self.name, "port": self._ports[role]}
+        if make == OURS:
+            self.brokers[role] = CometBroker(directory, self.names, settings=settings, **place)
+        else:
+            # 5.x's SYNC_MASTER waits for no slave without it.
+            settings |= {"inSyncReplicas": "2"} if make == "5.5.0" else {}
+            self.brokers[role] = ApacheBroker(
+                make, directory, self.names, settings=settings, jvm=SMALL_JVM, **place
+            )
+
+    def replace(self, role: str, make: str) -> None:
+        """Stop a broker; one of another make goes on with its directory."""
+        self.brokers[role].stop()
+        self.makes[role] = make
+        self.start(role)
+
+    def port(self, role: str) -> int:
+        return self._ports[role]
+
+    def store(self, role: str) -> Path:
+        return self.directory / role / "store"
+
+    def end(self, role: str) -> int:
+        """Where a broker's log ends; -1 if it does not answer."""
+        with suppress(OSError):
+            return int(wire.runtime_info(self.port(role)).get("commitLogMaxOffset", -1))
+        return -1
+
+    def send(self, count: int = 1, size: int = 100, topic: str = "Alpha") -> list[int]:
+        """The codes of so many sends to the master."""
+        codes = []
+        with wire.Connection(self.port("master"), timeout_s=20.0) as connection:
+            feeder = store_input.Feeder(connection)
+            for number in range(count):
+                try:
+                    feeder.send(topic, number % 4, bytes(size), [("KEYS", f"k{number}")])
+                    codes.append(OK)
+                except store_input.RefusedError as error:
+                    codes.append(error.args[1])
+        return codes
+
+    def alone(self) -> None:
+        """The master says that it has no slave."""
+        wait_until("no slave", lambda: self.send() == [ALONE[self.makes["master"]]], 60.0, 0.5)
+
+    def in_step(self) -> None:
+        """The slave is waited for, and has everything."""
+        wait_until("a send with a slave", lambda: self.send() == [OK], 60.0, 0.5)
+        self.equal()
+
+    def equal(self) -> None:
+        wait_until("as long a log", lambda: 0 <= self.end("slave") == self.end("master"), 60.0, 0.2)
+
+    def under_way(self) -> None:
+        """The slave is waited for, and has what the master had just now: under load it never has all."""
+        wait_until("a send with a slave", lambda: self.send() == [OK], 120.0, 0.5)
+        end = self.end("master")
+        wait_until(f"the slave has {end}", lambda: self.end("slave") >= end, 120.0, 0.2)
+
+    def log(self, role: str) -> dict[int, bytes]:
+        """Segments by their first position, as far as they are written."""
+        end = self.end(role)
+        files = sorted((self.store(role) / "commitlog").iterdir())
+        return {
+            int(file.name): file.read_bytes()[: end - int(file.name)]
+            for file in files
+            if int(file.name) < end
+        }
+
+    def table(self, role: str, code: int) -> dict[str, Any]:
+        """A table as slaves ask for it."""
+        header, body = wire.call(self.port(role), code)
+        assert header["code"] == OK, header
+        found: dict[str, Any] = loads(body.decode())
+        return found
+
+    def kill(self) -> None:
+        for broker in self.brokers.values():
+            if broker.process.running:
+                broker.kill()
+
+
+def same(pair: Replicas, queues: list[tuple[str, int]]) -> None:
+    """Both logs hold the same bytes, from where the slave's begins, and so do the queues; both brokers serve
+    the same."""
+    of_master, of_slave = pair.log("master"), pair.log("slave")
+    assert list(of_master)[-len(of_slave) :] == list(of_slave)
+    assert len(of_slave) > 1
+    for base, data in of_slave.items():
+        assert data == of_master[base], base
+    for topic, queue in queues:
+        wait_until(f"the same units of {topic} {queue}", partial(same_units, pair, topic, queue), 30.0, 0.5)
+        if pair.makes["slave"] not in REFUSE_READS:
+            whole = store_input.served(pair.port("master"), topic, queue)
+            copy = of_slave_queue(pair, topic, queue)
+            assert copy == whole[len(whole) - len(copy) :]
+            assert len(copy) > 3
+
+
+def same_units(pair: Replicas, topic: str, queue: int) -> bool:
+    whole, copy = (
+        [
+            unit
+            for unit in units_of(pair.store(role) / "consumequeue" / topic / str(queue))
+            if unit[1] != NO_MESSAGE
+        ]
+        for role in ("master", "slave")
+    )
+    return len(copy) > 3 and whole[-len(copy) :] == copy
+
+
+def of_slave_queue(pair: Replicas, topic: str, queue: int) -> list[Record]:
+    """What the slave serves, once it knows the topic."""
+    found: list[Record] = []
+
+    def served() -> bool:
+        with suppress(AssertionError):
+            # A slave sends those who ask for less than it has to its master.
+            first = store_input.min_offset(pair.port("slave"), topic, queue)
+            found[:] = store_input.served(pair.port("slave"), topic, queue, first)
+            return True
+        return False
+
+    wait_until("the topic", served, COPIED_WITHIN_S, 0.5)
+    return found

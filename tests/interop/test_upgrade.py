@@ -1,0 +1,63 @@
+"""A cluster of Apache's becomes ours and goes back, a broker at a time, under load (docs/replication.md, From
+Apache's cluster and back)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.interop import store_input, wire
+from tests.interop.driver import Driver
+from tests.interop.mixed_load import MixedLoad
+from tests.interop.our_driver import OurDriver
+from tests.interop.processes import side_by_side
+from tests.interop.replicas import OURS, Replicas, same
+from tests.long_form import long_form
+
+APACHE = "4.9.7"
+TOPIC = "Mixed"
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(1 << 20),
+    "maxMessageSize": str(512 * 1024),
+    "slaveReadEnable": "true",
+}
+
+
+@long_form("two minutes: eight brokers are replaced, and Apache's take ten seconds to stop")
+def test_a_cluster_of_apaches_becomes_ours_and_goes_back(
+    names: str, tmp_path: Path, java_clients: Callable[[str], Driver]
+) -> None:
+    makes = {"master": APACHE, "slave": APACHE}
+    pairs = [
+        Replicas(tmp_path / name, names, name, dict(makes), settings=SETTINGS)
+        for name in ("broker-a", "broker-b")
+    ]
+    ours = OurDriver()
+    try:
+        side_by_side(begin, [(pair,) for pair in pairs])
+        load = MixedLoad([java_clients("4.9.8"), ours], names, TOPIC)
+        with load.running():
+            for make in (OURS, APACHE):
+                for role in ("slave", "master"):
+                    for pair in pairs:
+                        pair.replace(role, make)
+                        pair.under_way()
+        report = load.report()
+        print(f"{report}, refused {load.refused}, longest {load.longest_s}")
+        assert report.sent > 4_000
+        assert report.duplicates < report.delivered / 50  # offsets are where they were
+        for pair in pairs:
+            pair.equal()
+            same(pair, [(TOPIC, queue) for queue in range(4)])
+    finally:
+        ours.stop()
+        for pair in pairs:
+            pair.kill()
+
+
+def begin(pair: Replicas) -> None:
+    pair.start("master")
+    with wire.Connection(pair.port("master")) as connection:
+        store_input.Feeder(connection).update_topic(TOPIC, 4)
+    pair.start("slave")
+    pair.in_step()
