@@ -31,7 +31,7 @@ from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.driver import Driver, JavaError, message
-from tests.interop.processes import ProcessError, broker_port, free_port, wait_until
+from tests.interop.processes import ProcessError, broker_port, wait_until
 from tests.interop.store_input import Feeder, served
 
 from cometmq import ClientOptions, CometError, Message, ProducerOptions, SyncProducer
@@ -49,6 +49,8 @@ SLOW_DISK = Path(__file__).with_name("slow_disk.py")
 SEND_MS = 1500
 ROUTES_MS = 1000
 """Clients ask for routes so often, not each 30 s: their windows are then those of the brokers."""
+PATIENCE_S = 15.0
+"""A fault of a disk shows when next there is something to write: so long at most."""
 BROKERS = ("n0", "n1", "n2")
 NAME_SERVERS = ("s0", "s1")
 
@@ -78,7 +80,7 @@ class Group:
         self.brokers: dict[str, ApacheBroker | CometBroker] = {}
         self.name_servers: dict[str, ApacheNamesrv | CometNamesrv] = {}
         self.links: dict[tuple[str, str], FaultProxy] = {}
-        self._members = {name: free_port() for name in BROKERS} if layout.raft else {}
+        self._members = {name: broker_port() for name in BROKERS} if layout.raft else {}
         try:
             self._start()
         except BaseException:
@@ -89,8 +91,8 @@ class Group:
         for name in NAME_SERVERS:
             place = self._directory / name
             self.name_servers[name] = (
-                ApacheNamesrv(APACHE, place, wait=False) if self.layout.apache
-                else CometNamesrv(place, wait=False)
+                ApacheNamesrv(APACHE, place, port=broker_port(), wait=False) if self.layout.apache
+                else CometNamesrv(place, port=broker_port(), wait=False)
             )  # fmt: skip
         for server in self.name_servers.values():
             server.wait_ready()
@@ -113,7 +115,8 @@ class Group:
             for name in BROKERS[1:]:
                 self.start(name)
         for name in BROKERS:
-            wait_until(f"{name} listens", partial(wire.listens, self.ports[name]), 90)
+            listens = partial(wire.listens, self.ports[name])
+            self.brokers[name].process.wait_ready("broker listening", listens, 90)
 
     def _link(self, source: str, target: str, port: int) -> None:
         proxy = FaultProxy(f"{HOST}:{port}")
@@ -132,7 +135,7 @@ class Group:
     def start(self, name: str) -> None:
         """Start a broker, also again after its end, on its port and store."""
         namesrv = ";".join(self.links[name, server].addr for server in NAME_SERVERS)
-        settings = {"flushDiskType": "SYNC_FLUSH", "slaveTimeout": "3000"}
+        settings = {"flushDiskType": "SYNC_FLUSH", "slaveTimeout": "3000", "bindAddress": HOST}
         if self.layout.raft:
             # Others go through a proxy; a member listens on its own address.
             peers = [
@@ -182,10 +185,6 @@ class Group:
         except (OSError, ValueError):
             return -1
 
-    def ways(self, *names: str) -> list[FaultProxy]:
-        """All between these brokers and the rest, in both directions."""
-        return [proxy for way, proxy in self.links.items() if (way[0] in names) != (way[1] in names)]
-
     def heal(self) -> None:
         """End all faults; start what does not run."""
         for proxy in self.links.values():
@@ -212,123 +211,132 @@ class Trouble(Protocol):
 
     def begin(self) -> None: ...
 
-    def end(self) -> bool:
-        """Undo it. Whether it took effect."""
+    def effective(self) -> bool:
+        """Whether it shows, in what the fault itself does not know."""
         ...
 
+    def end(self) -> None: ...
 
-@dataclass
+
 class Killed:
     """kill -9, and a start."""
 
-    group: Group
-    name: str
+    def __init__(self, group: Group, name: str) -> None:
+        self._group, self._name = group, name
+        self._victim = group.brokers[name].process
 
     def __str__(self) -> str:
-        return f"kill -9 of {self.name}"
+        return f"kill -9 of {self._name}"
 
     def begin(self) -> None:
-        self._victim = self.group.brokers[self.name].process
         self._victim.kill()
 
-    def end(self) -> bool:
-        self.group.start(self.name)
-        return self._victim.popen.returncode == -signal.SIGKILL
+    def effective(self) -> bool:
+        return self._victim.popen.poll() == -signal.SIGKILL
+
+    def end(self) -> None:
+        self._group.start(self._name)
 
 
-@dataclass
 class Paused:
     """SIGSTOP, and SIGCONT."""
 
-    group: Group
-    name: str
+    def __init__(self, group: Group, name: str) -> None:
+        self._name = name
+        self._process = psutil.Process(group.brokers[name].pid)
 
     def __str__(self) -> str:
-        return f"SIGSTOP of {self.name}"
+        return f"SIGSTOP of {self._name}"
 
     def begin(self) -> None:
-        os.kill(self.group.brokers[self.name].pid, signal.SIGSTOP)
+        self._process.suspend()
 
-    def end(self) -> bool:
-        process = psutil.Process(self.group.brokers[self.name].pid)
-        stopped = bool(process.status() == psutil.STATUS_STOPPED)
-        process.send_signal(signal.SIGCONT)
-        return stopped
+    def effective(self) -> bool:
+        return bool(self._process.status() == psutil.STATUS_STOPPED)
+
+    def end(self) -> None:
+        self._process.resume()
 
 
-@dataclass
-class Cut:
-    """Nothing passes on some ways: what is sent is lost, and nobody is told."""
+class Ways:
+    """A fault of some ways of a group."""
 
-    what: str
-    ways: Sequence[FaultProxy]
+    fault: Fault
+
+    def __init__(self, what: str, group: Group, ways: Iterable[tuple[str, str]]) -> None:
+        self._what = what
+        self.proxies = {way: group.links[way] for way in ways}
+        self.before = self.passed()
 
     def __str__(self) -> str:
-        return self.what
+        return self._what
 
     def begin(self) -> None:
-        fault = Fault(kind=Kind.STALL, seconds=math.inf)
-        for proxy in self.ways:
-            proxy.script = lambda _number: [fault]
-            proxy.inflict(fault)
-        time.sleep(0.05)  # the proxies' loop carries it out
-        self._before = passed(self.ways)
+        for proxy in self.proxies.values():
+            proxy.script = lambda _number: [self.fault]
+            proxy.inflict(self.fault)
+        time.sleep(0.05)  # the loop of the proxies carries it out
+        self.before = self.passed()
 
-    def end(self) -> bool:
-        now = passed(self.ways)
-        for proxy in self.ways:
+    def end(self) -> None:
+        for proxy in self.proxies.values():
             proxy.heal()
-        still = all(count == self._before.get(connection, 0) for connection, count in now.items())
-        return still and bool(self._before or now)
+
+    def passed(self) -> dict[object, int]:
+        """Bytes that went through the open connections."""
+        return {
+            each: sum(each.passed.values()) for proxy in self.proxies.values() for each in proxy.connections
+        }
+
+    def answers_in(self, timeout_s: float) -> Iterator[float]:
+        """Seconds until name servers at the end of these ways answer, or the time-out."""
+        for way, proxy in self.proxies.items():
+            if way[1] in NAME_SERVERS:
+                began, port = time.monotonic(), int(proxy.addr.rpartition(":")[2])
+                with contextlib.suppress(OSError), wire.Connection(port, timeout_s=timeout_s) as connection:
+                    connection.call(wire.GET_BROKER_CLUSTER_INFO)
+                yield time.monotonic() - began
 
 
-@dataclass
-class Slow:
+class Cut(Ways):
+    """Nothing passes: what is sent is lost, and nobody is told."""
+
+    fault = Fault(kind=Kind.STALL, seconds=math.inf)
+
+    def effective(self) -> bool:
+        now = self.passed()
+        silent = all(count == self.before.get(connection, 0) for connection, count in now.items())
+        return silent and bool(self.before or now) and all(took >= 0.3 for took in self.answers_in(0.3))
+
+
+class Slow(Ways):
     """Every piece of data waits on its way."""
 
-    what: str
-    ways: Sequence[FaultProxy]
-    seconds: float
+    fault = Fault(kind=Kind.DELAY, seconds=0.15)
 
-    def __str__(self) -> str:
-        return f"{self.what} slow by {self.seconds * 1000:.0f} ms"
-
-    def begin(self) -> None:
-        fault = Fault(kind=Kind.DELAY, seconds=self.seconds)
-        for proxy in self.ways:
-            proxy.script = lambda _number: [fault]
-            proxy.inflict(fault)
-        self._before = passed(self.ways)
-
-    def end(self) -> bool:
-        now = passed(self.ways)
-        for proxy in self.ways:
-            proxy.heal()
-        return any(count > self._before.get(connection, 0) for connection, count in now.items())
+    def effective(self) -> bool:
+        return all(took >= self.fault.seconds for took in self.answers_in(1.0))
 
 
-@dataclass
 class SlowDisk:
     """Each sync takes long; of ours only, see slow_disk.py."""
 
-    group: Group
-    name: str
+    def __init__(self, group: Group, name: str) -> None:
+        self._name = name
+        self._slow, self._slowed = group.place(name) / "slow", group.place(name) / "slowed"
+        self._slowed.unlink(missing_ok=True)
 
     def __str__(self) -> str:
-        return f"slow disk of {self.name}"
+        return f"slow disk of {self._name}"
 
     def begin(self) -> None:
-        (self.group.place(self.name) / "slowed").unlink(missing_ok=True)
-        (self.group.place(self.name) / "slow").touch()
+        self._slow.touch()
 
-    def end(self) -> bool:
-        (self.group.place(self.name) / "slow").unlink(missing_ok=True)
-        return (self.group.place(self.name) / "slowed").exists()
+    def effective(self) -> bool:
+        return self._slowed.exists()
 
-
-def passed(ways: Iterable[FaultProxy]) -> dict[object, int]:
-    """Bytes that went through the open connections of proxies."""
-    return {each: sum(each.passed.values()) for proxy in ways for each in proxy.connections}
+    def end(self) -> None:
+        self._slow.unlink(missing_ok=True)
 
 
 class Load:
@@ -422,7 +430,10 @@ def loaded(layout: Layout, directory: Path, java: Driver, label: str) -> Iterato
         yield group, load
 
 
-KINDS = ("kill", "stop", "cut", "cut one way", "cut pair", "name servers", "delay", "disk")
+KINDS = {
+    "kill": 3, "stop": 2, "cut": 2, "cut one way": 1, "cut pair": 1, "name servers": 1, "delay": 1, "disk": 1,
+}  # fmt: skip
+"""Faults, and how often each is in the hat."""
 
 
 def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Trouble:
@@ -430,36 +441,51 @@ def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Troubl
     other = dice.choice([name for name in BROKERS if name != victim])
     if not group.layout.raft and victim != "n0":
         other = "n0"  # two slaves say nothing to each other
-    out = [proxy for (source, _), proxy in group.links.items() if source == victim]
-    between = [proxy for way, proxy in group.links.items() if set(way) == {victim, other}]
-    names = [group.links[victim, server] for server in NAME_SERVERS]
-    seconds = dice.uniform(0.02, 0.3)
+    its = [way for way in group.links if victim in way]
+    out = [way for way in its if way[0] == victim]
+    between = [way for way in its if other in way]
+    names = [way for way in its if way[1] in NAME_SERVERS]
     made: dict[str, Callable[[], Trouble]] = {
         "kill": lambda: Killed(group, victim),
         "stop": lambda: Paused(group, victim),
-        "cut": lambda: Cut(f"{victim} cut off from everybody but clients", group.ways(victim)),
-        "cut one way": lambda: Cut(f"nothing from {victim} arrives", out),
-        "cut pair": lambda: Cut(f"{victim} and {other} cut off from each other", between),
-        "name servers": lambda: Cut(f"{victim} cut off from the name servers", names),
-        "delay": lambda: Slow(f"ways of {victim}", group.ways(victim), seconds),
+        "cut": lambda: Cut(f"{victim} cut off from everybody but clients", group, its),
+        "cut one way": lambda: Cut(f"nothing from {victim} arrives", group, out),
+        "cut pair": lambda: Cut(f"{victim} and {other} cut off from each other", group, between),
+        "name servers": lambda: Cut(f"{victim} cut off from the name servers", group, names),
+        "delay": lambda: Slow(f"slow ways of {victim}", group, its),
         "disk": lambda: SlowDisk(group, victim),
     }
     return made[kind]()
 
 
 class IdleNemesisError(AssertionError):
-    """Faults did nothing, so the run says nothing."""
+    """A fault did nothing, so the run says nothing."""
 
 
-def inflict(fault: Trouble, seconds: float) -> None:
-    """The fault, for so long. Raises IdleNemesisError if it did nothing."""
-    fault.begin()
+def inflict(faults: Sequence[Trouble], seconds: float) -> None:
+    """Faults at once, for so long. Raises IdleNemesisError if one of them shows no effect."""
+    begun: list[Trouble] = []
     try:
+        for fault in faults:
+            begun.append(fault)
+            fault.begin()
         time.sleep(seconds)
+        for fault in faults:
+            try:
+                wait_until("an effect", fault.effective, PATIENCE_S)
+            except AssertionError:
+                raise IdleNemesisError(f"{fault}: took no effect") from None
     finally:
-        effective = fault.end()
-    if not effective:
-        raise IdleNemesisError(f"{fault}: took no effect")
+        for fault in begun:
+            fault.end()
+
+
+def idle_faults_show(group: Group, dice: random.Random) -> None:
+    """Faults that have not begun must show no effect: else nobody could tell."""
+    faults = [trouble(group, kind, "n0", dice) for kind in KINDS]
+    time.sleep(2.0)
+    for fault in faults:
+        assert not fault.effective(), f"{fault} has not begun, and shows an effect"
 
 
 def settle(group: Group, load: Load) -> None:
@@ -515,12 +541,17 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
     dice = random.Random(f"{seed} {layout.raft}")
     histories = []
     with loaded(layout, directory, java, f"run-{seed}") as (group, load):
-        for kind in dice.sample(KINDS, steps):
+        idle_faults_show(group, dice)
+        for kind in dice.sample(list(KINDS), steps, counts=KINDS.values()):
             leader = group.wait_for_leader()
             victim = leader if dice.random() < 0.6 else dice.choice(BROKERS)
-            fault, seconds = trouble(group, kind, victim, dice), dice.uniform(1.5, 4.0)
-            print(f"{layout.title}, seed {seed}, leader {leader}: {fault} for {seconds:.1f} s")
-            inflict(fault, seconds)
+            faults, seconds = [trouble(group, kind, victim, dice)], dice.uniform(1.5, 4.0)
+            if isinstance(faults[0], Ways) and dice.random() < 0.4:
+                second = dice.choice([name for name in BROKERS if name != victim])
+                faults.append(trouble(group, dice.choice(("kill", "stop")), second, dice))
+            told = " and ".join(map(str, faults))
+            print(f"{layout.title}, seed {seed}, leader {leader}: {told} for {seconds:.1f} s")
+            inflict(faults, seconds)
             time.sleep(dice.uniform(0.2, 2.0))
         if not layout.raft:
             slaves = BROKERS[1:]
@@ -531,3 +562,44 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
         settle(group, load)
         histories.append([*load.history.lines(), *itertools.chain(*(read(group, name) for name in BROKERS))])
     return histories
+
+
+@dataclass(frozen=True)
+class Window:
+    """How long nobody could send at a fault: seconds between two acknowledgements, for each client."""
+
+    what: str
+    java: float
+    ours: float
+
+
+WINDOW_FAULTS = [(kind, of_leader) for of_leader in (True, False) for kind in ("kill", "stop", "cut")]
+
+
+def windows(
+    layout: Layout, directory: Path, java: Driver, seconds: float
+) -> tuple[list[Window], list[bytes]]:
+    """Each fault for so long, of the leader or master and of another one; and the history of it all, which is
+    read from the leader in the end."""
+    found = []
+    dice = random.Random(0)
+    with loaded(layout, directory, java, f"windows-{layout.apache}-{layout.raft}") as (group, load):
+        for kind, of_leader in WINDOW_FAULTS:
+            time.sleep(10)  # all are in step again
+            leader = group.wait_for_leader()
+            victim = leader if of_leader else next(name for name in reversed(BROKERS) if name != leader)
+            began = time.time()
+            inflict([trouble(group, kind, victim, dice)], seconds)
+            load.wait_acknowledged(120)
+            until = time.time()
+            gaps = {
+                client: max(after - before for before, after in itertools.pairwise(
+                    [began, *(at for at in times if began < at < until), until]))
+                for client, times in load.acknowledged().items()
+            }  # fmt: skip
+            found.append(Window(f"{kind} of {'leader' if of_leader else 'other'}", **gaps))
+            print(f"{layout.title}: {found[-1]}")
+        load.stop()
+        time.sleep(5)
+        lines = [*load.history.lines(), *read(group, group.wait_for_leader())]
+    return found, lines

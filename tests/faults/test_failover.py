@@ -1,6 +1,7 @@
 """Groups of brokers among faults: nothing acknowledged is lost, by the histories of our client and of Java's.
 
 COMETMQ_FAILOVER_RUNS sets how many runs (5), COMETMQ_FAILOVER_SEED the seed of the first one.
+The last test prints the table of docs/replication.md.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.failover import Layout, run, verify
+from tests.faults.failover import IdleNemesisError, Layout, inflict, run, verify, windows
 from tests.interop.driver import Driver
 from tests.interop.processes import side_by_side
+from tests.long_form import long_form
 
-from cometmq.testing import HistoryViolation
+from cometmq.testing import HistoryViolation, check_history
 from cometmq.testing.history import operations
 
 RUNS = int(os.environ.get("COMETMQ_FAILOVER_RUNS", "5"))
@@ -65,3 +67,43 @@ def the_loss_of_one_is_seen(history: list[bytes], dice: random.Random) -> None:
     ]
     with pytest.raises(HistoryViolation, match=f"{lost} was acknowledged and not read"):
         verify(without)
+
+
+def test_a_nemesis_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle:
+        ended = False
+
+        def begin(self) -> None:
+            pass
+
+        def effective(self) -> bool:
+            return False
+
+        def end(self) -> None:
+            self.ended = True
+
+    monkeypatch.setattr("tests.faults.failover.PATIENCE_S", 0.1)
+    idle = Idle()
+    with pytest.raises(IdleNemesisError):
+        inflict([idle], 0)
+    assert idle.ended
+
+
+@long_form("minutes: Apache's groups need up to ten seconds for each election")
+@pytest.mark.timeout(1800)
+def test_how_long_nobody_can_send_beside_apaches(tmp_path: Path, java: Driver) -> None:
+    seconds = {True: 20.0, False: 6.0}  # DLedger does not look for another leader before 6 s are over
+    for raft in (True, False):
+        rows: dict[str, list[str]] = {}
+        for apache in (False, True):
+            layout = Layout(raft=raft, apache=apache)
+            found, history = windows(layout, tmp_path / layout.title, java, seconds[raft])
+            report = check_history(history)
+            lost = [problem for problem in report.problems if problem.rule == "nothing lost"]
+            print(f"{layout.title}: {report.sent} acknowledged, {len(lost)} lost, {report.unknown} unknown")
+            if not apache:
+                verify(history)
+                assert all(each.java < 10 and each.ours < 10 for each in found if raft)
+            for each in found:
+                rows.setdefault(each.what, []).append(f"{each.java:.1f} / {each.ours:.1f}")
+        print("\n".join(f"| {what} | {' | '.join(cells)} |" for what, cells in rows.items()))
