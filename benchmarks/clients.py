@@ -14,7 +14,7 @@ from typing import Any
 from tests.interop.driver import Driver
 
 from benchmarks.apache import CLIENT, LOAD_JVM, fill
-from benchmarks.processes import back_memory
+from benchmarks.processes import back_memory, cpu_seconds
 from benchmarks.servers import COMET, Running
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
 
@@ -35,11 +35,11 @@ _groups = itertools.count(1)
 
 
 def run(options: Options) -> str:
-    """Rates of each client in the rows, and the ratios of ours to the other two."""
+    """Rates of each client in the rows, the ratios of ours to the other two, and what a message costs."""
     native = install(options.data / "native")
     java = Driver(CLIENT, options.data / "java", jvm=LOAD_JVM)
     system = Running(COMET, options.data / "broker")
-    lines = []
+    lines, costs = [], []
     try:
         for name, (title, given) in ROWS.items():
             if options.rows and name not in options.rows:
@@ -54,10 +54,16 @@ def run(options: Options) -> str:
             rates = (f"{median(found[each], 'rate'):,.0f}" if each in found else "-" for each in clients_of())
             ratios = (ratio(found[other], found[OURS], "rate") for other in (NATIVE, JAVA))
             lines.append([title, *rates, *ratios])
+            costs.append([title, *(_cost(found[each]) if each in found else "-" for each in clients_of())])
     finally:
         system.stop()
         java.stop()
-    return table([CPP, *clients_of(), "ours by C++", "ours by Java"], lines)
+    rates_table = table([CPP, *clients_of(), "ours by C++", "ours by Java"], lines)
+    return f"{rates_table}\n{table(['CPU µs a message: client + broker', *clients_of()], costs)}"
+
+
+def _cost(turns: list[Figures]) -> str:
+    return f"{median(turns, 'cpu_us'):.1f} + {median(turns, 'broker_us'):.1f}"
 
 
 def clients_of() -> list[str]:
@@ -73,6 +79,14 @@ def install(place: Path) -> Path:
 
 def _turn(client: str, *, system: Running, java: Driver, native: Path, given: dict[str, Any]) -> Figures:
     back_memory(system.directory, given["seconds"])
+    broker_s, java_s = cpu_seconds(system.pid), cpu_seconds(java.process.popen.pid)
+    turn = _run(client, java=java, native=native, given=given)
+    turn["broker_us"] = (cpu_seconds(system.pid) - broker_s) * 1e6 / turn["messages"]
+    turn.setdefault("cpu_us", (cpu_seconds(java.process.popen.pid) - java_s) * 1e6 / turn["messages"])
+    return turn
+
+
+def _run(client: str, *, java: Driver, native: Path, given: dict[str, Any]) -> Figures:
     given = {**given, "group": f"clients-{next(_groups)}"}
     if client != JAVA:
         words = [sys.executable, "-m", "benchmarks.client_program", PROGRAMS[client], given["work"]]

@@ -18,7 +18,12 @@ from cometmq.protocol.codes import RequestCode
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What these packages list in __all__ is for users, with all its methods.
-FOR_USERS = ("__init__.py", "admin/__init__.py", "client/__init__.py", "testing/__init__.py")
+FOR_USERS = (
+    "__init__.py",
+    "admin/__init__.py",
+    "client/__init__.py",
+    "testing/__init__.py",
+)
 # The numbers of the protocol, whether somebody needs them yet or not, and what tests are given.
 LEFT_OUT = ("protocol/codes.py", "testing/")
 # Used from outside: entry points, the name of a format in Spark, functions for notebooks (docs/pipeline.md),

@@ -31,6 +31,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "SendFailed": ("a:1", 310),
     "RequestTimeout": ("a:1", 310, 3.0),
     "ReplyTimeout": ("T", "ID", "c-1", 3.0),
+    "RequestNotSent": ("T", 3.0),
     "NoRouteError": ("T", [("n:9876", "no route")], "create it"),
     "SqlError": (3, "a text is wanted"),
     "StoreError": ("full", "/x"),

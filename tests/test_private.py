@@ -14,7 +14,7 @@ from cometmq.cli.running import RunFile
 from cometmq.client.group.offset_files import FileOffsets
 from cometmq.message import MessageQueue
 from cometmq.namesrv.kv import write_file
-from cometmq.private import make_private_directory
+from cometmq.private import lock_file, make_private_directory
 from cometmq.standalone import Standalone
 from cometmq.store import JsonTable
 from cometmq.store.inspect.rebuild import rebuild
@@ -92,3 +92,28 @@ def test_a_directory_that_is_none_is_an_error(tmp_path: Path, made: str) -> None
         place.symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileExistsError):
         make_private_directory(str(place))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("child_unlocks", [False, True])
+def test_a_lock_ends_with_its_owner_and_not_with_a_child(tmp_path: Path, child_unlocks: bool) -> None:
+    path = str(tmp_path / "lock")
+    unlock = lock_file(path)
+    (go_on, end), (ready, begun) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        if child_unlocks:
+            unlock()
+        os.close(end)
+        os.write(begun, b"x")
+        os.read(go_on, 1)
+        os._exit(0)
+    assert os.read(ready, 1) == b"x"
+    with pytest.raises(BlockingIOError):
+        lock_file(path)
+    unlock()
+    lock_file(path)()
+    os.close(end)
+    os.waitpid(child, 0)
+    for descriptor in (go_on, ready, begun):
+        os.close(descriptor)

@@ -17,8 +17,6 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-: protocol/record/framing raft/account raft/following raft/leading raft/members raft/messages raft/node
-    store/ledger/entry_index store/ledger/member_files
 admin/test_cluster_commands.py: admin/consumer_commands admin/groups
 admin/test_formats.py: admin/values
 admin/test_message_commands.py: admin/messages
@@ -54,8 +52,8 @@ cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
-client/test_producer.py: client/cluster/instance client/cluster/lookups client/cluster/requests
-    client/producer/options client/producer/outgoing client/producer/request_reply
+client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
+    client/producer/outgoing client/producer/request_reply
 client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
@@ -80,6 +78,7 @@ protocol/test_frame.py: protocol/binary_header protocol/send_ext
 protocol/test_headers.py: protocol/ext protocol/headers_admin protocol/headers_client protocol/headers_message
     protocol/headers_namesrv
 protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql/java_values
+raft/test_node.py: raft/following raft/leading raft/members
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
 store/test_apache_store.py: store/derived/index_file
@@ -89,7 +88,9 @@ store/test_faults.py: store/base/disk testing/faulty_disk
 store/test_find_and_stats.py: store/inspect/find store/inspect/stats store/log/log_reader
 store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
 store/test_full_disk.py: store/background/space_ahead
+store/test_ledger.py: protocol/record/framing store/ledger/entry_index
 store/test_lengths.py: store/tables/clean_stop
+store/test_log_ends.py: store/ledger/member_files
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/entry_runs store/log/entry_tail store/log/recent
 store/test_rebuild.py: store/inspect/asked

@@ -17,8 +17,8 @@ from cometmq.text import printable, seconds
 __all__ = [
     "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
     "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
-    "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError",
-    "ReplyTimeout", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal",
+    "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError", "ReplyTimeout",
+    "RequestNotSent", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal",
     "Transient",
 ]  # fmt: skip
 
@@ -297,6 +297,16 @@ class ReplyTimeout(CometError, Transient):
     def __str__(self) -> str:
         within = seconds(self.timeout_s)
         return f"no reply to message {self.msg_id} of topic {self.topic} within {within}"
+
+
+class RequestNotSent(CometError, Transient):
+    """The time of a request was over before it could be sent."""
+
+    topic: str
+    timeout_s: float
+
+    def __str__(self) -> str:
+        return f"the request to topic {self.topic} could not be sent within {seconds(self.timeout_s)}"
 
 
 class NoRouteError(CometError, Transient):

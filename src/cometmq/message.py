@@ -240,7 +240,7 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash
         return f"{self.topic}@{self.broker_name}:{self.queue_id}"
 
 
-class MessageExt(msgspec.Struct):
+class MessageExt(msgspec.Struct, gc=False):
     """A message as a broker stored it.
 
     properties: all of them, reserved ones included; queue_offset: its number in its queue; physical_offset:
@@ -312,7 +312,7 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
-class SendResult(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True, gc=False):
     """A broker's answer to a send. A batch has its ids joined by commas and its first offset.
 
     recall_handle: of a message that waits for its time, for Producer.recall."""
@@ -350,7 +350,7 @@ class TransactionState(Enum):
     UNKNOWN = "UNKNOW"
 
 
-class TransactionSendResult(SendResult, frozen=True, kw_only=True):
+class TransactionSendResult(SendResult, frozen=True, kw_only=True, gc=True):
     """Where the half message is, and how its local transaction stands. error: what the local transaction
     raised, which leaves it UNKNOWN; a CancelledError if something that it awaited was cancelled."""
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+from collections.abc import Callable
 from typing import IO
 
 
@@ -32,6 +34,36 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
     if in_place_of:
         keep_mode(path, in_place_of)
     return file
+
+
+def lock_file(path: str) -> Callable[[], None]:
+    """Lock a file, which is made if need be, for this process alone; returns what unlocks it. Raises
+    BlockingIOError if it is locked already, here or elsewhere, another OSError where that is not possible."""
+    with open_private(path) as file:
+        descriptor = os.dup(file.fileno())
+    locker = os.getpid()
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            except PermissionError as error:
+                raise BlockingIOError(error.errno, error.strerror) from error
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+    def unlock() -> None:
+        if sys.platform != "win32" and os.getpid() == locker:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
+        os.close(descriptor)
+
+    return unlock
 
 
 def keep_mode(path: str, replaced: str) -> None:

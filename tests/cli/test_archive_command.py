@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Run, Serve
 from tests.interop.processes import wait_until
+from tests.long_form import long_form
 
 from cometmq.cli.pipeline.archive import archive, report
 from cometmq.cli.pipeline.compact import report as compact_report
@@ -65,6 +66,7 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     assert bodies(archive) == [b"a", b"b", b"c", b"d"]
 
 
+@long_form("starts Spark for each setting")
 def test_settings_that_cannot_be_used_are_named_as_the_command_spells_them(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -24,8 +26,9 @@ from cometmq import (
     ProducerOptions,
     PushConsumer,
     PushOptions,
+    reply_to,
 )
-from cometmq.testing import ClusterProxy, Expected, History, Report, check_history, random_faults
+from cometmq.testing import ClusterProxy, Expected, History, Kind, Report, check_history, random_faults
 
 T = TypeVar("T")
 
@@ -77,28 +80,38 @@ class BadNetwork:
             context.delay_level = 1
             return ConsumeStatus.RECONSUME_LATER
         self.handled.add(body)
+        if "REPLY_TO_CLIENT" in message.properties:
+            with contextlib.suppress(CometError):  # who asked gets none, or asks again
+                reply = reply_to(message, b"re: " + body.encode())
+                await in_time(lambda: self.producer.send(reply), SEND_S + 2 * API_S)
         return ConsumeStatus.SUCCESS
 
     async def run(self) -> Report:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.proxy)
             namesrv = self.proxy.namesrv
-            producer = Producer(self.group, namesrv=namesrv, options=PRODUCER, client_options=CLIENT)
-            await stack.enter_async_context(producer)
+            self.producer = Producer(self.group, namesrv=namesrv, options=PRODUCER, client_options=CLIENT)
+            await stack.enter_async_context(self.producer)
             for _ in range(2):
                 consumer = await self._consumer()
                 stack.push_async_callback(in_time, consumer.stop, CONSUMER.drain_timeout_s)
             for begin in range(0, MESSAGES, 5):
-                await asyncio.gather(*(self._send(producer, begin + number) for number in range(5)))
+                sends = (self._send(begin + number) for number in range(4))
+                await asyncio.gather(*sends, self._ask(begin + 4))
                 await asyncio.sleep(self.dice.uniform(0, 0.05))
             self.proxy.heal()
             later = itertools.count(MESSAGES)
 
             async def well_again() -> bool:
-                await self._send(producer, number := next(later))  # a busy broker may refuse
+                await self._send(number := next(later))  # a busy broker may refuse
+                return f"{number}" in self.sure
+
+            async def answered_again() -> bool:
+                await self._ask(number := next(later))
                 return f"{number}" in self.sure
 
             await until(well_again, f"{self.topic}: the producer well again; {self.refusal}")
+            await until(answered_again, f"{self.topic}: requests answered again; {self.refusal}")
 
             async def all_handled() -> bool:
                 return self.sure <= self.handled
@@ -119,13 +132,28 @@ class BadNetwork:
             except CometError as error:
                 self.refusal = repr(error)
 
-    async def _send(self, producer: Producer, number: int) -> None:
-        body = f"{number}"
+    def _message(self, body: str) -> Message:
         size = self.dice.choice((10, 10, 1000, 20_000))
-        message = Message(self.topic, body.encode() + b" " + self.dice.randbytes(size).hex().encode())
+        return Message(self.topic, body.encode() + b" " + self.dice.randbytes(size).hex().encode())
+
+    async def _ask(self, number: int) -> None:
+        message = self._message(body := f"{number}")
+        asking = self.history.begin("send", message=body, topic=self.topic)
+        try:
+            reply = await in_time(lambda: self.producer.request(message, timeout_s=SEND_S), SEND_S)
+        except CometError as error:
+            self.history.unknown(asking)
+            self.refusal = repr(error)
+        else:
+            assert reply.body == b"re: " + body.encode()
+            self.history.ok(asking)
+            self.sure.add(body)
+
+    async def _send(self, number: int) -> None:
+        message = self._message(body := f"{number}")
         sending = self.history.begin("send", message=body, topic=self.topic)
         try:
-            result = await in_time(lambda: producer.send(message), SEND_S + 2 * API_S)
+            result = await in_time(lambda: self.producer.send(message), SEND_S + 2 * API_S)
         except CometError as error:
             self.history.unknown(sending)
             self.refusal = repr(error)
@@ -145,6 +173,8 @@ async def in_time(work: Callable[[], Awaitable[T]], limit_s: float) -> T:
 
 
 async def a_bad_network_loses_and_invents_nothing(namesrv: str) -> None:
-    reports = await asyncio.gather(*(BadNetwork(namesrv, seed).run() for seed in range(1, 9)))
-    for report in reports:
+    scenarios = [BadNetwork(namesrv, seed) for seed in range(1, 9)]
+    for report in await asyncio.gather(*(each.run() for each in scenarios)):
         report.verify()
+    faults = sum((each.proxy.happened for each in scenarios), Counter[Kind]())
+    assert faults.total() > 2 * len(scenarios)

@@ -267,7 +267,6 @@ LOOP_ONLY = {
     "message_model",
     "check",  # a question of a broker
     "topics",
-    "wait_stopped",  # whoever blocks has a thread of its own that stops it
 }
 
 

@@ -6,12 +6,26 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 
-from cometmq import ClientStateError, Message, MessageStream, Producer, PushConsumer, stop_on_signal
+from cometmq import (
+    ClientStateError,
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    MessageStream,
+    Producer,
+    PushConsumer,
+    PushOptions,
+    SyncMessageStream,
+    SyncProducer,
+    SyncPushConsumer,
+    stop_on_signal,
+)
 from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.testing import LocalBroker
 
@@ -134,3 +148,44 @@ async def test_signals_come_to_the_main_thread_only() -> None:
         await asyncio.to_thread(asyncio.run, elsewhere())
     with pytest.raises(ClientStateError, match="is new"):
         await Producer("p").wait_stopped()
+
+
+@pytest.mark.parametrize("kind", ["push", "stream"])
+def test_a_signal_stops_the_blocking_classes(local: LocalBroker, kind: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        producer.send(Message(f"Blocking-{kind}", b"x"))
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    handled: list[MessageExt] = []
+    ready = threading.Event()
+
+    def listener(messages: list[MessageExt]) -> None:
+        assert ready.wait(20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        handled.extend(messages)
+
+    if kind == "push":
+        consumer = SyncPushConsumer(
+            "g-b", listener, f"Blocking-{kind}", namesrv=local.namesrv, options=options
+        )
+        with consumer, stop_on_signal(consumer):
+            ready.set()
+            consumer.wait_stopped()
+            assert consumer.state == "stopped"
+    else:
+        stream = SyncMessageStream("g-s", f"Blocking-{kind}", namesrv=local.namesrv, options=options)
+        ready.set()
+        with stream, stop_on_signal(stream):
+            for message in stream:
+                listener([message])
+                stream.ack(message)
+            assert stream.state in ("stopping", "stopped")
+            stream.wait_stopped()
+    assert len(handled) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_what_needs_async_with_says_so(local: LocalBroker) -> None:
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        with pytest.raises(ClientStateError, match="async with"), stop_on_signal(producer):
+            pass

@@ -317,6 +317,11 @@ def keep_floors_above_lost_messages(patch: Patch) -> None:
     patch.setattr(MinOffsets, "apply", wrong)
 
 
+def keep_what_is_behind_a_gap(patch: Patch) -> None:
+    """As a master does, who has nobody to ask for what is missing."""
+    patch.setattr(Recovery, "_gaps_end_from", lambda self, mark: 1 << 62)
+
+
 PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (acknowledge_before_the_flush, ("threaded",)),
     (flush_only_the_newest_segment, ("synchronous", "threaded")),
@@ -336,6 +341,7 @@ PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
     (forget_the_directory_of_deleted_segments, ("retention",)),
     (purge_in_memory_only, ("retention", "deletions")),
     (keep_floors_above_lost_messages, ("deletions",)),
+    (keep_what_is_behind_a_gap, ("slave",)),
 ]
 BOUND = 1500
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from typing import NamedTuple
 
 import pytest
 from tests.interop.driver import JavaError, body_of, message
 from tests.interop.space import Space, assert_exactly_once
+
+from cometmq.testing import ClusterProxy, Fault, Kind, random_faults
 
 COMPRESSED = 0x701  # the 5.x client clears bit 0 when it has decompressed, but keeps the algorithm
 
@@ -132,6 +136,37 @@ def test_looking_up_by_id_key_and_time(space: Space) -> None:
     )
     # 4.9 answers with the nearest message, 5.x with the place behind the last one.
     assert after["at"] in (9, 10)
+
+
+def test_a_bad_network_loses_and_invents_nothing(space: Space) -> None:
+    """Java's clients through the fault proxies of `cometmq.testing`."""
+    sent = _numbered(space, "bad", 30)
+    with ClusterProxy(space.cluster.namesrv).run_in_thread() as faulty:
+        through = Space(space.java, Through(faulty.namesrv, space.cluster.broker_addr))
+        producer, consumer = through.producer(timeout=1000), through.push()  # a start may not fail
+        space.java.send(producer, [message(through.topic, sent[0])])
+        for proxy in faulty.proxies:
+            proxy.script = random_faults(space.number, share=0.7)
+        sure = {sent[0]}
+        for number, body in enumerate(sent[1:]):
+            if number % 5 == 0:
+                faulty.inflict(Fault(kind=Kind.CUT, after=number * 20))
+            with contextlib.suppress(JavaError):
+                space.java.send(producer, [message(through.topic, body)])
+                sure.add(body)
+        faulty.heal()
+        got = space.java.wait_delivered(consumer, lambda got: sure <= set(map(body_of, got)))
+        through.close()
+    assert set(map(body_of, got)) <= set(sent)
+    assert len(sure) > 10
+    assert faulty.happened[Kind.CUT] > 3
+
+
+class Through(NamedTuple):
+    """A cluster behind proxies."""
+
+    namesrv: str
+    broker_addr: str
 
 
 def test_the_second_port_of_old_clients_answers_too(space: Space) -> None:

@@ -11,7 +11,16 @@ from tests.client.scenarios import FROM_FIRST, PATIENT, Ledger, bodies, until
 from tests.interop.driver import Driver, body_of, message
 from tests.interop.space import Cluster, Space
 
-from cometmq import ClientInstance, ClientOptions, Message, Producer, PushConsumer
+from cometmq import (
+    ClientInstance,
+    ClientOptions,
+    ConsumeFromWhere,
+    Message,
+    Producer,
+    PushConsumer,
+    PushOptions,
+)
+from cometmq.client import AllocateByConsistentHash
 
 SPACE = "tenant-1"
 
@@ -64,3 +73,46 @@ async def test_members_of_both_kinds_share_a_group_of_a_namespace(space: Space) 
     assert {each["topic"] for each in received} == {topic} == {each.topic for each in ledger.messages}
     every = [each.body for each in ledger.messages] + [body_of(each) for each in received]
     assert Counter(body for body in every if body in wanted) == Counter(wanted)
+
+
+async def test_members_of_both_kinds_share_by_the_same_hash(space: Space) -> None:
+    """Of the names in the namespace. A queue with two owners, or none, gives its message twice or never."""
+    ledger, namesrv, topic = Ledger(), space.cluster.namesrv, space.topic
+    options = ClientOptions(namespace=SPACE, api_timeout_s=30.0)
+    hashing = PushOptions(
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, allocate_strategy=AllocateByConsistentHash()
+    )
+    async with (
+        ClientInstance(namesrv, options) as client,
+        Producer("p", client=client, options=PATIENT) as ours,
+    ):
+        await ours.send(Message(topic, b"makes the topic"))
+        async with PushConsumer(
+            space.group, ledger.listener, topic, client=client, options=hashing
+        ) as consumer:
+            await ledger.has_all([b"makes the topic"])
+            theirs = await asyncio.to_thread(space.push, namespace=SPACE, consistentHash=True)
+            queues = await client.read_queues(topic)
+
+            async def shared() -> bool:
+                members = await client.consumer_ids(topic, space.group)
+                wrapped = sorted(client.namespace.wrap_queue(queue) for queue in queues)
+                mine = AllocateByConsistentHash().allocate(client.client_id, wrapped, sorted(members))
+                held = {queue for queue in consumer.assignment if queue.topic == topic}
+                return len(members) == 2 and held == {client.namespace.unwrap_queue(queue) for queue in mine}
+
+            await until(shared, "the queues shared by hash")
+            wanted = {b"in queue %d" % queue.queue_id for queue in queues}
+            for queue in queues:
+                await ours.send(Message(topic, b"in queue %d" % queue.queue_id), queue=queue)
+
+            def got() -> list[bytes]:
+                return [each.body for each in ledger.messages] + [
+                    body_of(each) for each in space.java.delivered(theirs)
+                ]
+
+            async def all_came() -> bool:
+                return wanted <= set(await asyncio.to_thread(got))
+
+            await until(all_came, "all")
+    assert Counter(body for body in got() if body in wanted) == Counter(wanted)

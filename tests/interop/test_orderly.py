@@ -16,7 +16,7 @@ from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.jars import CLIENT_VERSIONS, SERVER_VERSIONS
 from tests.interop.processes import QUICK, wait_until
 from tests.interop.space import Cluster, Space
-from tests.long_form import LONG
+from tests.long_form import LONG, long_form
 
 from cometmq import MessageExt, PushConsumer
 
@@ -85,6 +85,7 @@ def assert_in_order(*members: list[Json]) -> None:
     assert sum(count - 1 for count in counts.values()) <= 8, counts.most_common(10)
 
 
+@long_form("members of ours and Java's come and go for half a minute")
 async def test_our_members_and_javas_hand_queues_over(java: Driver, cluster: Cluster) -> None:
     space = Space(java, cluster)
     ours: list[tuple[int, int]] = []

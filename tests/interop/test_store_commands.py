@@ -18,6 +18,7 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.processes import wait_until
 from tests.interop.stores import read_store
+from tests.long_form import LONG, long_form
 
 COMMAND = str(Path(sys.executable).with_name("cometmq"))
 TOPIC = "Load"
@@ -90,6 +91,7 @@ class Load:
             self.failures.append(failure)
 
 
+@long_form("a broker writes for 20 seconds")
 def test_beside_a_broker_that_is_writing(names: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with apache(tmp_path, names) as broker:
@@ -164,7 +166,7 @@ def test_after_a_kill_there_are_warnings_only(written: dict[str, Path]) -> None:
     assert found["records"] == 814
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("end", ["stopped", "killed"] if LONG else ["killed"])
 def test_apache_serves_rebuilt_stores(end: str, written: dict[str, Path], names: str, tmp_path: Path) -> None:
     store = Path(shutil.copytree(written[end], tmp_path / "store"))
     before = read_store(written["stopped"], slots=store_input.TINY_SLOTS)

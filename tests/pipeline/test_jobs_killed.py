@@ -17,6 +17,7 @@ import psutil
 import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.stream_job import run as run_stream
 
@@ -100,6 +101,7 @@ def test_a_job_killed_anywhere_has_each_message_once(topic: Topic, output: str, 
     assert numbers(output) == Counter(range(RECORDS))
 
 
+@long_form("kills a JVM again and again")
 def test_a_stream_into_files_killed_and_restarted(topic: Topic, output: str, spark: SparkSession) -> None:
     topic.send(RECORDS // 8)
     with start(topic, output, 600, "stream_job.py") as process:

@@ -1,4 +1,5 @@
-"""A seeded life of a group: faults, requests and changes of members, then a healed world in which it must work."""
+"""A seeded life of a group: faults, requests, changes of members; then a healed world in which it must
+work."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 from tests.raft.cluster import Cluster, Faults, Member, hold
 
-from cometmq.raft import RaftNode
+from cometmq.raft import RaftNode, Role
 
 STEPS = 60
 
@@ -16,8 +17,8 @@ STEPS = 60
 def live(seed: int, make: Callable[..., RaftNode] = RaftNode) -> Cluster:
     """One life. Broken or an error of the core, if a rule does not hold."""
     rng = random.Random(seed)
-    size = rng.choice((1, 2, 3, 3, 3, 3, 4, 5, 5))
-    cluster = Cluster(seed, size, Faults.of(rng), make)
+    size = rng.choice((1, 2, 3, 3, 3, 4, 5, 5, 5))
+    cluster = Cluster(seed, size, Faults.of(rng), make, past(rng, size) if rng.random() < 0.5 else ())
     actions = swarm(rng)
     for _ in range(STEPS):
         cluster.run(rng.choice((30, 100, 300, 1_000)))
@@ -32,14 +33,31 @@ def live(seed: int, make: Callable[..., RaftNode] = RaftNode) -> Cluster:
     return cluster
 
 
-Action = Callable[[Cluster, random.Random], Any]
+def past(rng: random.Random, size: int) -> list[list[int]]:
+    """Logs, as terms of their entries, that leaders have left behind who failed one after the other."""
+    logs: list[list[int]] = [[] for _ in range(size)]
+    for term in range(1, rng.randint(2, 6)):
+        voters = rng.sample(range(size), size // 2 + 1)
+        leader = max(voters, key=lambda each: (logs[each][-1:], len(logs[each])))
+        new = logs[leader] + [term] * rng.randint(1, 2)
+        for follower in {leader, *rng.sample(range(size), rng.randint(0, (size - 1) // 2))}:
+            if (logs[follower][-1:], len(logs[follower])) <= (new[-1:], len(new)):
+                logs[follower] = (
+                    new[: rng.randint(len(logs[leader]), len(new))] if follower != leader else new
+                )
+    return logs
 
 
 def swarm(rng: random.Random) -> list[Action]:
     """Some kinds of trouble of all there are, so that seeds differ in kind (swarm testing)."""
-    kinds: list[Action] = [crash, crash, start, start, split, cut_one_way, mend, tick_apart, transfer]
-    kinds += [change, change, disk_fails, retain, rot, nothing]
-    return rng.sample(kinds, rng.randint(3, len(kinds))) + [start, mend]
+    kinds: list[Action] = [
+        *(crash, crash, crash_leader, crash_leader, start, start, split, cut_leader_off, cut_leader_off),
+        *(cut_one_way, mend, tick_apart, transfer, change, change, disk_fails, retain, rot, nothing),
+    ]
+    return [*rng.sample(kinds, rng.randint(3, len(kinds))), start, mend]
+
+
+Action = Callable[[Cluster, random.Random], Any]
 
 
 def some(cluster: Cluster, rng: random.Random) -> Member:
@@ -56,6 +74,24 @@ def crash(cluster: Cluster, rng: random.Random) -> None:
 
 def suspects(cluster: Cluster) -> bool:
     return any(m.disk.state.suspect for m in cluster.members.values())
+
+
+def crash_leader(cluster: Cluster, rng: random.Random) -> None:
+    leader = cluster.leader()
+    if leader is not None:
+        leader.crash()
+
+
+def cut_leader_off(cluster: Cluster, rng: random.Random) -> None:
+    """The leader keeps a few members; perhaps it hears the others, or they hear it."""
+    leader = cluster.leader()
+    if leader is not None:
+        others = [name for name in cluster.members if name != leader.name]
+        rng.shuffle(others)
+        side = {leader.name, *others[: rng.randint(0, len(others) // 2)]}
+        pairs = {(a, b) for a in side for b in others if b not in side}
+        back = {(b, a) for a, b in pairs}
+        cluster.blocked = rng.choice((pairs, back, pairs | back, pairs | back))
 
 
 def rot(cluster: Cluster, rng: random.Random) -> None:
@@ -113,21 +149,25 @@ def transfer(cluster: Cluster, rng: random.Random) -> None:
 
 
 def change(cluster: Cluster, rng: random.Random) -> None:
-    """A change of members, asked of everybody who may lead; several at once, perhaps."""
-    who = some(cluster, rng).name
-    kind = rng.randrange(4)
-    if kind == 0 and len(cluster.members) < 7:
-        who = cluster.join(f"n{len(cluster.members)}").name
-    for member in list(cluster.members.values()):
-        for _ in range(rng.randint(1, 2)):
-            if kind == 0:
-                cluster.ask(member, lambda node: node.add_learner(who))
-            elif kind == 1:
-                cluster.ask(member, lambda node: node.promote(min(node.members.learners or {who})))
-            elif kind == 2 and not suspects(cluster):
-                cluster.ask(member, lambda node: node.remove(who))
-            else:
-                cluster.ask(member, lambda node: node.promote(min(node.members.learners or {who})))
+    """Changes of members, asked of everybody who leads or may believe so; several at once, perhaps."""
+    kinds = [
+        lambda node: node.promote(min(node.members.learners)),
+        lambda node: node.add_learner(name),
+        lambda node: node.remove(name),
+    ]
+    for member in [m for m in cluster.members.values() if m.node is not None and m.node.role is Role.LEADER]:
+        for kind in rng.sample(kinds, 3)[: rng.randint(1, 3)]:
+            assert member.node is not None
+            name = some(cluster, rng).name
+            if kind is kinds[0] and not member.node.members.learners:
+                continue
+            if kind is kinds[1] and len(cluster.members) < 7 and rng.random() < 0.5:
+                name = cluster.join(f"n{len(cluster.members)}").name
+            if kind is kinds[2] and suspects(cluster):
+                continue
+            cluster.ask(member, kind)
+            if member.node is None:
+                break
 
 
 def heal(cluster: Cluster) -> None:

@@ -1,4 +1,5 @@
-"""A raft group in memory, driven by a seed: network, disks and clocks that fail, and what must hold all the same.
+"""A raft group in memory, driven by a seed: network, disks and clocks fail, and the rules must hold all the
+same.
 
 Only the core is real. A member's shell is `Member`; its log is a list of entries (term, value), of which what
 was synced survives a crash. After every event the checks below run; they look at what is new only.
@@ -8,23 +9,36 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 
 from cometmq.errors import RaftRefused
 from cometmq.raft import (
-    AnyMessage, Append, AppendOwn, AppendRequest, AppendResponse, HardState, Members, MembersEntry, Proposed,
-    RaftNode, RaftOptions, Reset, Role, Truncate, VoteRequest, VoteResponse,
+    AnyMessage,
+    Append,
+    AppendOwn,
+    AppendRequest,
+    AppendResponse,
+    HardState,
+    Members,
+    MembersEntry,
+    Proposed,
+    RaftNode,
+    RaftOptions,
+    Reset,
+    Role,
+    Truncate,
+    VoteRequest,
+    VoteResponse,
 )  # fmt: skip
 
 Entry = tuple[
     int, Any
 ]  # term; a number that a client proposed, a MembersEntry, None for a leader's first entry
-
-OPTIONS = RaftOptions(frame_entries=8, frames=4, outstanding=64, caught_up=5)
 
 
 class Broken(AssertionError):
@@ -54,7 +68,7 @@ class Disk:
         return self.log[index - self.first][0]
 
     def fit(self, first: int, stop: int) -> int:
-        return min(first + 5, stop)
+        return min(first + 3, stop)
 
     def begin(self, first: int, log: list[Entry]) -> None:
         """The log is this, all of it synced."""
@@ -80,25 +94,29 @@ class Faults:
     delay: int = 10  # of a message, at most
     sync: int = 5  # how long a sync takes, at most
     lose_unsynced: bool = True  # a crash is a loss of power
+    trap: float = 0.0  # of a fault just when something has happened that matters
+    hurry: int = 1  # how much faster members lose patience
 
     @classmethod
     def of(cls, rng: random.Random) -> Faults:
         return cls(
-            drop=rng.choice((0, 0, 0.02, 0.1, 0.3)),
+            drop=rng.choice((0, 0, 0.02, 0.1)),
             twice=rng.choice((0, 0.02, 0.1)),
-            delay=rng.choice((2, 20, 150)),
-            sync=rng.choice((1, 20, 150)),
+            delay=rng.choice((2, 20, 80)),
+            sync=rng.choice((1, 10, 80)),
             lose_unsynced=rng.random() < 0.8,
+            trap=rng.choice((0, 0.1, 0.4)),
+            hurry=rng.choice((1, 5)),
         )
 
 
 class Member:
     """A node with its shell."""
 
-    def __init__(self, cluster: Cluster, name: str, state: HardState) -> None:
+    def __init__(self, cluster: Cluster, name: str, state: HardState, terms: Sequence[int] = ()) -> None:
         self.cluster = cluster
         self.name = name
-        self.disk = Disk(state)
+        self.disk = Disk(state, log=[(term, None) for term in terms])
         self.offset = cluster.rng.randrange(1 << 40)
         self.committed = -1
         self.run = 0  # counts starts
@@ -121,7 +139,7 @@ class Member:
         self.run += 1
         self.syncing = self.dirty = False
         self.node = cluster.make(
-            self.name, "g", disk, disk.state, cluster.rng.randint, OPTIONS, committed=committed
+            self.name, "g", disk, disk.state, cluster.rng.randint, cluster.options, committed=committed
         )
         self.tick_at = 1 << 60
         self.do(lambda node: None)
@@ -147,6 +165,8 @@ class Member:
             cluster.check_committed(self, effects.committed)
         if effects.role is not None and effects.role.role is Role.LEADER:
             cluster.check_leader(self, effects.role.term)
+        if cluster.faults.trap and (effects.committed is not None or effects.role is not None or effects.log):
+            cluster.spring(self)
         if not works:
             node.disk_failed(self.disk.last, "the disk is full")
             cluster.at(cluster.rng.randint(100, 3_000), self.mend, self.run)
@@ -278,11 +298,26 @@ class Cluster:
     """Members, the network between them, and what has happened so far."""
 
     def __init__(
-        self, seed: int, size: int = 3, faults: Faults | None = None, make: Callable[..., RaftNode] = RaftNode
+        self,
+        seed: int,
+        size: int = 3,
+        faults: Faults | None = None,
+        make: Callable[..., RaftNode] = RaftNode,
+        terms: Sequence[Sequence[int]] = (),
     ) -> None:
+        """terms: those of the entries that the members start with, if any."""
         self.rng = random.Random(seed)
         self.make = make
         self.faults = faults or Faults()
+        hurry = self.faults.hurry
+        self.options = RaftOptions(
+            heartbeat_ms=200 // hurry,
+            election_ms=1_000 // hurry,
+            frame_entries=8,
+            frames=4,
+            outstanding=64,
+            caught_up=5,
+        )
         self.now = 0
         self.events = 0
         self.queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -294,12 +329,13 @@ class Cluster:
         self.votes: dict[tuple[str, int], str] = {}
         self.entries: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[Entry] = []
-        self.filter: Callable[[AnyMessage], bool] = lambda message: True
+        self.filter: Callable[[AnyMessage], AnyMessage | None] = lambda message: message
         names = [f"n{i}" for i in range(size)]
         start = MembersEntry(-1, -1, Members(frozenset(names)))
         self.members: dict[str, Member] = {}
-        for name in names:
-            self.members[name] = Member(self, name, HardState(members=(start,)))
+        state = HardState(max((term for log in terms for term in log), default=0), "", (start,))
+        for name, log in zip_longest(names, terms, fillvalue=()):
+            self.members[str(name)] = Member(self, str(name), state, [int(term) for term in log])
 
     # -- the world
 
@@ -320,8 +356,10 @@ class Cluster:
 
     def send(self, message: AnyMessage) -> None:
         faults, rng = self.faults, self.rng
-        if message.to not in self.members or not self.filter(message):
+        kept = self.filter(message)
+        if kept is None or kept.to not in self.members:
             return
+        message = kept
         if (message.sender, message.to) in self.blocked or (faults.drop and rng.random() < faults.drop):
             return
         run = self.members[message.to].run
@@ -342,6 +380,24 @@ class Cluster:
         """A new member, which knows nobody."""
         self.members[name] = Member(self, name, HardState())
         return self.members[name]
+
+    def spring(self, member: Member) -> None:
+        """Perhaps a fault, for somebody who has just become leader, committed, or written."""
+        rng = self.rng
+        leads = member.node is not None and member.node.role is Role.LEADER
+        if rng.random() < (self.faults.trap if leads else self.faults.trap / 10):
+            if rng.random() < 0.5:
+                self.at(rng.randint(1, 10), member.crash)
+                self.at(rng.randint(20, 2_000), self.wake, member)
+            else:
+                others = [name for name in self.members if name != member.name and rng.random() < 0.7]
+                pairs = {(member.name, name) for name in others} | {(name, member.name) for name in others}
+                self.blocked |= pairs
+                self.at(rng.randint(20, 3_000), self.blocked.difference_update, pairs)
+
+    def wake(self, member: Member) -> None:
+        if member.node is None:
+            member.start()
 
     # -- looking
 
@@ -418,8 +474,8 @@ class Cluster:
         member.committed = max(member.committed, index)
 
     def check_majority(self, member: Member, index: int, entry: Entry) -> None:
-        """A majority of the voters has a newly committed entry on its disk: of those whom the member knows, or a
-        leader."""
+        """A majority of the voters, as the member or a leader knows them, has a newly committed entry on
+        disk."""
         nodes = [each.node for each in (member, *self.members.values()) if each.node is not None]
         groups = {node.members.voters for node in nodes if node is member.node or node.role is Role.LEADER}
         # One whose log was found damaged may have lost the entry: it has no vote until it has it again.

@@ -29,6 +29,10 @@ class Pages:
         self.asked: list[str] = []
         self.waits = asyncio.Event()
         self.waits.set()
+        self.piece = 1 << 20
+        """Bytes that are sent at once."""
+        self.keeps_open = False
+        self.serving = 0
         self.addr = ""
 
     async def __aenter__(self) -> Self:
@@ -41,17 +45,24 @@ class Pages:
     ) -> None:
         self.waits.set()
         self._server.close()
+        await until(lambda: not self.serving)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving += 1
         head = await reader.readuntil(b"\r\n\r\n")
         self.asked.append(head.split()[1].decode())
         await self.waits.wait()
         try:
-            writer.write(self.answer)
-            await writer.drain()
+            for begin in range(0, len(self.answer), self.piece):
+                writer.write(self.answer[begin : begin + self.piece])
+                await writer.drain()
+                await asyncio.sleep(0)
+            if self.keeps_open:
+                await reader.read()
         except ConnectionError:
             pass  # it had enough
         writer.close()
+        self.serving -= 1
 
 
 @pytest.fixture
@@ -106,6 +117,28 @@ async def test_the_first_line_names_the_servers(pages: Pages, answer: bytes, wan
     pages.answer = answer
     assert await ask(pages) == wanted
     assert pages.asked == ["/rocketmq/nsaddr"]
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\na:9876",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\na:9876\r\n0\r\n\r\n",
+    ],
+)
+async def test_a_server_that_keeps_the_connection_open(pages: Pages, answer: bytes, piece: int) -> None:
+    pages.answer, pages.piece, pages.keeps_open = answer, piece, True
+    assert await ask(pages) == ("a:9876",)
+
+
+async def test_an_answer_that_does_not_end_has_its_time(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address_server, "_LIMIT_S", 0.1)
+    pages.answer, pages.keeps_open = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\na:9876", True
+    with pytest.raises(ConnectError, match="no answer within"):
+        await ask(pages)
 
 
 async def test_a_unit_has_name_servers_of_its_own(pages: Pages) -> None:

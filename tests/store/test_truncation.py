@@ -11,7 +11,7 @@ from tests.store.pair import feed, fill, same
 from tests.store.planted import places
 
 from cometmq.errors import StoreError
-from cometmq.store import MessageStore, truncate_log
+from cometmq.store import TIMERS, JsonTable, MessageStore, truncate_log
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
 
@@ -77,16 +77,18 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
         truncate_log(str(tmp_path), 0)
 
 
-def test_purged_and_deleted_topics_hide_nothing_of_what_comes_again(
-    tmp_path: Path, master: MessageStore
-) -> None:
+def test_no_table_hides_what_comes_again(tmp_path: Path, master: MessageStore) -> None:
     ends = fill(master, SIZES)
     slave = quick(tmp_path / "slave")
     feed(slave, master)
     slave.min_offsets.note("T", {0: slave.max_offset("T", 0)})
     slave.deleted.add(["U"], slave.log.end, 0)
     slave.close()
+    timers = tmp_path / "slave" / "config" / TIMERS
+    for _ in range(2):
+        JsonTable(str(timers)).save({"queueOffset": 7, "deliveredMs": 1 << 50})
     truncate_log(str(tmp_path / "slave"), ends[2], config=small(tmp_path / "slave"))
+    assert list(timers.parent.glob(f"{TIMERS}*")) == []
     slave = quick(tmp_path / "slave")
     feed(slave, master)
     assert everything(slave, "T", 0) == everything(master, "T", 0)[2:]

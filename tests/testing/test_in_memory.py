@@ -24,8 +24,9 @@ from cometmq import (
     TransactionState,
 )
 from cometmq.client import SyncProducer, SyncPushConsumer
-from cometmq.errors import ClientStateError, CometError
-from cometmq.testing import TestBroker
+from cometmq.errors import ClientStateError, CometError, ConfigError
+from cometmq.testing import ClusterProxy, FaultProxy, TestBroker
+from cometmq.testing.memory import FIRST_FREE_PORT, LAST_PORT, MemoryNetwork
 
 
 def open_sockets() -> list[str]:
@@ -150,3 +151,25 @@ async def test_it_starts_in_milliseconds_and_leaves_nothing() -> None:
     assert min(took) < 0.25  # about 15 ms on an idle machine
     assert len(asyncio.all_tasks()) == tasks
     assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.mark.parametrize("kind", [FaultProxy, ClusterProxy])
+async def test_a_fault_proxy_before_it_is_refused(kind: type[FaultProxy | ClusterProxy]) -> None:
+    async with TestBroker() as broker:
+        with pytest.raises(ConfigError, match="not a TestBroker"):
+            await kind(broker.namesrv).start()
+
+
+async def test_ports_in_memory_are_ports() -> None:
+    network = MemoryNetwork("127.54.9.9")
+    first, _ = network.listen(asyncio.BufferedProtocol, 0)
+    ports = set()
+    for _ in range(LAST_PORT - FIRST_FREE_PORT + 10):
+        port, end = network.listen(asyncio.BufferedProtocol, 0)
+        ports.add(port)
+        end()
+    assert first == FIRST_FREE_PORT
+    assert (min(ports), max(ports)) == (FIRST_FREE_PORT + 1, LAST_PORT)
+    for wrong in (-1, LAST_PORT + 1):
+        with pytest.raises(OSError, match=f"port {wrong} is not one of 0 to 65535"):
+            network.listen(asyncio.BufferedProtocol, wrong)

@@ -103,6 +103,7 @@ async def test_each_fault_does_what_it_says(
 
         await until(server_is_done, "the server's end")
         assert len(echo.got) >= at_server
+        assert proxy.happened.keys() == {each.kind for each in faults}
 
 
 HARMLESS = st.builds(

@@ -90,7 +90,7 @@ class Admin(Client):
         self, namesrv: str | Sequence[str] | None = None, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
         instance = str(time.time_ns() // 1_000_000)
-        options = ClientOptions(api_timeout_s=timeout_s, instance_name=instance)
+        options = ClientOptions(api_timeout_s=timeout_s, instance_name=instance, namespace="")
         super().__init__("admin", namesrv, None, options)
         self._producer: Producer | None = None
 

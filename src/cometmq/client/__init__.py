@@ -10,7 +10,15 @@ from cometmq.client.blocking import (
     SyncTransactionProducer,
 )
 from cometmq.client.cluster.broker_api import BrokerApi
-from cometmq.client.cluster.hooks import ConsumeHook, Consuming, FilterHook, SendHook, Sending
+from cometmq.client.cluster.hooks import (
+    ConsumeHook,
+    Consuming,
+    EndingTransaction,
+    EndTransactionHook,
+    FilterHook,
+    SendHook,
+    Sending,
+)
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
@@ -78,6 +86,8 @@ __all__ = [
     "ConsumerHealth",
     "Consuming",
     "DatabaseMarks",
+    "EndTransactionHook",
+    "EndingTransaction",
     "FileOffsets",
     "FilterHook",
     "FlowLimits",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
@@ -117,6 +118,16 @@ class _Face(Generic[C]):
             thread.run(self._twin.stop())
         finally:
             thread.release()
+
+    def stop_soon(self) -> Future[None]:
+        """Stop it, from any thread or a handler of a signal, and wait for nothing; the future has what stop()
+        raises."""
+        return self._twin.stop_soon()
+
+    def wait_stopped(self) -> None:
+        """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
+        if self.state != "stopped":
+            self._run(self._twin.wait_stopped())
 
     @property
     def state(self) -> str:
@@ -290,6 +301,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     min_offset = _blocking(PullConsumer.min_offset)
     max_offset = _blocking(PullConsumer.max_offset)
     offset_by_time = _blocking(PullConsumer.offset_by_time)
+    watch_queues = _blocking(PullConsumer.watch_queues)
     assign = _blocking(PullConsumer.assign)
     assign_topic = _blocking(PullConsumer.assign_topic)
     subscribe = _blocking(PullConsumer.subscribe)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import os
 import threading
+from collections import deque
 from collections.abc import Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from cometmq.errors import ClientStateError
 from cometmq.remoting.loop import new_event_loop
@@ -15,6 +17,34 @@ from cometmq.remoting.loop import new_event_loop
 __all__ = ["LoopThread"]
 
 T = TypeVar("T")
+
+
+class _Call(Generic[T]):
+    """A coroutine that a thread waits for, in the thread's context.
+
+    A lock passes the result on: asyncio.run_coroutine_threadsafe takes two futures and a condition for that.
+    """
+
+    __slots__ = ("_context", "_work", "task", "under_way")
+    task: asyncio.Task[T]
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._context = contextvars.copy_context()
+        self.under_way = threading.Lock()
+        self.under_way.acquire()
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.task = loop.create_task(self._work, context=self._context)
+        self.task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen: its caller may have given up
+        self.under_way.release()
 
 
 class LoopThread:
@@ -32,6 +62,7 @@ class LoopThread:
         self.pid = os.getpid()
         self.users = 0
         self._calls = threading.Lock()  # of this thread alone: a fork may leave it locked in the child
+        self._new: deque[_Call[Any]] = deque()
         self._ended = False
         self.loop = new_event_loop()
         started = threading.Event()
@@ -76,20 +107,32 @@ class LoopThread:
             raise ClientStateError(
                 "a blocking client was called on its own loop; use the asyncio class there"
             )
+        call = _Call(work)
         with self._calls:  # either it is begun before the loop is told to stop, or it is refused
             if self._ended:
                 work.close()
                 raise ClientStateError("this client was stopped: that is final, make a new one")
-            future = asyncio.run_coroutine_threadsafe(work, self.loop)
+            self._new.append(call)
+            if len(self._new) == 1:  # the loop takes all that have come by then
+                self.loop.call_soon_threadsafe(self._begin)
         try:
-            return future.result(timeout_s)
-        except (KeyboardInterrupt, SystemExit, concurrent.futures.TimeoutError):
-            future.cancel()
+            if not call.under_way.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                raise TimeoutError
+        except (KeyboardInterrupt, SystemExit, TimeoutError):
+            with self._calls:
+                if not self._ended:
+                    self.loop.call_soon_threadsafe(call.cancel)
             raise
-        except concurrent.futures.CancelledError:
+        try:
+            return call.task.result()
+        except asyncio.CancelledError:
             if not self._ended:
-                raise
+                raise concurrent.futures.CancelledError from None
             raise ClientStateError("this client was stopped while a call of it was under way") from None
+
+    def _begin(self) -> None:
+        while self._new:
+            self._new.popleft().begin(self.loop)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import FrameType
+from collections.abc import Iterable
+from concurrent.futures import Future
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
 from cometmq import logs
 from cometmq.client.cluster.life_cycle import LifeCycle
@@ -18,48 +19,80 @@ __all__ = ["stop_on_signal"]
 log = logs.logger("cometmq.client")
 
 
-@asynccontextmanager
-async def stop_on_signal(*clients: LifeCycle) -> AsyncIterator[None]:
+class _Stopping(Protocol):
+    """A client, or the blocking face of one."""
+
+    @property
+    def state(self) -> str: ...
+
+    def stop_soon(self) -> Future[None]: ...
+
+
+class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
     """SIGTERM and Ctrl-C stop these clients: listeners that run may end, their offsets are stored, the group
     is left, and nothing that was done comes again.
 
         async with PushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
             await consumer.wait_stopped()
 
+        with SyncPushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
+            consumer.wait_stopped()
+
     A second signal does what it did before. Raises ClientStateError for a client that is not started, which
     no signal would stop, and outside the main thread, to which Python brings signals; at the end what the
     stop of a client raised, after all have stopped.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise ClientStateError("stop_on_signal belongs into the main thread, to which Python brings signals")
-    for client in clients:
-        if client.state == "new":
+
+    def __init__(self, *clients: _Stopping) -> None:
+        self._clients = clients
+        self._stops: list[Future[None]] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    async def __aenter__(self) -> None:
+        self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+        stops = map(asyncio.wrap_future, self._stops)
+        _raise_first(await asyncio.gather(*stops, return_exceptions=True))
+
+    def __enter__(self) -> None:
+        if any(isinstance(client, LifeCycle) for client in self._clients):
+            raise ClientStateError("the asyncio classes need `async with stop_on_signal(...)`")
+        self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+        _raise_first([stop.exception() for stop in self._stops])
+
+    def _begin(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ClientStateError(
+                "stop_on_signal belongs into the main thread, to which Python brings signals"
+            )
+        if any(client.state == "new" for client in self._clients):
             raise ClientStateError("stop_on_signal takes clients that are started, and one of these is new")
-    loop = asyncio.get_running_loop()
-    stops: list[asyncio.Task[None]] = []
+        # signal.signal, since loops outside Unix have no add_signal_handler.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._handle)
 
-    def stop() -> None:
-        stops.extend(loop.create_task(client.stop()) for client in clients)
-
-    def handle(number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        restore()
-        loop.call_soon_threadsafe(stop)
+        self._restore()
+        self._stops += [client.stop_soon() for client in self._clients]
 
-    # signal.signal, since loops outside Unix have no add_signal_handler.
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def restore() -> None:
-        for number, handler in before.items():
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    try:
-        yield
-    finally:
-        restore()
-        results = await asyncio.gather(*stops, return_exceptions=True)
-        errors = [result for result in results if result is not None]
-        for error in errors[1:]:
-            log.error("a client did not stop as it should", exc_info=error)
-        if errors:
-            raise errors[0]
+
+def _raise_first(results: Iterable[BaseException | None]) -> None:
+    errors = [result for result in results if result is not None]
+    for error in errors[1:]:
+        log.error("a client did not stop as it should", exc_info=error)
+    if errors:
+        raise errors[0]

@@ -211,9 +211,12 @@ def response_name(code: int) -> str:
     return _RESPONSE_NAMES.get(code) or f"RESPONSE_CODE_{code}"
 
 
+_HANDLER_NAMES = {int(code): code.name.lower() for code in RequestCode}
+
+
 def handlers_of(part: object) -> dict[int, Any]:
     """Request code -> handler: the methods of `part` that bear the name of a request, in lower case."""
-    found = {int(code): getattr(part, code.name.lower(), None) for code in RequestCode}
+    found = {code: getattr(part, name, None) for code, name in _HANDLER_NAMES.items()}
     return {code: handler for code, handler in found.items() if handler is not None}
 
 
@@ -314,6 +317,8 @@ def version_name(number: int) -> str:
 # Topic and group names with a meaning.
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+HAND_OVER_PREFIX = "%HANDOVER%"
+"""Of groups whose locks only hand queues over (client/consumer/hand_over.py)."""
 TBW102 = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"

@@ -17,6 +17,7 @@ from cometmq.errors import ProtocolError
 
 _TAIL = struct.Struct(">iq")  # port, physical offset
 _UNIQUE = struct.Struct(">HII")  # pid, constant of the process, ms since the month began
+_moving = struct.Struct(">IH").pack  # ms since the month began, counter
 _LENGTHS = (32, 56)
 
 
@@ -147,7 +148,7 @@ class UniqueKeys:
         """The next key: 32 (IPv4) or 56 characters."""
         counter = self._counter
         self._counter = (counter + 1) & 0xFFFF
-        return f"{self._fixed}{(now_ms - self._month_start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
+        return self._fixed + _moving((now_ms - self._month_start_ms) & 0xFFFFFFFF, counter).hex().upper()
 
 
 def decode_unique_key(text: str) -> UniqueKey:

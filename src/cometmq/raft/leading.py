@@ -9,7 +9,8 @@ import msgspec
 
 from cometmq.errors import RaftMessageError
 from cometmq.raft.account import LogAccount
-from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendResponse, LogView, RaftOptions
+from cometmq.raft.members import Members
+from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendResponse, LogView, RaftOptions, Role
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
@@ -18,6 +19,20 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
     match: int
     silent_ms: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A node at a glance. peers: what a leader knows of the others, by id; empty elsewhere."""
+
+    role: Role
+    term: int
+    leader: str
+    members: Members
+    first: int
+    last: int
+    durable: int
+    committed: int
+    peers: dict[str, PeerStatus]
 
 
 class Peer:
@@ -68,13 +83,19 @@ class Peer:
 class Leading:
     """A leader's knowledge of the others, for the time of one leadership.
 
-    first_own: index of the first entry of its term. Times are on the node's clock.
+    whose: group, id and term of the leader. first_own: index of the first entry of its term. Times are on the
+    node's clock.
     """
 
     def __init__(
-        self, hello: AppendRequest, account: LogAccount, log: LogView, options: RaftOptions, clock: int
+        self,
+        whose: tuple[str, str, int],
+        account: LogAccount,
+        log: LogView,
+        options: RaftOptions,
+        clock: int,
     ) -> None:
-        self._hello = hello
+        self._group, self._me, self._term = whose
         self._account = account
         self._log = log
         self._options = options
@@ -85,8 +106,8 @@ class Leading:
 
     def follow_members(self, clock: int) -> None:
         """Members have come or gone. Who has gone is told until that is committed."""
-        me, newest = self._hello.sender, self._account.history.newest
-        for member in sorted(newest.members.everybody - self.peers.keys() - {me}):
+        newest = self._account.history.newest
+        for member in sorted(newest.members.everybody - self.peers.keys() - {self._me}):
             self.peers[member] = Peer(self._account.last + 1, clock)
         for member, peer in self.peers.items():
             peer.leaving = member not in newest.members.everybody
@@ -94,13 +115,13 @@ class Leading:
     def quorum_index(self, own: int) -> int:
         """What a majority of the voters has, `own` being the leader's own durable index."""
         voters = self._account.history.newest.members.voters
-        matches = sorted(own if v == self._hello.sender else self.peers[v].match for v in voters)
+        matches = sorted(own if v == self._me else self.peers[v].match for v in voters)
         return matches[(len(matches) - 1) // 2]
 
     def heard_since(self, clock: int) -> set[str]:
         """Who has answered since, and the leader itself."""
         heard = {member for member, peer in self.peers.items() if peer.heard_at >= clock}
-        return heard | {self._hello.sender}
+        return heard | {self._me}
 
     def most_advanced(self) -> str:
         """The voter that has most, but for the leader; "" if there is none."""
@@ -171,9 +192,11 @@ class Leading:
             members = (account.history.at(first - 1), *members)
         peer.told = account.commit
         peer.beat_at = clock + self._options.heartbeat_ms
-        return msgspec.structs.replace(
-            self._hello,
+        return AppendRequest(
+            group=self._group,
+            sender=self._me,
             to=member,
+            term=self._term,
             prev_index=first - 1,
             prev_term=prev_term,
             count=stop - first,

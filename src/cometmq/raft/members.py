@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from cometmq.errors import RaftRefused
+
 # Voters and learners of a group together.
 MOST_MEMBERS = 31
 # Members entries in one log. Each is one change that an operator made.
@@ -26,6 +28,27 @@ class Members(msgspec.Struct, frozen=True):
     @property
     def everybody(self) -> frozenset[str]:
         return self.voters | self.learners
+
+    # The members after a change. RaftRefused for one that cannot be.
+
+    def with_learner(self, member: str) -> Members:
+        if not member or member in self.everybody:
+            raise RaftRefused(f"{member} is a member already")
+        if len(self.everybody) >= MOST_MEMBERS:
+            raise RaftRefused(f"a group has at most {MOST_MEMBERS} members")
+        return Members(self.voters, self.learners | {member})
+
+    def with_voter(self, member: str) -> Members:
+        if member not in self.learners:
+            raise RaftRefused(f"{member} is not a learner")
+        return Members(self.voters | {member}, self.learners - {member})
+
+    def without(self, member: str) -> Members:
+        if member not in self.everybody:
+            raise RaftRefused(f"{member} is not a member")
+        if self.voters == {member}:
+            raise RaftRefused(f"{member} is the last voter")
+        return Members(self.voters - {member}, self.learners - {member})
 
 
 class MembersEntry(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cometmq.errors import RaftMessageError
+from cometmq.errors import ConfigError, RaftMessageError
 from cometmq.raft.members import MOST_CHANGES, MOST_MEMBERS, MembersEntry
 
 NO_INDEX = -1
@@ -49,6 +49,12 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
     frames: int = 32
     outstanding: int = 10_000
     caught_up: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not 0 < 2 * self.heartbeat_ms <= self.election_ms:
+            raise ConfigError("election_ms", str(self.election_ms), f"at least twice {self.heartbeat_ms}")
+        if not 0 < self.frame_entries <= MOST_ENTRIES:
+            raise ConfigError("frame_entries", str(self.frame_entries), f"1 to {MOST_ENTRIES}")
 
 
 class LogView(Protocol):

@@ -12,13 +12,12 @@ import msgspec
 from cometmq.errors import RaftMessageError, RaftRefused
 from cometmq.raft.account import LogAccount
 from cometmq.raft.following import Following
-from cometmq.raft.leading import Leading, PeerStatus
+from cometmq.raft.leading import Leading, PeerStatus, Status
 from cometmq.raft.members import MOST_MEMBERS, Members, MembersEntry
 from cometmq.raft.messages import (
     MOST_INDEX,
     MOST_TERM,
     NO_INDEX,
-    NO_TERM,
     AnyMessage,
     AppendOwn,
     AppendRequest,
@@ -35,24 +34,10 @@ from cometmq.raft.messages import (
     VoteRequest,
     VoteResponse,
     check,
-)
+)  # fmt: skip
 
 # Messages that wait for the state to be saved. Those above it are lost, as any message may be.
 MOST_WAITING = 4 * MOST_MEMBERS
-
-
-class Status(msgspec.Struct, frozen=True):
-    """A node at a glance. peers: what a leader knows of the others, by id; empty elsewhere."""
-
-    role: Role
-    term: int
-    leader: str
-    members: Members
-    first: int
-    last: int
-    durable: int
-    committed: int
-    peers: dict[str, PeerStatus]
 
 
 class RaftNode:
@@ -111,13 +96,7 @@ class RaftNode:
 
     @property
     def members(self) -> Members:
-        """The members in force."""
         return self._account.history.newest.members
-
-    @property
-    def last(self) -> int:
-        """Index of the last entry."""
-        return self._account.last
 
     @property
     def ready(self) -> bool:
@@ -218,9 +197,10 @@ class RaftNode:
         self._commit_more()
 
     def disk_failed(self, last: int, reason: str) -> None:
-        """The disk did not take what it was given: the log ends at `last`. To be called with no effects left
-        to take. A leader steps down, and hands over to the member that has most; until `disk_works` this
-        member neither leads nor takes entries."""
+        """The disk did not take a change of the log, which ends at `last` now: of the changes taken before,
+        those behind the failed one were left out, but everything was cut that was to be cut. A leader steps
+        down, and hands over to the member that has most. Until `disk_works` this member neither leads nor
+        takes entries."""
         if self._changes:
             raise RaftRefused("there are changes of the log to be taken first")
         if last < self._account.visible:
@@ -267,33 +247,21 @@ class RaftNode:
     def add_learner(self, member: str) -> None:
         """Let a member receive the log. As for all changes: one at a time, and none before the leader has
         committed an entry of its own term (docs/reference/raft.md, Membership)."""
-        members = self._changeable()
-        if member in members.everybody or not member:
-            raise RaftRefused(f"{member} is a member already", self.me)
-        if len(members.everybody) >= MOST_MEMBERS:
-            raise RaftRefused(f"a group has at most {MOST_MEMBERS} members", self.me)
-        self._change(Members(members.voters, members.learners | {member}))
+        self._change(self._changeable().with_learner(member))
 
     def promote(self, member: str) -> None:
         """Give a learner that has caught up a vote."""
-        members = self._changeable()
-        if member not in members.learners:
-            raise RaftRefused(f"{member} is not a learner", self.me)
+        members = self._changeable().with_voter(member)
         peer = self.status().peers[member]
         lacks = self._account.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
             raise RaftRefused(f"{member} lacks {lacks} entries, silent for {peer.silent_ms} ms", self.me)
-        self._change(Members(members.voters | {member}, members.learners - {member}))
+        self._change(members)
 
     def remove(self, member: str) -> None:
         """Take a member out, voter or learner. A leader that removes itself steps down once that is
         committed."""
-        members = self._changeable()
-        if member not in members.everybody:
-            raise RaftRefused(f"{member} is not a member", self.me)
-        if members.voters == {member}:
-            raise RaftRefused(f"{member} is the last voter", self.me)
-        self._change(Members(members.voters - {member}, members.learners - {member}))
+        self._change(self._changeable().without(member))
 
     # -- what is to do
 
@@ -392,8 +360,8 @@ class RaftNode:
         )
 
     def _has_vote(self) -> bool:
-        """Whether this member is a voter, or its removal is not known to be committed. The others may need the
-        log of who is about to be removed (docs/reference/raft.md, Membership)."""
+        """Whether this member is a voter, or may have to lead until its removal is committed
+        (docs/reference/raft.md, Membership)."""
         history = self._account.history
         return self.me in history.newest.members.voters | history.at(self._account.commit).members.voters
 
@@ -543,21 +511,12 @@ class RaftNode:
     # -- leading
 
     def _lead(self) -> None:
-        hello = AppendRequest(
-            group=self.group,
-            sender=self.me,
-            to="",
-            term=self.term,
-            prev_index=NO_INDEX,
-            prev_term=NO_TERM,
-            last=NO_INDEX,
-            commit=NO_INDEX,
-        )
         self.role = Role.LEADER
         self.leader = self.me
-        self._leading = Leading(hello, self._account, self._log, self._options, self._clock)
-        self._append_own(None)
+        whose = (self.group, self.me, self.term)
+        self._leading = Leading(whose, self._account, self._log, self._options, self._clock)
         self._leading.follow_members(self._clock)
+        self._append_own(None)
 
     def _append_own(self, members: MembersEntry | None) -> None:
         self._account.append(1, self.term)
@@ -588,13 +547,16 @@ class RaftNode:
         if leading is None or self._state is not self._saved:
             return
         index = leading.quorum_index(account.durable)
-        if index > account.commit and account.term_of(index) == self.term:
-            account.commit = index
-            newest = account.history.newest
-            if newest.index <= index and self.me not in newest.members.voters:
-                self._hand_over(leading.most_advanced())
-                self._outbox += leading.requests(self._clock)
-                self._follow(self.term, "", "it is not a voter any more")
+        if index <= account.commit or not self._is_own(index):
+            return
+        account.commit = index
+        if account.history.newest.index <= index and self.me not in self.members.voters:
+            self._hand_over(leading.most_advanced())
+            self._outbox += leading.requests(self._clock)
+            self._follow(self.term, "", "it is not a voter any more")
+
+    def _is_own(self, index: int) -> bool:
+        return self._account.term_of(index) == self.term
 
     def _transfer_on(self) -> None:
         if self._leading is not None and self._leading.transfer is not None:

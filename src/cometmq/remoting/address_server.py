@@ -27,6 +27,8 @@ _LIMIT_S = 3.0
 _ANSWER_MAX = 64 << 10
 """Bytes."""
 _MOST_ADDRS = 64
+_NO_HTTP = (HTTPException, ValueError, ArithmeticError, OSError)
+"""What the standard library raises for such an answer."""
 
 
 class AddressServer:
@@ -88,11 +90,9 @@ class AddressServer:
             raise self._failed(str(error)) from None
         if len(answer) > _ANSWER_MAX:
             raise self._failed(f"its answer has over {_ANSWER_MAX} bytes")
-        response = HTTPResponse(cast(Any, _Received(answer)))
         try:
-            response.begin()
-            body = response.read()
-        except (HTTPException, ValueError, ArithmeticError, OSError) as error:
+            response, body = _parsed(answer)
+        except _NO_HTTP as error:
             raise self._failed(f"its answer is no HTTP: {error!r}") from None
         if response.status != 200:
             raise self._failed(f"it answered {response.status} {response.reason}")
@@ -110,7 +110,7 @@ class AddressServer:
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """All that the server sends, or the first bytes of it that are too many."""
+    """A whole answer, or the first bytes of one that are too many. The server may keep it open."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         named = f"[{host}]" if ":" in host else host
@@ -118,9 +118,27 @@ async def _get(host: str, port: int, path: str) -> bytes:
         answer = b""
         while len(answer) <= _ANSWER_MAX and (piece := await reader.read(_ANSWER_MAX)):
             answer += piece
+            if _is_whole(answer):
+                break
         return answer
     finally:
         writer.close()
+
+
+def _is_whole(answer: bytes) -> bool:
+    """Whether an answer that says where it ends has come to its end."""
+    try:
+        response, _ = _parsed(answer)
+    except _NO_HTTP:
+        return False
+    return response.chunked or response.length is not None
+
+
+def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
+    """The answer and its body. Raises what _NO_HTTP lists, also while some of it is missing."""
+    response = HTTPResponse(cast(Any, _Received(answer)))
+    response.begin()
+    return response, response.read()
 
 
 class _Received:

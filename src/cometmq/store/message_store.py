@@ -14,6 +14,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -32,8 +33,8 @@ from cometmq.store.background.topic_retention import TopicRetention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
-from cometmq.store.base.config import SLAVE, SMALL_FILES, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.config import RAFT_FIELDS, SLAVE, SMALL_FILES, StoreConfig
+from cometmq.store.base.disk import Disk, OsDisk, make_directory
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.guards import AbortFile, StoreLock
@@ -98,9 +99,7 @@ class MessageStore:
         self.flags = flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.off_loop = off_loop = OffLoop(disk)
-        self.log = CommitLog(
-            self.files, LogPlaces(disk, config), config.mapped_file_size_commit_log, config.framing
-        )
+        self.log = CommitLog(self.files, LogPlaces(disk, config), config)
         self.queues = queues = QueueTable(self.files, config)
         self.index = index = IndexService(self.files, clock, config)
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
@@ -119,14 +118,8 @@ class MessageStore:
         self.lookups = Lookup(self.log, queues, index, off_loop, config)
         self.appender = Appender(self.log, queues, clock, config, flags)
         self.replica = ReplicaLog(self.log, flusher, flags, self._written)
-        self.ledger: Ledger | None = None
+        self.ledger = None if ends is None else self._make_ledger(ends, clock)
         """The log as a raft member's, in that mode."""
-        if ends is not None:
-            self.ledger = Ledger(
-                disk=disk, config=config, clock=clock, flags=flags, commit_log=self.log, queues=queues,
-                flusher=flusher, appender=self.appender, dispatcher=self.dispatcher, ends=ends,
-            )  # fmt: skip
-            flusher.on_flushed = self.ledger.flushed
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
         self.checkpointing = Checkpointing(
@@ -159,17 +152,31 @@ class MessageStore:
         self.purge = Purge(
             off_loop=off_loop, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
         )
-        self.upkeep = Upkeep(
-            disk=disk, config=config, off_loop=off_loop, passes=passes, commit_log=self.log, flusher=flusher,
-            space=self.space, writer=self.writer, fullness=self.fullness, retention=self.retention,
-            topic_retention=self.topic_retention,
-        )  # fmt: skip
+        self.upkeep = self._make_upkeep()
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
 
     def _ledger_ends(self) -> LogEnds:
         mark = self.checkpoint.mark
         return find_log_ends(self.files, self.config, self.log.places, 0 if mark is None else mark.position)
+
+    def _make_upkeep(self) -> Upkeep:
+        ledger = self.ledger
+        return Upkeep(
+            disk=self.disk, config=self.config, off_loop=self.off_loop, passes=self.passes,
+            commit_log=self.log, flusher=self.flusher, space=self.space, writer=self.writer,
+            fullness=self.fullness, retention=self.retention, topic_retention=self.topic_retention,
+            save_ledger=None if ledger is None else partial(ledger.save_in_thread, self.off_loop),
+        )  # fmt: skip
+
+    def _make_ledger(self, ends: LogEnds, clock: Clock) -> Ledger:
+        ledger = Ledger(
+            disk=self.disk, config=self.config, clock=clock, flags=self.flags, commit_log=self.log,
+            queues=self.queues, flusher=self.flusher, appender=self.appender, dispatcher=self.dispatcher,
+            ends=ends,
+        )  # fmt: skip
+        self.flusher.on_flushed = ledger.flushed
+        return ledger
 
     def _recover(self, ends: LogEnds | None) -> Recovered:
         check_lengths(self.disk, self.config, self._clean_ends)
@@ -196,9 +203,7 @@ class MessageStore:
         if config.enable_d_leger_commit_log:
             own = (config.ledger_dir, os.path.join(config.ledger_dir, "index"))
         for path in (config.root, *own, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
-            if not disk.is_dir(path):
-                disk.makedirs(path)
-                disk.fsync_dir(os.path.dirname(path))
+            make_directory(disk, path)
         lock = StoreLock(disk, config.root)
         try:
             store = cls(config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))
@@ -249,7 +254,7 @@ class MessageStore:
     def configure(self, config: StoreConfig) -> None:
         """Go on with other settings. File sizes, paths and the role change only with a new start."""
         paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
-        fixed = (*paths, "broker_role", *SMALL_FILES)
+        fixed = (*paths, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
         config = replace(config, **{name: getattr(self.config, name) for name in fixed})
         self.config = config
         for part in (self.flusher, self.writer, self.fullness, self.retention, self.lookups):

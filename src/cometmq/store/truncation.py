@@ -67,6 +67,8 @@ def truncate_log(
         raise StoreError("a broker is using this store; stop it first", root) from None
     try:
         layout = look()
+        if layout.config.enable_d_leger_commit_log:
+            raise StoreError("the log of a raft member is cut by its group alone", root)
         report, stored_ms = _plan(disk, layout, position)
         if dry_run:
             return report

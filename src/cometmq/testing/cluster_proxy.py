@@ -10,21 +10,18 @@ real one and puts the brokers' proxies into its answers.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
+from collections import Counter
 
 from cometmq.errors import CommandError, RemotingError
 from cometmq.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.remoting import Connection, RemotingClient, RemotingServer, loop_in_thread
-from cometmq.testing.faults import Fault, Script, no_faults
-from cometmq.testing.proxy import HOST, FaultProxy
+from cometmq.remoting import Connection, RemotingClient, RemotingServer
+from cometmq.testing.faults import Fault, Kind, Script, no_faults
+from cometmq.testing.proxy import HOST, FaultProxy, Proxy, check_target
 
 
-class ClusterProxy:
+class ClusterProxy(Proxy):
     """Fault proxies before a whole cluster; `namesrv` is what clients are given. `async with`, or
     `run_in_thread`.
 
@@ -50,6 +47,11 @@ class ClusterProxy:
         """All of them."""
         return [self.name_server, *self.brokers.values()]
 
+    @property
+    def happened(self) -> Counter[Kind]:
+        """How often each kind of fault has come, counted by direction."""
+        return sum((proxy.happened for proxy in self.proxies), Counter[Kind]())
+
     def inflict(self, fault: Fault) -> None:
         """A fault of all open connections to brokers, `after` bytes from now. From any thread."""
         for proxy in list(self.brokers.values()):
@@ -62,7 +64,8 @@ class ClusterProxy:
             proxy.heal()
 
     async def start(self) -> None:
-        """Listen on free ports of 127.0.0.1."""
+        """Listen on free ports of 127.0.0.1. Raises ConfigError for a target without sockets."""
+        check_target(self.target)
         self._client = RemotingClient()
         self._routes = RemotingServer({}, default=self._answer)
         self.name_server.target = f"{HOST}:{await self._routes.start(HOST, 0)}"
@@ -74,25 +77,6 @@ class ClusterProxy:
             await proxy.stop()
         await self._routes.stop(0)
         await self._client.close(0)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    @contextlib.contextmanager
-    def run_in_thread(self) -> Iterator[Self]:
-        """Run it on a loop in a thread of its own while the block runs."""
-        with loop_in_thread("cometmq-cluster-proxy") as run:
-            run(self.start())
-            try:
-                yield self
-            finally:
-                run(self.stop())
 
     async def _answer(self, connection: Connection, request: Frame) -> Frame:
         del connection

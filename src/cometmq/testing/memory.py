@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 
 from cometmq.remoting import MakeProtocol
 
-FIRST_FREE_PORT = 32768
+FIRST_FREE_PORT, LAST_PORT = 32768, 65535
 HIGH_WATER = 64 * 1024
 
 
@@ -24,12 +25,14 @@ class MemoryNetwork:
     def __init__(self, host: str) -> None:
         self.host = host
         self._listening: dict[int, tuple[asyncio.AbstractEventLoop, MakeProtocol]] = {}
-        self._next_port = FIRST_FREE_PORT
+        self._ports = itertools.cycle(range(FIRST_FREE_PORT, LAST_PORT + 1))
 
     def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
-        """(port, what ends it); port 0 takes a free one. Raises OSError if the port is taken."""
+        """(port, what ends it); port 0 takes a free one. Raises OSError if the port is taken, or is none."""
         if port == 0:
             port = self._free_port()
+        if not 0 < port <= LAST_PORT:
+            raise OSError(errno.EADDRNOTAVAIL, f"port {port} is not one of 0 to {LAST_PORT}")
         if port in self._listening:
             raise OSError(errno.EADDRINUSE, f"port {port} in memory is in use")
         self._listening[port] = asyncio.get_running_loop(), make
@@ -49,8 +52,11 @@ class MemoryNetwork:
         return protocol
 
     def _free_port(self) -> int:
-        self._next_port += 1
-        return self._next_port
+        """The next one at which nobody listens. After the last, the first comes again: a connection may get
+        the port of one that is as much older, which only its name shows."""
+        if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
+            raise OSError(errno.EADDRINUSE, f"{len(self._listening)} ports in memory are in use")
+        return next(port for port in self._ports if port not in self._listening)
 
 
 class MemoryTransport(asyncio.Transport):

@@ -14,12 +14,14 @@ import contextlib
 import math
 import socket
 import struct
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, cast
 
-from cometmq.errors import ClientStateError
-from cometmq.remoting import loop_in_thread, parse_addr
+from cometmq.errors import ClientStateError, ConfigError
+from cometmq.remoting import loop_in_thread, network_of, parse_addr
 from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
@@ -28,7 +30,38 @@ WHOLE = 1 << 30  # bytes of a piece that is not split
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: the peer gets a reset
 
 
-class FaultProxy:
+class Proxy(ABC):
+    """What is started and stopped in `async with`, or runs in a thread for blocking code."""
+
+    @abstractmethod
+    async def start(self) -> object:
+        """Listen on free ports of 127.0.0.1."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop listening and cut what is open."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @contextlib.contextmanager
+    def run_in_thread(self) -> Iterator[Self]:
+        """Run it on a loop in a thread of its own while the block runs."""
+        with loop_in_thread("cometmq-proxy") as run:
+            run(self.start())
+            try:
+                yield self
+            finally:
+                run(self.stop())
+
+
+class FaultProxy(Proxy):
     """Passes connections on to `target` ("host:port"). `start` and `stop`, `async with`, or `run_in_thread`.
 
     `inflict` and `heal` may be called from any thread.
@@ -42,6 +75,8 @@ class FaultProxy:
         """ "host:port", once it is started."""
         self.accepted = 0
         """How many connections there have been."""
+        self.happened: Counter[Kind] = Counter()
+        """How often each kind of fault has come, counted by direction."""
         self._open: dict[ProxiedConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,7 +111,8 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(work)
 
     async def start(self) -> str:
-        """Listen on a free port; returns `addr`."""
+        """Listen on a free port; returns `addr`. Raises ConfigError for a target without sockets."""
+        check_target(self.target)
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(self._accept, HOST, 0, backlog=BACKLOG)
         self.addr = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
@@ -93,27 +129,8 @@ class FaultProxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    @contextlib.contextmanager
-    def run_in_thread(self) -> Iterator[Self]:
-        """Run it on a loop in a thread of its own while the block runs."""
-        with loop_in_thread("cometmq-fault-proxy") as run:
-            run(self.start())
-            try:
-                yield self
-            finally:
-                run(self.stop())
-
     def _accept(self) -> asyncio.Protocol:
-        connection = ProxiedConnection(self.accepted)
+        connection = ProxiedConnection(self.accepted, self.happened)
         self.accepted += 1
         for fault in self.script(connection.number):
             connection.inflict(fault)
@@ -123,16 +140,24 @@ class FaultProxy:
         return connection.client
 
 
+def check_target(target: str) -> None:
+    """Raises ConfigError for the address of a TestBroker, which has no sockets."""
+    if network_of(target.rpartition(":")[0]) is not None:
+        raise ConfigError(
+            "target", target, "a broker with sockets, as local_broker() starts, not a TestBroker"
+        )
+
+
 class ProxiedConnection:
     """One connection through a proxy: two ends, two directions, each with its faults."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, happened: Counter[Kind]) -> None:
         self.number = number
         """The n-th connection of its proxy, from 0."""
         self.client, self._server = _End(self), _End(self)
         self._flows = {
-            Direction.TO_SERVER: _Flow(self.client, self._server, self.cut),
-            Direction.TO_CLIENT: _Flow(self._server, self.client, self.cut),
+            Direction.TO_SERVER: _Flow(self.client, self._server, self.cut, happened),
+            Direction.TO_CLIENT: _Flow(self._server, self.client, self.cut, happened),
         }
         self._over = asyncio.Event()
 
@@ -238,8 +263,8 @@ class _End(asyncio.Protocol):
 class _Flow:
     """The bytes of one direction, and what happens to them."""
 
-    def __init__(self, source: _End, target: _End, cut: Callable[[], None]) -> None:
-        self._source, self._target, self._cut = source, target, cut
+    def __init__(self, source: _End, target: _End, cut: Callable[[], None], happened: Counter[Kind]) -> None:
+        self._source, self._target, self._cut, self._happened = source, target, cut, happened
         source.out = target.into = self
         self.passed = 0
         self.ended = False
@@ -320,6 +345,7 @@ class _Flow:
             self._wait(0)  # so that the receiver may see the pieces one by one
 
     def _do(self, fault: Fault) -> None:
+        self._happened[fault.kind] += 1
         match fault.kind:
             case Kind.CUT:
                 self.ended = True

@@ -68,7 +68,12 @@ def test_every_setting_without_effect_is_named():
 
 def test_what_a_running_store_takes_over_is_what_the_page_calls_live(tmp_path):
     store = MessageStore.open(
-        StoreConfig(store_path_root_dir=str(tmp_path), mapped_file_size_commit_log=1 << 20)
+        StoreConfig(
+            store_path_root_dir=str(tmp_path),
+            mapped_file_size_commit_log=1 << 20,
+            d_leger_group="g",
+            d_leger_self_id="n0",
+        )
     )
     # The text ones are paths and words; the last two are read once at the start, whatever is shown later.
     numbers = {

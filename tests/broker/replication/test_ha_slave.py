@@ -96,9 +96,12 @@ def test_a_contradiction_stops_it_until_one_of_the_logs_has_changed():
     slave.turn(6.0, 500, 500)
     slave.compared(6.0, "they differ")
     assert (slave.phase, slave.problem) == (Phase.STOPPED, "they differ")
+    assert slave.contradicted
     assert slave.turn(6.0 + STOPPED_S - 0.1, 500, 500) == []
     assert slave.turn(6.0 + STOPPED_S, 500, 500) == [Compare("m:1")]
+    assert slave.contradicted
     slave.compared(36.0, "")
+    assert not slave.contradicted
     assert slave.turn(36.0, 500, 500) == [Connect("m:2")]
 
 

@@ -14,6 +14,7 @@ from cometmq.namesrv.server import NameServer
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from cometmq.store import truncate_log
 
 OK, NO_SLAVE, SLAVE_TIMEOUT = 0, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT
 SMALL = {"mappedFileSizeCommitLog": "16384"}
@@ -44,6 +45,13 @@ async def bodies(group, name, topic="Orders"):
             return found
         found += [message.body for message in records(answer)]
         offset = len(found)
+
+
+def raises(error):
+    def fail(*_args, **_named):
+        raise error
+
+    return fail
 
 
 class TestCopies:
@@ -114,6 +122,53 @@ class TestCopies:
         await until(lambda: len(group.brokers["slave"].parts.pulls.long_poll))
         await send(group, 1, b"new")
         assert [message.body for message in records(await pulling)] == [b"new"]
+
+    async def test_what_is_not_in_memory_is_read_by_a_thread(self, group, monkeypatch):
+        await group.master(brokerRole="ASYNC_MASTER", **SMALL)
+        for _ in range(3):
+            await send(group, 10, bytes(700))
+        await group.stop("master")
+        master = await group.again("master")
+        monkeypatch.setattr(type(master.parts.store.disk), "pread_cached", lambda *_: None)
+        await group.slave(**SMALL)
+        await group.equal()
+        assert group.log_bytes("slave") == group.log_bytes("master")
+
+    async def test_a_log_that_cannot_be_read_ends_the_connection(self, group, monkeypatch, caplog):
+        master = await group.master(brokerRole="ASYNC_MASTER", **SMALL)
+        await send(group)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(master.parts.store.log), "read", raises(OSError(5, "rotten")))
+            await group.slave(**SMALL)
+            await until(lambda: "cannot be read: [Errno 5] rotten" in caplog.text)
+            patch.setattr(type(master.parts.store.log), "read", lambda *_: None)
+            await until(lambda: "was deleted meanwhile" in caplog.text)
+        await group.equal()
+
+    async def test_a_slave_with_another_size_of_segments_says_so(self, group):
+        await group.master(brokerRole="ASYNC_MASTER", **SMALL)
+        for _ in range(3):
+            await send(group, 10, bytes(700))
+        await group.slave(mappedFileSizeCommitLog="8192")
+        await until(lambda: core(group).problem)
+        assert core(group).problem.startswith("the master's log at ")
+        assert "the segment has room for" in core(group).problem
+
+    async def test_a_slave_whose_disk_is_full_tries_again(self, group, monkeypatch):
+        await group.master(brokerRole="ASYNC_MASTER")
+        slave = await group.slave()
+        await group.known()
+        disk = slave.parts.store.disk
+        reserve = type(disk).reserve
+
+        def full(self, *given):
+            return raises(OSError(28, "full"))() if self is disk else reserve(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(disk), "reserve", full)
+            await send(group)
+            await until(lambda: "full" in core(group).problem)
+        await group.equal()
 
 
 class TestWaits:
@@ -203,12 +258,23 @@ class TestContradictions:
         shutil.rmtree(group.root / "master")
         before.rename(group.root / "master")
         await group.again("master")
+        kept = group.end("master")
         problem = await self.stopped(group)
-        assert f"ends at {end}, ahead of the master's, which ends at {group.end('master')}" in problem
+        assert f"ends at {end}, ahead of the master's, which ends at {kept}" in problem
         assert problem in caplog.text
         assert await send(group) == [NO_SLAVE]
         facts = replication(group, "slave").facts()
         assert (facts["haState"], facts["haProblem"]) == ("stopped", problem)
+        topics = group.brokers["slave"].parts.tables.topics
+        version = topics.version
+        await replication(group, "slave").sync.sync()
+        assert topics.version == version
+        await group.stop("slave")
+        truncate_log(str(group.root / "slave"), kept)
+        await group.again("slave")
+        await group.known()
+        assert await send(group) == [OK]
+        assert group.log_bytes("slave") == group.log_bytes("master")
 
     async def test_a_slave_whose_log_differs_stops_though_it_is_shorter(self, group):
         await group.master(brokerRole="ASYNC_MASTER")

@@ -104,3 +104,30 @@ async def test_a_oneway_reply_is_pushed_without_an_answer(asker, replier) -> Non
 
 async def test_a_bad_queue_is_refused(asker, replier) -> None:
     refused(await reply(replier, queue_id=9), 1, "queueId[9] is illegal")
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%g", "%DLQ%g"])
+async def test_replies_do_not_go_to_topics_of_groups(asker, replier, topic: str) -> None:
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    refused(await replier.send(topic, b"answer", properties=REPLY, code=code), 16, topic)
+    assert asker.notices.empty()
+    assert (await replier.call(RequestCode.GET_ALL_TOPIC_CONFIG)).body.find(topic.encode()) == -1
+
+
+async def test_a_reply_is_in_no_transaction(asker, replier) -> None:
+    await reply(replier, sys_flag=int(SysFlag.COMPRESSED | SysFlag.TRANSACTION_PREPARED))
+    pushed = (await asker.notice(PUSH)).header(PushReplyMessageRequestHeader)
+    (stored,) = await kept(replier)
+    assert pushed.sys_flag == stored.sys_flag == int(SysFlag.COMPRESSED)
+
+
+async def test_a_reply_that_is_too_large_is_neither_kept_nor_pushed(start_cluster) -> None:
+    fast = await start_cluster(maxMessageSize="1000")
+    replier = fast.peer()
+    replier.answers[PUSH] = lambda frame: frame.response()
+    await replier.heartbeat("asker", None, producers=("PG",))
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    answer = await replier.send(TOPIC, b"x" * 1001, properties=REPLY, code=code)
+    refused(answer, 13, "1001 bytes, over the limit of 1000 (maxMessageSize)")
+    assert await kept(replier) == []
+    assert replier.notices.empty()

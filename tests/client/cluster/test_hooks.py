@@ -72,6 +72,7 @@ async def passes(message: MessageExt) -> bool:
         ("send_hooks", ProducerOptions, forbids),
         ("check_forbidden", ProducerOptions, forbids),
         ("check_forbidden", ProducerOptions, 7),
+        ("end_transaction_hooks", ProducerOptions, forbids),
         ("filter_hooks", PushOptions, passes),
         ("consume_hooks", PushOptions, Awaitable()),
     ],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
 
 from cometmq import (
+    Admin,
     ClientInstance,
     ClientOptions,
     ConfigError,
@@ -16,16 +17,22 @@ from cometmq import (
     MessageQueue,
     NoRouteError,
     Producer,
+    ProducerOptions,
+    PullConsumer,
+    PushConsumer,
+    PushOptions,
     TransactionProducer,
     TransactionState,
 )
+from cometmq.client import AllocateByConsistentHash
 from cometmq.client.cluster.namespaces import Namespace, instance_of
+from cometmq.protocol.bodies import ConsumerRunningInfo
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import GetKVConfigRequestHeader
+from cometmq.protocol.headers import GetConsumerRunningInfoRequestHeader, GetKVConfigRequestHeader
 from cometmq.testing import LocalBroker
 
-SPACE = Namespace("ns", exempt=("Traces",))
+SPACE = Namespace("ns", exempt={"Traces", "C_REPLY_TOPIC"})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,7 @@ SPACE = Namespace("ns", exempt=("Traces",))
         ("ns", "ns%ns"),
         ("nsT", "ns%nsT"),
         ("other%T", "ns%other%T"),
+        ("ORDER_REPLY_TOPIC", "ns%ORDER_REPLY_TOPIC"),
         *((name, name) for name in ("TBW102", "RMQ_SYS_TRACE_TOPIC", "rmq_sys_X", "C_REPLY_TOPIC", "Traces")),
         *((name, name) for name in ("CLIENT_INNER_PRODUCER", "_INNER_TRACE_PRODUCER")),
     ],
@@ -99,6 +107,68 @@ async def test_without_a_namespace_requests_are_as_ever(namesrv: FakeNamesrv, br
         await producer.send(Message("T", b"x"))
     ((header, _),) = broker.sent
     assert (header.producer_group, header.topic) == ("p", "T")
+
+
+async def test_a_reply_topic_of_a_cluster_is_in_no_namespace_and_others_are(local: LocalBroker) -> None:
+    options = ClientOptions(namespace="ns")
+    async with Producer("p", namesrv=local.namesrv, client_options=options) as producer:
+        (cluster,) = (await producer.client.namesrv.cluster_info()).cluster_addr_table
+        await producer.send(Message("ORDER_REPLY_TOPIC", b"x"))
+        await producer.queues(f"{cluster}_REPLY_TOPIC")
+        topics = await producer.client.namesrv.topics()
+    assert f"{cluster}_REPLY_TOPIC" in topics
+    assert [topic for topic in topics if topic.startswith("ns%")] == ["ns%ORDER_REPLY_TOPIC"]
+
+
+async def test_a_template_topic_is_in_no_namespace(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    namesrv.serve("Template", broker)
+    options = ProducerOptions(create_topic_key="Template")
+    space = ClientOptions(namespace="ns")
+    async with Producer("p", namesrv=namesrv.addr, options=options, client_options=space) as producer:
+        await producer.send(Message("T", b"x"))
+    ((header, _),) = broker.sent
+    assert (header.topic, header.default_topic) == ("ns%T", "Template")
+
+
+async def test_an_administrator_is_in_no_namespace() -> None:
+    async with Admin("MQ_INST_12_ab.mq.example:80") as admin:
+        assert not admin.client.namespace
+
+
+async def test_a_member_answers_with_the_names_of_its_namespace(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    namesrv.serve("ns%T", broker)
+    broker.store("ns%T", 0, b"x")
+    options = ClientOptions(namespace="ns")
+    asked = GetConsumerRunningInfoRequestHeader(consumer_group="ns%g", client_id="")
+    push = PushConsumer("g", ignore, "T", namesrv=namesrv.addr, client_options=options)
+    async with push, PullConsumer("g", namesrv=namesrv.addr, client_options=options) as pull:
+        await push.rebalance()
+        for consumer, subscribed in ((push, {"ns%T", "%RETRY%ns%g"}), (pull, {"ns%T"})):
+            if consumer is pull:
+                await push.stop()
+                await pull.subscribe("T")
+            answer = await broker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, asked)
+            info = ConsumerRunningInfo.decode(answer.body)
+            assert info.properties["consumerGroup"] == "ns%g"
+            assert {each.topic for each in info.subscription_set} == subscribed
+            assert {queue.topic for queue in info.mq_table} == {"ns%T"}
+
+
+async def test_members_share_by_the_hash_of_the_names_of_their_namespace(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    namesrv.serve("ns%T", broker, queues=16)
+    options = PushOptions(allocate_strategy=AllocateByConsistentHash(), handover_timeout_s=0)
+    space = ClientOptions(namespace="ns", instance_name="fixed", client_ip="10.0.0.1")
+    consumer = PushConsumer("g", ignore, "T", namesrv=namesrv.addr, options=options, client_options=space)
+    async with consumer:
+        broker.members = sorted([*broker.members, "10.0.0.2@another"])
+        await consumer.rebalance()
+        queues = [MessageQueue("ns%T", "broker-a", number) for number in range(16)]
+        javas = AllocateByConsistentHash().allocate(consumer.client.client_id, queues, broker.members)
+        assert [queue.queue_id for queue in consumer.assignment] == [queue.queue_id for queue in javas]
 
 
 async def test_a_broker_asks_about_transactions_of_a_namespace(local: LocalBroker) -> None:

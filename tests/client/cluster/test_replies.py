@@ -9,8 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
-from cometmq import BrokerError, Message, Producer, ProducerOptions, ReplyTimeout, RequestTimeout
-from cometmq.client.producer.request_reply import RequestNotSent
+from cometmq import (
+    BrokerError,
+    Message,
+    Producer,
+    ProducerOptions,
+    ReplyTimeout,
+    RequestNotSent,
+    RequestTimeout,
+)
 from cometmq.protocol.codes import RequestCode, ResponseCode, SysFlag
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PushReplyMessageRequestHeader, SendMessageRequestHeader

@@ -27,7 +27,7 @@ class Desk:
     """Takes what was consumed."""
 
     later = ConsumeStatus.RECONSUME_LATER
-    handled = frozenset([OK])
+    handled = (OK,)
 
     def __init__(self, expected: int) -> None:
         self.acknowledged: list[tuple[int, ConsumeStatus]] = []
@@ -47,6 +47,7 @@ async def consumed(listener: Listener, count: int, concurrency: int) -> list[tup
     desk = Desk(count)
     consuming = Consuming(listener, concurrency, desk)
     consuming.start()
+    await asyncio.sleep(0)  # all workers wait now
     consuming.submit(batches(count))
     async with asyncio.timeout(10):
         await desk.complete.wait()

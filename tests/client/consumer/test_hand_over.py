@@ -9,7 +9,7 @@ from tests.client.coming_and_going import Call, check
 from tests.client.fakes import Box, FakeBroker, FakeNamesrv
 
 from cometmq import MessageQueue
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -101,6 +101,40 @@ async def test_the_next_member_waits_for_the_lock_but_not_for_ever(
     assert QUEUE not in broker.locked
 
 
+async def test_a_lock_that_is_not_answered_is_waited_for(broker: FakeBroker, box: Box) -> None:
+    """The connection may be cut between the pulls, and another member may have the queue."""
+    with_another(broker)
+    broker.refuse(RequestCode.LOCK_BATCH_MQ, ResponseCode.SYSTEM_BUSY)
+    async with box.consumer(handover_timeout_s=60.0) as member:
+        assert member.assignment == ()
+        broker.not_ours.clear()
+        del broker.scripts[RequestCode.LOCK_BATCH_MQ]
+        await member.rebalance()
+        assert member.assignment == (QUEUE,)
+
+
+async def test_a_member_whose_connection_was_cut_has_a_moment_to_come_back(
+    broker: FakeBroker, namesrv: FakeNamesrv, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.client.consumer.hand_over._GRACE_S", 0.3)
+    namesrv.serve("T", broker, queues=2)
+    with_another(broker)
+    broker.not_ours = {other := MessageQueue("T", "broker-a", 1)}
+    async with box.consumer(handover_timeout_s=60.0, rebalance_interval_s=60.0) as member:
+        assert member.assignment == (QUEUE,)
+        broker.members.remove("~another")
+        await member.rebalance()
+        assert member.assignment == (QUEUE,)
+        broker.members.append("~another")
+        await member.rebalance()
+        assert member.assignment == (QUEUE,)
+        broker.members.remove("~another")  # for good
+        broker.store("T", 1, b"left")
+        await member.rebalance()
+        await box.has(1)
+        assert member.assignment == (QUEUE, other)
+
+
 async def test_a_queue_that_is_free_is_taken_at_once(broker: FakeBroker, box: Box) -> None:
     with_another(broker)
     broker.store_numbers(1)
@@ -112,11 +146,14 @@ async def test_a_queue_that_is_free_is_taken_at_once(broker: FakeBroker, box: Bo
         await box.has(1)
 
 
-async def test_the_only_member_does_not_wait_for_one_that_died(broker: FakeBroker, box: Box) -> None:
-    broker.not_ours.add(QUEUE)
+async def test_the_only_member_does_not_wait_at_its_start_for_one_that_died(
+    broker: FakeBroker, namesrv: FakeNamesrv, box: Box
+) -> None:
+    namesrv.serve("%RETRY%g", broker, queues=1)
+    broker.not_ours = {QUEUE, MessageQueue("%RETRY%g", "broker-a", 0)}
     broker.store_numbers(1)
     async with box.consumer(handover_timeout_s=60.0) as member:
-        assert member.assignment == (QUEUE,)
+        assert set(member.assignment) == broker.not_ours
         await box.has(1)
 
 

@@ -137,6 +137,9 @@ async def test_who_assigns_does_not_subscribe_and_the_other_way_round(
         with pytest.raises(ClientStateError, match="by hand"):
             await other.subscribe("T")
         assert len(broker.heartbeats) == 1
+        await other.assign([])
+        await other.subscribe("T")
+        assert len(broker.heartbeats) == 2
 
 
 async def test_a_group_has_one_consumer_on_a_client(namesrv: FakeNamesrv, broker: FakeBroker) -> None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, offset_answer, pull_answer, push_consumer
 
 from cometmq import (
     BrokerError,
-    ClientInstance,
-    ClientOptions,
     ConsumeContext,
     ConsumeFromWhere,
     ConsumeStatus,
     FlowLimits,
     MessageExt,
-    MessageModel,
     MessageQueue,
     NoRouteError,
     PullOptions,
@@ -30,8 +27,6 @@ from cometmq import (
     sql92,
 )
 from cometmq.client.consumer import acknowledging
-from cometmq.client.group.group import ConsumerGroup
-from cometmq.client.group.offset_files import parse_offsets
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -292,6 +287,25 @@ async def test_a_hanging_listener_does_not_hold_the_queue(namesrv: FakeNamesrv, 
     assert broker.offsets["T", 0] == 3
 
 
+async def test_a_round_sends_back_sixteen_of_a_queue(
+    namesrv: FakeNamesrv, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.store_numbers(20)
+    release = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        await release.wait()
+
+    round_s = 0.3
+    async with push_consumer(namesrv, listener, consume_timeout_s=round_s, consume_concurrency=20):
+        await broker.wait_for(lambda: len(broker.sent_back) == 20)
+        release.set()
+    times = [record.created for record in caplog.records if "a listener has held" in record.message]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == 20
+    assert gaps[15] >= 0.9 * round_s  # the wall clock's, and a timer may be a little early
+
+
 async def test_a_broken_body_is_given_out_as_it_is_stored(broker: FakeBroker, box: Box) -> None:
     broker.records["T", 0] = [encode_record("T", b"not zlib", queue_offset=0, sys_flag=0x301)]
     broker.store("T", 0, b"next")
@@ -532,47 +546,3 @@ async def test_subscriptions_change_while_running(namesrv: FakeNamesrv, broker: 
         await member.unsubscribe("U")
         await member.rebalance()
         assert {queue.topic for queue in member.assignment} == {"T"}
-
-
-async def test_a_broadcasting_member_has_its_own_offsets(
-    broker: FakeBroker, box: Box, tmp_path: Path
-) -> None:
-    broker.store("T", 0, b"a")
-    options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
-    async with box.consumer(**options) as member:
-        await box.has(1)
-        # The offsets' place depends on the client id, which therefore must not change with the process.
-        assert member.client.client_id == "127.0.0.1@DEFAULT"
-        (group,) = broker.heartbeats[-1].consumer_data_set
-        assert [subscription.topic for subscription in group.subscription_data_set] == ["T"]
-    assert broker.offsets == {}
-    assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 1}
-
-
-async def test_broadcasting_members_of_two_namespaces_have_a_file_each(
-    namesrv: FakeNamesrv, broker: FakeBroker, tmp_path: Path
-) -> None:
-    for space in ("left", "right"):
-        namesrv.serve(f"{space}%T", broker)
-        offsets = ConsumerGroup(
-            "g",
-            ClientInstance(namesrv.addr, ClientOptions(namespace=space, client_ip="10.0.0.1")),
-            PushOptions(message_model=MessageModel.BROADCASTING, offset_dir=str(tmp_path)),
-        ).offsets
-        assert await offsets.stored(QUEUE) is None
-        offsets.update(QUEUE, 7)
-        await offsets.persist()
-        assert await offsets.stored(QUEUE) == 7
-        (file,) = tmp_path.glob(f"*/{space}%g/offsets.json")
-        assert parse_offsets(file.read_bytes()) == {MessageQueue(f"{space}%T", "broker-a", 0): 7}
-
-
-async def test_a_failed_broadcast_message_is_dropped(broker: FakeBroker, box: Box, tmp_path: Path) -> None:
-    for body in (b"a", b"b"):
-        broker.store("T", 0, body)
-    box.status = ConsumeStatus.RECONSUME_LATER
-    options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
-    async with box.consumer(**options):
-        await box.has(2)
-    assert broker.sent_back == []
-    assert parse_offsets((tmp_path / "127.0.0.1@DEFAULT" / "g" / "offsets.json").read_bytes()) == {QUEUE: 2}

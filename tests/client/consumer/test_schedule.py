@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
-from cometmq import MessageQueue, PullConsumer, PullTurn, sql92
+from cometmq import MessageQueue, PullConsumer, PullOptions, PullTurn, sql92
 from cometmq.client.consumer import schedule
 from cometmq.errors import BrokerError, ClientStateError
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -123,6 +123,30 @@ async def test_a_function_that_fails_is_named_and_called_again(
     assert "not now" in str(consumer.problems)
     await reader.has(6)
     assert consumer.health().ok
+
+
+async def test_a_call_that_hangs_is_noticed_and_what_it_has_left_is_counted(
+    broker: FakeBroker, namesrv: FakeNamesrv
+) -> None:
+    namesrv.serve("T", broker, queues=2)
+    fill(broker)
+    broker.offsets = {("T", 0): 2}
+    reader = Reader()
+    reader.gate.clear()
+    options = PullOptions(stall_after_s=0.1)
+    async with (
+        asyncio.timeout(20),
+        PullConsumer("g", namesrv=namesrv.addr, options=options) as consumer,
+    ):
+        await consumer.schedule("T", reader)
+        assert [each.queue for each in consumer.health().queues] == QUEUES
+        assert await consumer.lag() == {QUEUES[0]: 3, QUEUES[1]: 1}
+        while not any("has moved no offset for 0.1 s" in each for each in consumer.health().problems):
+            await asyncio.sleep(0.02)
+        assert consumer.health().queues[0].call_s
+        consumer.update_offset(QUEUES[0], 4)
+        assert await consumer.lag() == {QUEUES[0]: 1, QUEUES[1]: 1}
+        reader.gate.set()
 
 
 @pytest.mark.parametrize("delay", ["soon", None, float("nan"), float("inf"), -1.0])

@@ -336,3 +336,24 @@ def test_threads_share_a_blocking_stream(local: LocalBroker) -> None:
     assert set(got.values()) == {1}
     with pytest.raises(ClientStateError, match="is stopped"):
         stream.ack(MessageExt("Threaded", b"0"))
+
+
+async def test_an_orderly_queue_waits_for_its_message_and_says_so(local: LocalBroker) -> None:
+    """Nothing may overtake it, so there is no consume time-out."""
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        queue = (await producer.queues("Unacknowledged"))[0]
+        for body in (b"first", b"second"):
+            await producer.send(Message("Unacknowledged", body), queue=queue)
+    options = PushOptions(
+        orderly=True, consume_timeout_s=0.05, stall_after_s=0.2, consume_from_where=FIRST.consume_from_where
+    )
+    async with (
+        asyncio.timeout(60),
+        MessageStream("g-waits", "Unacknowledged", namesrv=local.namesrv, options=options) as stream,
+    ):
+        first = await anext(stream)
+        while not any("none of 2 messages held was done" in each for each in stream.health().problems):
+            await asyncio.sleep(0.02)
+        assert stream.health().failed == 0
+        await stream.ack(first)
+        assert (await anext(stream)).body == b"second"

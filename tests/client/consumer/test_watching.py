@@ -6,9 +6,11 @@ import asyncio
 import logging
 
 import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     BrokerError,
+    ClientOptions,
     ConfigError,
     ConsumeFromWhere,
     Message,
@@ -34,10 +36,12 @@ def health(
     committed: int | None = 5,
     held: int = 0,
     waiting: str | None = None,
+    call_s: float | None = None,
 ) -> QueueHealth:
-    return QueueHealth(QUEUE, next_offset, committed, held, 0, 0.0, 0.0, waiting, None)
+    return QueueHealth(QUEUE, next_offset, committed, committed, held, 0, 0.0, 0.0, waiting, None, call_s)
 
 
+CALL = "T/b/0: the call of the scheduled function has moved no offset for 60 s"
 HELD = "T/b/0: none of 5 messages held was done for 60 s"
 
 
@@ -57,6 +61,9 @@ HELD = "T/b/0: none of 5 messages held was done for 60 s"
         ([(0, health(held=5)), (60, health(held=5, waiting="paused"))], None),
         ([(0, health(held=5)), (50, health(held=5, waiting="suspended")), (70, health(held=5))], None),
         ([(0, health()), (600, health())], None),
+        ([(0, health(call_s=1)), (60, health(call_s=61))], CALL),
+        ([(0, health(call_s=1)), (60, health(call_s=0.1))], None),
+        ([(0, health(call_s=1)), (60, health(call_s=61, committed=6))], None),
         ([(0, health(held=5)), (60, health(held=5)), (61, None)], None),
     ],
 )
@@ -93,7 +100,10 @@ async def test_the_lag_is_what_is_not_done(state: QueueHealth, end: int, lag: in
     async def max_offset(queue: MessageQueue) -> int:
         return end
 
-    assert await lag_of([state], max_offset) == {QUEUE: lag}
+    async def done_offset(queue: MessageQueue) -> int:
+        return 7
+
+    assert await lag_of([state], max_offset, done_offset) == {QUEUE: lag}
 
 
 async def test_a_lag_that_cannot_be_asked_for_is_an_error() -> None:
@@ -101,7 +111,7 @@ async def test_a_lag_that_cannot_be_asked_for_is_an_error() -> None:
         raise BrokerError(1, remark="no")
 
     with pytest.raises(BrokerError):
-        await lag_of([health()], max_offset)
+        await lag_of([health()], max_offset, max_offset)
 
 
 async def sent(local: LocalBroker, topic: str, count: int) -> MessageQueue:
@@ -152,6 +162,38 @@ async def test_a_pull_consumer_that_nobody_polls_is_not_well(local: LocalBroker)
         assert await consumer.lag() == {queue: 0}
 
 
+@pytest.mark.parametrize("iterates", [False, True])
+async def test_what_was_given_out_is_not_done_before_it_is_acknowledged(
+    local: LocalBroker, iterates: bool
+) -> None:
+    queue = await sent(local, f"GivenOut{iterates}", 3)
+    options = PullOptions(consume_from_where=FIRST, auto_commit=iterates, stall_after_s=0.1)
+    name = f"g-given-{iterates}"
+    async with (
+        asyncio.timeout(60),
+        PullConsumer(name, namesrv=local.namesrv, options=options) as consumer,
+    ):
+        await consumer.assign([queue])
+        if iterates:
+            messages = aiter(consumer)
+            await anext(messages)
+        else:
+            assert len(await consumer.poll()) == 3
+        assert consumer.health().queues[0].held_count == 3
+        assert await consumer.lag() == {queue: 3}
+        while consumer.health().ok:
+            await asyncio.sleep(0.02)
+        if iterates:
+            await anext(messages)
+            assert await consumer.lag() == {queue: 2}
+        else:
+            assert await consumer.poll(0) == []
+            assert consumer.health().queues[0].held_count == 0
+            assert await consumer.lag() == {queue: 3}  # as a restart would read it
+            await consumer.commit()
+            assert await consumer.lag() == {queue: 0}
+
+
 async def test_the_blocking_face_has_health_and_lag(local: LocalBroker) -> None:
     queue = await sent(local, "FaceLag", 2)
 
@@ -168,3 +210,42 @@ async def test_the_blocking_face_has_health_and_lag(local: LocalBroker) -> None:
 def test_the_time_of_a_stall_is_positive(kind: type[PushOptions | PullOptions]) -> None:
     with pytest.raises(ConfigError, match="stall_after_s"):
         kind(stall_after_s=0)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_who_assigns_by_hand_is_told_of_other_queues(
+    namesrv: FakeNamesrv, broker: FakeBroker, in_thread: bool
+) -> None:
+    told: asyncio.Queue[tuple[str, tuple[MessageQueue, ...]]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    async def on_change(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        await told.put((topic, queues))
+
+    def in_a_thread(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        loop.call_soon_threadsafe(told.put_nowait, (topic, queues))
+
+    async def broken(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        await told.put(("broken", queues))
+        raise ValueError("a bug")
+
+    function = in_a_thread if in_thread else on_change
+    options = ClientOptions(route_interval_s=0.02)
+    async with (
+        asyncio.timeout(20),
+        PullConsumer("g", namesrv=namesrv.addr, client_options=options) as consumer,
+    ):
+        namesrv.serve("T", broker, queues=1)
+        for topic in ("T", "U", "V"):  # U is not known yet, and V is not watched any more
+            await consumer.watch_queues(topic, function)
+        await consumer.watch_queues("V", None)
+        namesrv.serve("V", broker, queues=2)
+        namesrv.serve("T", broker, queues=2)
+        two = tuple(MessageQueue("T", "broker-a", number) for number in range(2))
+        assert await told.get() == ("T", two)
+        await consumer.watch_queues("T", broken)
+        namesrv.serve("T", broker, queues=1)
+        assert await told.get() == ("broken", two[:1])
+        del namesrv.routes["T"]
+        namesrv.serve("U", broker, queues=1)
+        assert await told.get() == ("U", (MessageQueue("U", "broker-a", 0),))

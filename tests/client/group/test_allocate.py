@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.client.cluster.namespaces import Namespace
 from cometmq.client.group.allocate import (
     AllocateAveragely,
     AllocateAveragelyByCircle,
@@ -16,6 +17,7 @@ from cometmq.client.group.allocate import (
     AllocateByMachineRoom,
     AllocateByMachineRoomNearby,
     AllocateStrategy,
+    hashing,
     share_of,
 )
 from cometmq.errors import ConfigError
@@ -135,6 +137,19 @@ def test_consistent_hash_is_the_ring_of_java() -> None:
         for queue in AllocateByConsistentHash().allocate(member, queues(8), members):
             owners[queue.queue_id] = number
     assert owners == [1, 1, 1, 3, 3, 2, 1, 1]
+
+
+@pytest.mark.parametrize("in_a_room", [False, True])
+def test_consistent_hash_hashes_the_names_of_a_namespace(in_a_room: bool) -> None:
+    members = [f"10.0.0.{number}@{number}#1" for number in range(1, 5)]
+    space = Namespace("ns")
+    plain = AllocateByConsistentHash()
+    nearby = AllocateByMachineRoomNearby(lambda queue: "r", lambda member: "r", inner=plain)
+    ours = hashing(nearby if in_a_room else plain, space.wrap_queue)
+    for member in members:
+        javas = plain.allocate(member, [space.wrap_queue(queue) for queue in queues(32)], members)
+        assert ours.allocate(member, queues(32), members) == [space.unwrap_queue(queue) for queue in javas]
+    assert hashing(AllocateAveragely(), space.wrap_queue) == AllocateAveragely()
 
 
 ids = st.lists(st.text("abc0123456789.@#", min_size=1, max_size=12), min_size=1, max_size=8, unique=True).map(

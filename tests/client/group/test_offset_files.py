@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.client.group import offset_files
 from cometmq.client.group.offset_files import (
     FileOffsets,
     OffsetFileError,
@@ -64,9 +69,11 @@ def test_what_is_written_is_read(table: dict[MessageQueue, int]) -> None:
 
 async def test_offsets_survive_a_restart_and_other_queues_stay(tmp_path: Path) -> None:
     path = local_path(str(tmp_path), "c@1", "g")
-    assert await FileOffsets(path).read(A0) is None
-    await FileOffsets(path).write({A0: 5})
-    await FileOffsets(path).write({A1: 6})
+    for before, table in ((None, {A0: 5}), (5, {A1: 6})):
+        file = FileOffsets(path)
+        assert await file.read(A0) == before
+        await file.write(table)
+        file.close()
     again = FileOffsets(path)
     assert [await again.read(A0), await again.read(A1)] == [5, 6]
     assert (tmp_path / "c@1" / "g" / "offsets.json.bak").exists()
@@ -90,9 +97,57 @@ async def test_two_broken_files_are_an_error_that_names_them(tmp_path: Path) -> 
         await FileOffsets(str(path)).read(A0)
 
 
+HOLD = """
+import asyncio, sys
+from cometmq.client import FileOffsets
+from cometmq.message import MessageQueue
+
+file = FileOffsets(sys.argv[1])
+asyncio.run(file.write({MessageQueue("TopicTest", "broker-a", 0): 7}))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_file_has_one_user_at_a_time(tmp_path: Path) -> None:
+    path = str(tmp_path / "offsets.json")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdin
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        ours = FileOffsets(path)
+        for use in (ours.read(A0), ours.write({A0: 1})):
+            with pytest.raises(OffsetFileError, match="another consumer uses it; give each"):
+                await use
+        other.kill()
+    assert await asyncio.gather(*(ours.read(A0) for _ in range(10))) == [7] * 10
+    again = FileOffsets(path)
+    with pytest.raises(OffsetFileError, match="another consumer"):
+        await again.read(A0)
+    ours.close()
+    await again.write({A0: 9})
+    again.close()
+    assert await ours.read(A0) == 9
+
+
+async def test_a_file_that_cannot_be_locked_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(path: str) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(offset_files, "lock_file", refuses)
+    file = FileOffsets(str(tmp_path / "offsets.json"))
+    await file.write({A0: 3})
+    assert await file.read(A0) == 3
+    assert "nothing keeps others from it" in caplog.text
+
+
 async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     offsets = FileOffsets(str(tmp_path / "c" / "offsets.json"))
     assert await offsets.read(A0) is None
-    (tmp_path / "c").write_text("a file where a directory should be")
+    (tmp_path / "c" / "offsets.json.tmp").mkdir()
     with pytest.raises(OffsetFileError, match=r"c/offsets\.json"):
         await offsets.write({A0: 1, A1: 2})

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 
 from cometmq import ClientStateError, ConfigError, DatabaseMarks, SqliteMarks
+from cometmq.client.idempotency import database
 
 Connect = Callable[[], Any]
 
@@ -187,6 +189,41 @@ def test_old_marks_are_deleted(connect: Connect, style: str) -> None:
         assert marks.once("g", f"{number}", lambda cursor: None)
         marks.close()
         assert count(connect, "old_ones") == 0
+
+
+class Clocks:
+    """The clocks of the marks' module."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall, self.steady = 1e9, 100.0
+        monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: self.wall))
+        monkeypatch.setattr(database, "boottime", lambda: self.steady)
+
+    def go_on(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+@pytest.mark.parametrize("step", [1e7, -1e9])
+def test_a_step_of_the_clock_deletes_no_mark_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    clocks = Clocks(monkeypatch)
+    with SqliteMarks(str(tmp_path / "marks.db"), expiry_s=1000.0) as marks:
+
+        def first(key: str) -> bool:
+            clocks.go_on(100)  # each looks for old marks
+            return marks.once("g", key, lambda cursor: None)
+
+        assert first("before")
+        clocks.wall += step
+        assert first("meanwhile")
+        assert [first("before"), first("meanwhile")] == [False, False]
+        clocks.wall -= step
+        assert [first("before"), first("meanwhile")] == [False, False]
+        clocks.go_on(1000)
+        assert first("after")
+        assert first("before")
 
 
 def test_a_lost_connection_is_replaced(connect: Connect, marks: DatabaseMarks) -> None:

@@ -1,9 +1,10 @@
-"""Marks in Redis, a real one: in one MULTI with the effect, or with a lease beside an effect elsewhere."""
+"""Marks in Redis, a real one: in one script with the effect, or with a lease beside an effect elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from cometmq import BeingHandled, ConfigError, RedisMarks
+from cometmq.testing import Direction, Fault, FaultProxy, Kind
 
 _scopes = map(str, itertools.count())
 
@@ -66,6 +68,73 @@ async def test_a_command_that_fails_marks_nothing(redis: Redis) -> None:
 
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         await marks.once_async(scope, "a", fail)
+    assert await redis.exists(f"cometmq:once:{len(scope)}:{scope}:a") == 0
+
+
+async def test_nothing_is_done_behind_a_command_that_fails(redis: Redis) -> None:
+    marks, scope = RedisMarks(redis), next(_scopes)
+    await redis.set(f"paid-{scope}", "no list")
+
+    async def fail(pipeline: Any) -> None:
+        pipeline.incr(f"before-{scope}")
+        pipeline.rpush(f"paid-{scope}", "x")
+        pipeline.incr(f"behind-{scope}")
+
+    for _ in range(2):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await marks.once_async(scope, "a", fail)
+    assert int(await redis.get(f"before-{scope}") or 0) == 2
+    assert await redis.exists(f"behind-{scope}") == 0
+
+
+async def test_a_kill_right_behind_a_command_that_failed_leaves_no_mark(
+    redis: Redis, redis_port: int
+) -> None:
+    """Redis has done the commands, and the process never learns that one has failed."""
+    scope = next(_scopes)
+    await redis.set(f"paid-{scope}", "no list")
+    async with FaultProxy(f"127.0.0.1:{redis_port}") as proxy:
+        port = int(proxy.addr.rpartition(":")[2])
+        async with Redis(port=port, retry=Retry(NoBackoff(), 0)) as killed:
+
+            async def fail(pipeline: Any) -> None:
+                pipeline.incr(f"before-{scope}")
+                pipeline.rpush(f"paid-{scope}", "x")
+                proxy.script = lambda _: [Fault(kind=Kind.CUT)]
+                proxy.inflict(Fault(kind=Kind.STALL, directions=(Direction.TO_CLIENT,), seconds=math.inf))
+
+            call = asyncio.create_task(RedisMarks(killed).once_async(scope, "a", fail))
+            async with asyncio.timeout(20):
+                while not await redis.exists(f"before-{scope}"):
+                    await asyncio.sleep(0.005)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+    assert "done" not in str(await redis.get(f"cometmq:once:{len(scope)}:{scope}:a"))
+
+
+async def test_commands_of_any_form_are_done(redis: Redis) -> None:
+    marks, scope = RedisMarks(redis, prefix="f:"), next(_scopes)
+
+    async def effect(pipeline: Any) -> None:
+        pipeline.xgroup_create(f"stream-{scope}", "readers", mkstream=True)
+        pipeline.hset(f"hash-{scope}", mapping={"a b": b"\x00\xff", "n": 1.5})
+        await pipeline.execute_command("SET", f"text-{scope}", "")
+
+    assert await marks.once_async(scope, "a", effect)
+    assert len(await redis.xinfo_groups(f"stream-{scope}")) == 1
+    assert await redis.hlen(f"hash-{scope}") == 2
+    assert await redis.exists(f"text-{scope}") == 1
+
+
+async def test_a_script_within_the_script_is_refused_by_redis(redis: Redis) -> None:
+    marks, scope = RedisMarks(redis), next(_scopes)
+
+    async def script(pipeline: Any) -> None:
+        pipeline.eval("return 1", 0)
+
+    with pytest.raises(ResponseError, match="not allowed from script"):
+        await marks.once_async(scope, "a", script)
     assert await redis.exists(f"cometmq:once:{len(scope)}:{scope}:a") == 0
 
 

@@ -14,6 +14,7 @@ from cometmq import (
     ClientInstance,
     ClientStateError,
     ConfigError,
+    EndingTransaction,
     Message,
     MessageExt,
     MessageIllegal,
@@ -142,6 +143,24 @@ async def test_the_broker_is_told_how_the_local_transaction_ended(
     ((begun, argument),) = listener.begun
     assert (begun.msg_id, begun.body, begun.tags, argument) == (result.msg_id, b"body", "A", "argument")
     assert (begun.queue, begun.offset_msg_id) == (result.queue, result.offset_msg_id)
+
+
+async def test_hooks_are_told_of_each_end(make: Make, broker: FakeBroker, ends: Ends) -> None:
+    told: list[EndingTransaction] = []
+
+    def broken(ending: EndingTransaction) -> None:
+        raise ValueError("a bug")
+
+    async with make(Listener(ROLLBACK, COMMIT), end_transaction_hooks=[broken, told.append]) as producer:
+        sent = await producer.send_in_transaction(Message("T", b"x"))
+        await ready(broker)
+        ask(broker)
+        await ends.next(2)
+    assert [(each.message.msg_id, each.state, each.from_check) for each in told] == [
+        (sent.msg_id, ROLLBACK, False),
+        ("K", COMMIT, True),
+    ]
+    assert {(each.group, each.broker_addr) for each in told} == {("PG", broker.addr)}
 
 
 @pytest.mark.parametrize("wrong", [ValueError("no money"), "COMMIT"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.long_form import long_form
 from tests.pipeline.jobs.test_trace import after, before, pub
 from tests.pipeline.store_files import START_MS, StoreFiles
 
@@ -95,6 +96,7 @@ def test_windows_are_closed_by_what_was_stored_or_by_an_end_in_the_past(
     assert limits.closed_to(newest_ms, now_ms) == closed_to_ms
 
 
+@long_form("two jobs more")
 def test_a_window_that_the_end_cuts_is_closed_with_it(spark: SparkSession, store: str) -> None:
     summary = run(spark, store, end_ms=MINUTE + 60_000 + 10_001, delay_s=100)
     assert (summary.messages, summary.windows, summary.open_windows) == (6, 2, 0)
@@ -121,6 +123,7 @@ def test_a_queue_that_began_anew_is_no_gap(spark: SparkSession, tmp_path: Path) 
     assert (summary.anew, summary.missing, summary.doubled, summary.complete) == (2, 0, 0, True)
 
 
+@long_form("a job more")
 def test_a_topic_without_messages_and_traces_is_named(
     spark: SparkSession, store: str, traced: str, tmp_path: Path
 ) -> None:
@@ -200,6 +203,7 @@ def test_positions_without_a_column_are_refused(spark: SparkSession, store: str)
         run(spark, store, positions=spark.range(1))
 
 
+@long_form("a job more")
 def test_names_that_anybody_wrote_into_the_trace_topic_do_not_multiply_rows(
     spark: SparkSession, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,24 @@ def test_a_changed_byte_is_read_or_refused(data: bytes) -> None:
     assert refused > 0
 
 
+@pytest.mark.parametrize("data", [HELLO, SEEN])
+def test_one_of_many_is_read_as_one_alone(data: bytes) -> None:
+    def alone(changed: bytes) -> MessageExt | str:
+        try:
+            return decode_record(HELLO + changed, len(HELLO), check_crc=True)
+        except RecordError as error:
+            return str(error)
+
+    def second_of_two(changed: bytes) -> MessageExt | str:
+        try:
+            return list(iter_records(HELLO + changed, check_crc=True))[1]
+        except RecordError as error:
+            return str(error)
+
+    for changed in mutations(data):
+        assert second_of_two(changed) == alone(changed)
+
+
 @pytest.mark.parametrize(
     ("at", "change", "field"),
     [

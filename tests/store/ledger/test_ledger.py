@@ -13,6 +13,7 @@ from cometmq.errors import StoreError
 from cometmq.protocol.batch import encode_batch
 from cometmq.store import MessageStore
 from cometmq.store.ledger.ledger import LedgerMismatch
+from cometmq.store.ledger.member_files import read_mark
 
 
 def item(body: bytes) -> bytes:
@@ -278,4 +279,15 @@ async def test_a_cut_waits_for_the_sync_under_way(tmp_path: Path) -> None:
     add(store, b"more")
     await ledger(store).truncate(21)
     assert ledger(store).persisted == 20
+    await store.stop()
+
+
+async def test_how_far_the_log_is_gets_noted_in_the_background(tmp_path: Path) -> None:
+    store = member(tmp_path)
+    store.start()
+    elect(store, 1)
+    add(store, *numbered(5))
+    store.flusher.request()
+    await ledger(store).save_in_thread(store.off_loop)
+    assert read_mark(store.disk, store.config.ledger_dir).end == 5
     await store.stop()

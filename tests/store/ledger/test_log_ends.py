@@ -11,7 +11,7 @@ from tests.store.kit import START_MS, committed, put, small
 from tests.store.ledger.members import add, again, agree, elect, leader, ledger, member, seen
 
 from cometmq.errors import StoreCorrupt, StoreError
-from cometmq.store import ManualClock, MessageStore
+from cometmq.store import ManualClock, MessageStore, truncate_log
 from cometmq.store.ledger import entry_index
 from cometmq.store.ledger.member_files import LedgerMark, read_mark
 from cometmq.testing.crash_images import CrashPoint
@@ -96,6 +96,13 @@ def test_a_log_from_before_is_refused(tmp_path: Path) -> None:
     (old / ("0" * 20)).write_bytes(bytes(64 << 10))
     with pytest.raises(StoreError, match="before raft mode"):
         member(tmp_path)
+
+
+def test_a_members_log_is_not_cut_by_hand(tmp_path: Path) -> None:
+    store = filled(tmp_path, 10)
+    store.close()
+    with pytest.raises(StoreError, match="its group alone"):
+        truncate_log(str(tmp_path), ledger(store).place_of(5).position, config=store.config)
 
 
 def test_the_mark_says_how_far_the_log_is(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ NOT_BY_REQUEST = frozenset(
         "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
         "maxHashSlotNum", "maxIndexNum",
         "filterServerNums",
+        "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "storePathDLedgerCommitLog",
     }
 )  # fmt: skip
 HELD_PULLS_MAX = 1 << 20
@@ -159,7 +160,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         for key in extra:
             if key not in INERT.defaults:
                 warn_unknown(key, KNOWN_KEYS)
-        INERT.check(extra)
+        INERT.check(properties)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
         return config
@@ -216,7 +217,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         )
         msgspec.structs.replace(self, **own, store=new_store).check()
         inert = {key: text for key, text in extra.items() if key in INERT.defaults}
-        INERT.check(inert)
+        INERT.check({**inert, **store})
         for field, value in own.items():
             setattr(self, field, value)
         self.store = new_store

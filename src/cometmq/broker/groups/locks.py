@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from cometmq.message import MessageQueue
+from cometmq.protocol.codes import HAND_OVER_PREFIX
 
 # A lock that is not renewed for this long is free again. Clients renew it every 20 s and believe it for 30 s
 # (client/consumer/orderly_queue.py), so none believes in a lock that was given away.
 LOCK_LIVE_MS = 60_000
-# Locks of a broker: a hundred groups on two thousand queues each. 70 MB at most.
+# Locks of a broker: a hundred groups on two thousand queues each. 70 MB at most. Those that only hand queues
+# over may take half of the room.
 MOST_LOCKS = 200_000
-HAND_OVER = "%HANDOVER%"
-"""How the names of groups begin that only hand queues over. Their locks may take half of the room."""
 
 
 class LockEntry(msgspec.Struct):
@@ -48,7 +48,7 @@ class QueueLocks:
         """Take or renew; returns the queues that `client_id` holds now, in the order asked. Beyond
         MOST_LOCKS nothing more is locked."""
         held = self.groups.get(group, {})
-        hands_over = group.startswith(HAND_OVER)
+        hands_over = group.startswith(HAND_OVER_PREFIX)
         got = []
         for queue in queues:
             entry = held.get(queue)
@@ -88,7 +88,7 @@ class QueueLocks:
         for queue in queues:
             del held[queue]
         self._count -= len(queues)
-        if group.startswith(HAND_OVER):
+        if group.startswith(HAND_OVER_PREFIX):
             self._handing_over -= len(queues)
         if not held:
             self.groups.pop(group, None)

@@ -117,6 +117,8 @@ class HaSlave:
         self.phase = Phase.NO_MASTER
         self.problem = ""
         """What ended the last connection or attempt, or stops the slave; "" while it follows."""
+        self.contradicted = False
+        """Whether the master's log was another one when it was last looked at."""
         self.master_end = -1
         """As far as the master's log is known to go; -1 if it has said nothing yet."""
         self._next_at = 0.0
@@ -141,6 +143,7 @@ class HaSlave:
         """The master has answered; contradicts: what `contradiction` says of it."""
         if self.phase is not Phase.COMPARING:
             return
+        self.contradicted = bool(contradicts)
         if contradicts:
             self.problem = contradicts
             self.phase = Phase.STOPPED

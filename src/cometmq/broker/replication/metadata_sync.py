@@ -13,7 +13,7 @@ may have been reset.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
@@ -88,9 +88,12 @@ class MetadataSync:
         store: MessageStore,
         tables: DurableTables,
         client: RemotingClient,
+        contradicted: Callable[[], bool] = lambda: False,
         first_s: float = FIRST_S,
         period_s: float = PERIOD_S,
     ) -> None:
+        """contradicted: whether the master's log is not this one's; then its tables are not, either."""
+        self._contradicted = contradicted
         self._store = store
         self._tables = tables
         self._client = client
@@ -117,7 +120,7 @@ class MetadataSync:
 
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""
-        if not self.master_addr:
+        if not self.master_addr or self._contradicted():
             return
         try:
             await self._topics()

@@ -71,7 +71,7 @@ class RaftReplication:
         self._tick = tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = MetadataSync(store, tables, client, SYNC_S, SYNC_S)
+        self._sync = MetadataSync(store, tables, client, first_s=SYNC_S, period_s=SYNC_S)
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
 

@@ -52,7 +52,8 @@ class Replication:
             self.slave = HaClient(
                 config=config, clock=clock, store=store, remoting=client, tick=tick, visible=visible
             )
-            self.sync = MetadataSync(store, tables, client)
+            core = self.slave.core
+            self.sync = MetadataSync(store, tables, client, lambda: core.contradicted)
         else:
             self.master = HaServer(config, clock, store, tick)
         flushed = store.flusher.on_flushed

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.groups.clients import ProducerTable
-from cometmq.broker.send.send import SendProcessor
+from cometmq.broker.send.send import TRANSACTION_BITS, SendProcessor
 from cometmq.broker.send.stored_form import sent_properties
 from cometmq.errors import CommandError, RemotingError
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     PushReplyMessageRequestHeader,
@@ -50,6 +50,8 @@ class ReplyProcessor:
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
+        self._check(header.topic, frame.body)
+        header.sys_flag &= ~TRANSACTION_BITS
         rules = self.sends.admit(frame, header)
         queue_id = header.queue_id
         if queue_id >= rules.queue_limit:
@@ -70,6 +72,17 @@ class ReplyProcessor:
         return frame.response(code, problem or None, header=answer)
 
     send_reply_message_v2 = send_reply_message
+
+    def _check(self, topic: str, body: bytes | memoryview) -> None:
+        """What would be refused when it is stored is not pushed either. Raises CommandError."""
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
+        largest = self.sends.store.appender.largest_body
+        if len(body) > largest:
+            raise CommandError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the reply has {len(body)} bytes, over the limit of {largest} (maxMessageSize)",
+            )
 
     async def _push(
         self,

@@ -15,12 +15,14 @@ from typing import Any, Protocol, TypeVar
 
 from cometmq import logs
 from cometmq.errors import ConfigError
-from cometmq.message import Message, MessageExt, MessageQueue, SendResult
+from cometmq.message import Message, MessageExt, MessageQueue, SendResult, TransactionState
 from cometmq.remoting import LogBudget
 
 __all__ = [
     "ConsumeHook",
     "Consuming",
+    "EndTransactionHook",
+    "EndingTransaction",
     "FilterHook",
     "SendHook",
     "Sending",
@@ -48,6 +50,21 @@ class Sending:
     oneway: bool = False
     result: SendResult | None = None
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndingTransaction:
+    """A broker is about to be told how a transaction ended. from_check: it had asked."""
+
+    group: str
+    message: MessageExt
+    state: TransactionState
+    broker_addr: str
+    from_check: bool
+
+
+EndTransactionHook = Callable[[EndingTransaction], None]
+"""Is told of each end of a transaction."""
 
 
 class SendHook(Protocol):

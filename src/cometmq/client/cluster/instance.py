@@ -47,7 +47,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _TRACE_TIMEOUT_S = 5.0
-_ANNOUNCE_AGAIN_S = (1.0, 3.0, 7.0, 15.0)
+_ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
@@ -74,7 +74,7 @@ class ClientInstance(LifeCycle):
         self.namespace = Namespace(
             instance_of(addrs) if given is None else given,
             self.options.namespace_v2 or "",
-            () if self.options.trace is None else (self.options.trace.topic,),
+            set() if self.options.trace is None else {self.options.trace.topic},
         )
         self._requests = ServerRequests(self.consumers, self.transactions, self.replies, self.namespace)
         self.remoting = RemotingClient(
@@ -117,6 +117,7 @@ class ClientInstance(LifeCycle):
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
         """Those whose route is known: one for each cluster of a request's topic."""
+        self._clusters_asked = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
             self.traces = Traces(self.options.trace, self.keys, self._send_traces)
@@ -199,6 +200,7 @@ class ClientInstance(LifeCycle):
             if ordered:
                 hint = f"it is ordered, and the brokers of its queues ({printable(ordered, 200)}) are away"
                 raise NoRouteError(topic, error.asked, hint)
+        self.namespace.exempt.add(template)
         try:
             data = await self.namesrv.route(template)
         except NoRouteError:
@@ -228,9 +230,18 @@ class ClientInstance(LifeCycle):
         return await asyncio.shield(task)
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
+        if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
+            await self._tell_reply_topics_apart(topic)
         route = topic_route(topic, await self.namesrv.route(topic))
         self._put(route)
         return route
+
+    async def _tell_reply_topics_apart(self, topic: str) -> None:
+        """The reply topics of clusters are in no namespace. Other topics whose names end like theirs are."""
+        if not self._clusters_asked and topic not in self.namespace.exempt:
+            clusters = (await self.namesrv.cluster_info()).cluster_addr_table
+            self.namespace.exempt.update(cluster + REPLY_TOPIC_POSTFIX for cluster in clusters)
+            self._clusters_asked = True
 
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
@@ -420,7 +431,7 @@ class ClientInstance(LifeCycle):
             return
         joined, body = self._joined, self._heartbeat()
         addrs = self.routes.addresses(replicas=bool(self.consumers))
-        await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in addrs))
+        await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in sorted(addrs)))
         self._told_of = max(self._told_of, joined)
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
@@ -431,6 +442,7 @@ class ClientInstance(LifeCycle):
         for again. end: of the caller's time, by the loop's clock."""
         for cluster in {broker.cluster for broker in route.data.broker_datas}:
             topic = cluster + REPLY_TOPIC_POSTFIX
+            self.namespace.exempt.add(topic)
             if topic not in self._reply_topics:
                 with contextlib.suppress(CometError, TimeoutError):
                     async with asyncio.timeout_at(end):

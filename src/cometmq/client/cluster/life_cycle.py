@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -72,6 +73,15 @@ class LifeCycle:
                     await self._end(drain=True)
                 finally:
                     self._has_stopped()
+
+    def stop_soon(self) -> Future[None]:
+        """Stop it, from any thread or a handler of a signal, and wait for nothing; the future has what stop()
+        raises."""
+        if self._loop is None or self._state == "stopped":
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        return asyncio.run_coroutine_threadsafe(self.stop(), self._loop)
 
     def _has_stopped(self) -> None:
         self._state = "stopped"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from ipaddress import ip_address
 
 from cometmq.client.cluster.instance import Client, ClientInstance
-from cometmq.errors import CometError, MessageNotFound, NoRouteError
+from cometmq.client.cluster.workers import for_each
+from cometmq.errors import MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
@@ -41,24 +45,43 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
     """The message of an id of either kind. Raises IdError for text that is neither.
 
     Both kinds are hex of the same length. The address decides: a unique key that is read as an offset id
-    hardly ever names a port, or a broker of this cluster.
+    hardly ever names a broker of this cluster. No other address is connected: ids come from anybody.
     """
     decode_unique_key(msg_id)  # raises IdError unless this may be an id of either kind
-    problem: CometError | None = None
-    if (place := place_in(msg_id)) is not None:
-        try:
-            return await client.brokers.view_message(place.host, place.physical_offset)
-        except CometError as error:
-            problem = error
-        info = await client.namesrv.cluster_info()
-        if any(place.host in data.broker_addrs.values() for data in info.broker_addr_table.values()):
-            raise problem
+    place = place_in(msg_id)
+    if place is not None and await _is_broker(client, place.host):
+        return await client.brokers.view_message(place.host, place.physical_offset)
     found = await by_unique_key(client, msg_id.upper(), topic)
     if found is None:
         but = "in all topics but those of retries, dead letters and the system"
         where = but if topic is None else f"in topic {topic}"
-        raise problem or MessageNotFound(msg_id, where)
+        stranger = "" if place is None else f"; {place.host}, which it may name, is no broker of this cluster"
+        raise MessageNotFound(msg_id, where + stranger)
     return found
+
+
+async def _is_broker(client: ClientInstance, addr: str) -> bool:
+    """Whether a broker of the cluster has this address. One that is registered by the name of its host, as in
+    containers, is told by what that name means here."""
+    if addr in client.routes.addresses(replicas=True):
+        return True
+    info = await client.namesrv.cluster_info()
+    known = {each for data in info.broker_addr_table.values() for each in data.broker_addrs.values()}
+    if addr in known:
+        return True
+    host, _, port = addr.rpartition(":")
+
+    async def is_it(each: str) -> bool:
+        named = parse_address(each)
+        if named is None or str(named[1]) != port:
+            return False
+        try:
+            found = await client.loop.getaddrinfo(*named, type=socket.SOCK_STREAM)
+        except OSError:
+            return False
+        return any(ip_address(place[0]) == ip_address(host.strip("[]")) for *_, place in found)
+
+    return any(await for_each(known, is_it, TOPICS_AT_ONCE))
 
 
 def place_in(msg_id: str) -> OffsetId | None:

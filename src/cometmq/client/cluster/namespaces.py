@@ -7,18 +7,24 @@ the user's again where an answer is read (docs/reference/client.md, Namespaces).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, LockBatchBody
+from cometmq.protocol.bodies import (
+    CheckClientRequestBody,
+    ConsumerData,
+    ConsumerRunningInfo,
+    HeartbeatData,
+    LockBatchBody,
+    SubscriptionData,
+)
 from cometmq.protocol.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
     DLQ_PREFIX,
     ORDER_TOPIC_CONFIG,
-    REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
     TRACE_PRODUCER_GROUP,
     RequestCode,
@@ -49,11 +55,12 @@ def instance_of(namesrv: Iterable[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """name: "" for none. v2: 5.x's namespace, a field of each request that proxies understand, "" for none.
-    exempt: topics that belong to nobody's namespace, beside those of the system."""
+    exempt: topics that belong to nobody's namespace, beside those of the system; a client adds what it
+    learns."""
 
     name: str = ""
     v2: str = ""
-    exempt: Collection[str] = ()
+    exempt: set[str] = field(default_factory=set, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.name or self.v2)
@@ -66,7 +73,6 @@ class Namespace:
         if (
             rest.startswith(f"{self.name}%")
             or is_system_topic(rest)
-            or rest.endswith(REPLY_TOPIC_POSTFIX)
             or rest in _SYSTEM_GROUPS
             or rest in self.exempt
         ):
@@ -91,6 +97,16 @@ class Namespace:
     def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
         """The queue under the user's name."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id)
+
+    def wrap_running_info(self, info: ConsumerRunningInfo) -> ConsumerRunningInfo:
+        """What a consumer says of itself, with the names that brokers and their tools know."""
+        properties = {**info.properties, "consumerGroup": self.wrap(info.properties["consumerGroup"])}
+        return replace(
+            info,
+            properties=properties,
+            subscription_set=self._subscriptions(info.subscription_set),
+            mq_table={self.wrap_queue(queue): each for queue, each in info.mq_table.items()},
+        )
 
     def unwrap_messages(self, messages: Iterable[MessageExt]) -> None:
         """Give messages the user's topic. Their properties stay as brokers know them."""
@@ -135,8 +151,11 @@ class Namespace:
             ).encode()
 
     def _consumer(self, data: ConsumerData) -> ConsumerData:
-        wanted = [replace(each, topic=self.wrap(each.topic)) for each in data.subscription_data_set]
+        wanted = self._subscriptions(data.subscription_data_set)
         return replace(data, group_name=self.wrap(data.group_name), subscription_data_set=wanted)
+
+    def _subscriptions(self, wanted: Iterable[SubscriptionData]) -> list[SubscriptionData]:
+        return [replace(each, topic=self.wrap(each.topic)) for each in wanted]
 
 
 def _split(name: str) -> tuple[str, str]:

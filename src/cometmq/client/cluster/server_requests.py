@@ -145,9 +145,8 @@ class ServerRequests:
         """307: everything about a consumer."""
         del connection
         header = frame.header(GetConsumerRunningInfoRequestHeader)
-        return frame.response(
-            ResponseCode.SUCCESS, body=self._consumer(header.consumer_group).running_info().encode()
-        )
+        info = self._namespace.wrap_running_info(self._consumer(header.consumer_group).running_info())
+        return frame.response(ResponseCode.SUCCESS, body=info.encode())
 
     async def consume_directly(self, connection: Connection, frame: Frame) -> Frame:
         """309: hand one message to the listener and tell what it said."""

@@ -2,12 +2,14 @@
 
 They follow OpenTelemetry's conventions for messaging (docs/reference/client.md, Spans). The context of a send
 travels in user properties of its messages, as W3C's trace context has it: `traceparent` and `tracestate`.
-What a tracer, sampler or span processor raises is logged, and nothing else happens.
+A message or batch that has no room for them goes without. What a tracer, sampler or span processor raises is
+logged, and nothing else happens.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
@@ -16,15 +18,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from msgspec.structs import replace
 
 from cometmq import logs
+from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageExt, SendResult
 from cometmq.protocol.addresses import parse_address
+from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import LogBudget
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
-__all__ = ["Telemetry", "spanned"]
+__all__ = ["Telemetry", "context_room", "spanned"]
 
 log = logs.logger("cometmq.client")
 
@@ -34,6 +38,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=Enum)
 
 _HANDLED = {"SUCCESS", "COMMIT"}
+_TRACEPARENT = "00-" + 32 * "0" + "-" + 16 * "0" + "-01"
 _MOST_LINKS = 128
 """Of a span; OpenTelemetry's SDK keeps no more unless told otherwise."""
 
@@ -86,7 +91,10 @@ class Telemetry:
         with self._span(begin) as span:
             carrying = _tried(carry) or messages
             try:
-                result = await send(carrying[0] if many is None else carrying)
+                try:
+                    result = await send(carrying[0] if many is None else carrying)
+                except MessageIllegal:  # too large with the context, or anyway
+                    result = await send(what if many is None else many)
             except BaseException as error:
                 _tried(span.set_attribute, "error.type", type(error).__qualname__)
                 raise
@@ -174,6 +182,17 @@ class Telemetry:
             for message in messages[:_MOST_LINKS]
         ]
         return [self._trace.Link(context) for context in contexts if context.is_valid]
+
+
+def context_room() -> int:
+    """Bytes that a send in the current span adds to the properties of a message, 0 without OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return 0
+    from opentelemetry import trace
+
+    state = trace.get_current_span().get_span_context().trace_state.to_header()
+    added = {"traceparent": _TRACEPARENT} | ({"tracestate": state} if state else {})
+    return len(encode_properties(added)) + 1
 
 
 def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:

@@ -33,7 +33,7 @@ class Acknowledger:
     """
 
     later = ConsumeStatus.RECONSUME_LATER
-    handled = frozenset([ConsumeStatus.SUCCESS])
+    handled = (ConsumeStatus.SUCCESS,)
 
     def __init__(
         self,
@@ -67,25 +67,25 @@ class Acknowledger:
         """Do what the listener's answer to a batch asks for."""
         queue = batch.queue
         try:
-            await self._acknowledge(batch, status, context)
+            if batch.done or queue.dropped:
+                return  # overdue and sent back already, or somebody else's queue by now
+            failed = _failed_messages(batch.messages, status, context)
+            if not failed or await self._went_back(batch, failed, context.delay_level):
+                self._finish(batch)
         finally:
             queue.calls -= 1
             if queue.leaving and not queue.calls:
                 self._left(queue)
 
-    async def _acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
+    async def _went_back(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
+        """Whether the batch is finished with that; what could not be sent back is consumed again here."""
+        kept = await self._send_back_all(failed, delay_level)
         if batch.done or batch.queue.dropped:
-            return  # overdue and sent back already, or somebody else's queue by now
-        failed = _failed_messages(batch.messages, status, context)
-        if failed:
-            kept = await self._send_back_all(failed, context.delay_level)
-            if batch.done or batch.queue.dropped:
-                return
-            if kept:
-                batch.queue.keep(batch, kept)
-                self._again_later(batch)
-                return
-        self._finish(batch)
+            return False
+        if kept:
+            batch.queue.keep(batch, kept)
+            self._again_later(batch)
+        return not kept
 
     async def overdue(self, batch: Batch) -> None:
         """The listener takes longer than the consume time-out: let the queue's offset pass its messages."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
@@ -41,7 +41,9 @@ class Manner(Protocol[C, S]):
 
     later: S
     """What an exception means."""
-    handled: frozenset[S]
+
+    @property
+    def handled(self) -> Collection[S]: ...
 
     def begin(self, batch: Batch) -> C | None:
         """The context for the call that is about to be made, None if it must not be made."""
@@ -58,6 +60,8 @@ class Consuming(Generic[C, S]):
     concurrency: int
     """Calls at once; see set_concurrency."""
     _manner: Manner[C, S]
+    _enter: Callable[[], object] = lambda: None
+    """Called by each worker as it begins: what it sets in its context holds for all its calls."""
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
@@ -94,9 +98,9 @@ class Consuming(Generic[C, S]):
         self._wake(len(self._workers) - concurrency)
 
     def submit(self, batches: Iterable[Batch]) -> None:
-        before = len(self._ready)
         self._ready.extend(batches)
-        self._wake(len(self._ready) - before)
+        if self._ready:
+            self._wake(1)
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:
@@ -125,6 +129,7 @@ class Consuming(Generic[C, S]):
         return overrun
 
     async def _work(self) -> None:
+        self._enter()
         loop = asyncio.get_running_loop()
         ready = self._ready
         in_a_row = 0
@@ -139,6 +144,8 @@ class Consuming(Generic[C, S]):
                 in_a_row = 0
                 continue
             batch = ready.popleft()
+            if ready and in_a_row == 0:
+                self._wake(1)  # for the rest, if the listener waits; many never do
             context = self._manner.begin(batch)
             if context is None:
                 continue

@@ -16,14 +16,15 @@ from cometmq.client.consumer.queue_locks import QueueLocks
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.message import MessageQueue
+from cometmq.protocol.codes import HAND_OVER_PREFIX
 
 __all__ = ["HandOver"]
 
 log = logs.logger("cometmq.client.consumer.hand_over")
 
-_PREFIX = "%HANDOVER%"
 _GRACE_S = 1.0
-"""The next member waits so much longer than this one lets calls run."""
+"""The next member waits so much longer than this one lets calls run. So long a member whose connection was
+cut may take to be in the group again."""
 
 
 class HandOver:
@@ -32,33 +33,39 @@ class HandOver:
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
         self._loop = asyncio.get_running_loop()
-        self.locks = QueueLocks(group.instance, _PREFIX + group.name, self._lost)
+        self.locks = QueueLocks(group.instance, HAND_OVER_PREFIX + group.name, self._lost)
         self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._timers: dict[MessageQueue, asyncio.TimerHandle] = {}
         """Of those that have calls under way."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[MessageQueue, float] = {}
-        """Queues whose lock another member has, and since when we want it."""
+        """Queues whose lock we have not got, and since when we want it."""
         self._refused: set[MessageQueue] = set()
         """Those of this round."""
+        self._has_queues = False
+        """At the end of the last round."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
 
-    async def take(self, queues: Iterable[MessageQueue], *, wait: bool) -> list[MessageQueue]:
-        """Those that may be pulled now: no other member has their lock, or we have waited long enough."""
+    async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
+        """Those that may be pulled now: we have their lock, or have waited for it long enough.
+
+        alone: the group has no other member, so one that has a lock died, or its connection was cut. We do
+        not wait then in a first round, when the only member of a group is started again.
+        """
         wanted = [queue for queue in queues if queue not in self._leaving]
-        _, refused = await self.locks.take(wanted)
-        if not wait:
-            return wanted  # whoever has a lock is not there any more
+        refused = set(wanted) - await self.locks.take(wanted)
+        if alone and not self._has_queues:
+            return wanted
         self._refused |= refused
         now = self._loop.time()
-        long_ago = now - self._group.options.handover_timeout_s - _GRACE_S
+        long_ago = now - _GRACE_S - (0.0 if alone else self._group.options.handover_timeout_s)
         overdue = [queue for queue in sorted(refused) if self._waiting.setdefault(queue, now) <= long_ago]
         if overdue:
             log.warning(
-                "group %s: %d queues are taken up, first %s, although another member has not let go of them: "
-                "it died, or is slow, and some of their messages may come again",
+                "group %s: %d queues are taken up, first %s, although another member has not let go of them, "
+                "or their broker has not said so: it died, or is slow, and some messages may come again",
                 self._group.name, len(overdue), overdue[0],
             )  # fmt: skip
         refused.difference_update(overdue)
@@ -69,6 +76,7 @@ class HandOver:
         a lock, because it was another member's, or the broker forgot it."""
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()
+        self._has_queues = bool(held)
         locked = set(self.locks.table.queues)
         await self.locks.give_back(locked.difference(held, self._leaving))
         await self.locks.take(set(held) - locked)

@@ -101,7 +101,7 @@ class Membership:
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         if isinstance(self._locking, HandOver):
-            return await self._locking.take(queues, wait=not alone)
+            return await self._locking.take(queues, alone=alone)
         return queues if self._locking is None else await self._locking.take(queues)
 
     async def settle(self) -> None:

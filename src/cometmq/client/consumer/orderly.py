@@ -30,7 +30,7 @@ class Orderly:
     queues whose lock somebody else may have."""
 
     later = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-    handled = frozenset([OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT])
+    handled = (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Orderly:
         """Lock queues; those that may be pulled now: nobody else has them, and no call of ours from before
         is under way."""
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
-        ours, _ = await self.locks.take(free)
+        ours = await self.locks.take(free)
         return [queue for queue in free if queue in ours]
 
     async def settle(self, held: Collection[MessageQueue]) -> None:

@@ -45,6 +45,8 @@ class Polling:
         self._iterated: Fetched | None = None
         self._rest: deque[MessageExt] = deque()
         """Of the batch that is being iterated: what was not given out yet."""
+        self._in_hand: tuple[MessageExt, ...] = ()
+        """What the iteration gave out last, until the next is asked for."""
         self._consumed: dict[MessageQueue, int] = {}
         """Without auto_commit: how far each queue was consumed since the last commit."""
 
@@ -63,7 +65,13 @@ class Polling:
         return self._fetcher.problems | self.schedule.problems
 
     def health(self) -> tuple[QueueHealth, ...]:
-        return tuple(self._fetcher.health(self._group.offsets.memory))
+        given: dict[MessageQueue, list[MessageExt]] = {}
+        if self._given is not None:
+            given[self._given.queue] = self._given.messages
+        elif self._iterated is not None:
+            given[self._iterated.queue] = [*self._in_hand, *self._rest]
+        committed = self._group.offsets.memory
+        return (*self._fetcher.health(committed, given), *self.schedule.health(committed))
 
     def pause(self, queue: MessageQueue) -> None:
         self._fetcher.pause(queue)
@@ -144,7 +152,9 @@ class Polling:
             batch = self._iterated
             assert batch is not None
             message = self._rest.popleft()
+            self._in_hand = (message,)
             yield message
+            self._in_hand = ()
             if self._iterated is batch:  # no seek and no new assignment in between
                 self._count(batch.queue, message.queue_offset + 1 if self._rest else batch.next_offset)
 
@@ -190,6 +200,7 @@ class Polling:
 
     def _count_given(self) -> None:
         given, self._given = self._given, None
+        self._in_hand = ()
         if given is not None:
             self._count(given.queue, given.next_offset)
 

@@ -33,7 +33,7 @@ from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
-from cometmq.client.consumer.watching import Watchdog, lag_of
+from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
 from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
@@ -42,7 +42,7 @@ from cometmq.client.group.subscription import Expression, Subscription, as_subsc
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import check_group_name
+from cometmq.protocol.codes import check_group_name, check_topic_name
 
 __all__ = ["PullConsumer"]
 
@@ -85,6 +85,7 @@ class PullConsumer(LookingClient):
         self._persisting: Periodic | None = None
         self._watchdog: Watchdog | None = None
         self._watching: Periodic | None = None
+        self._queue_watch: QueueWatch | None = None
 
     # -- life
 
@@ -102,6 +103,7 @@ class PullConsumer(LookingClient):
         )
         self._persisting.start()
         self._watchdog = watchdog = Watchdog(self._name, self.options.stall_after_s, self._queue_health)
+        self._queue_watch = QueueWatch(client, self._name)
         self._watching = watchdog.periodic()
         self._watching.start()
 
@@ -115,6 +117,8 @@ class PullConsumer(LookingClient):
                 if job is not None:
                     job.cancel()
                     await job.stop()
+            if self._queue_watch is not None:
+                await self._queue_watch.stop()
             if self._session is not None:
                 await self._session.leave()
             if self._polled is not None:
@@ -125,6 +129,8 @@ class PullConsumer(LookingClient):
         finally:
             if self._retry_topic is not None:
                 await self._retry_topic.close()
+            if self._member is not None:
+                self._member.close()
             await self._close_client()
 
     @property
@@ -148,6 +154,21 @@ class PullConsumer(LookingClient):
     async def fetch_queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic. Raises NoRouteError."""
         return list(await self._running().read_queues(topic))
+
+    async def watch_queues(self, topic: str, function: QueuesChanged | None) -> None:
+        """Have a function called with a topic and its queues when these have changed, for a consumer that
+        assigns queues by hand; one function for a topic, None for none any more.
+
+        Routes are asked for every `ClientOptions.route_interval_s`. A function may be async, else it runs in
+        a thread; what it raises is logged. A topic that nobody knows (any more) changes nothing.
+        """
+        self._running()
+        assert self._queue_watch is not None
+        check_topic_name(topic)
+        if function is None:
+            self._queue_watch.remove(topic)
+        else:
+            await self._queue_watch.add(topic, function)
 
     # -- single pulls
 
@@ -229,8 +250,8 @@ class PullConsumer(LookingClient):
 
     async def assign(self, queues: Iterable[MessageQueue], *, expression: Expression = "*") -> None:
         """Read exactly these queues from now on; a new one starts at its committed offset or as
-        `consume_from_where` says. Raises BrokerError when a broker refuses an SQL92 expression; then nothing
-        has changed."""
+        `consume_from_where` says. Without any the consumer may subscribe again. Raises BrokerError when a
+        broker refuses an SQL92 expression; then nothing has changed."""
         polling = self._polling
         if self._session is not None:
             raise ClientStateError(f"{self._name} has subscribed: the rebalance assigns its queues")
@@ -238,8 +259,7 @@ class PullConsumer(LookingClient):
         for queue in sorted(wanted) if isinstance(expression, sql92) else ():
             await self._check(await self._master(queue), as_subscription(queue.topic, expression))
         await polling.release([queue for queue in polling.queues if queue not in wanted])
-        for queue in wanted:
-            self._expressions[queue] = as_subscription(queue.topic, expression)
+        self._expressions = {queue: as_subscription(queue.topic, expression) for queue in wanted}
         for queue in sorted(wanted.difference(polling.queues)):
             await polling.take_up(queue)
 
@@ -314,7 +334,6 @@ class PullConsumer(LookingClient):
         shares = session.rounds.problems if session is not None else {}
         problems = (
             *problems_of(shares, queues, self.client.heartbeat_problems),
-            *(f"{queue}: {text}" for queue, text in sorted(self._polled.schedule.problems.items())),
             *(session.agreement.problems if session is not None else ()),
         )
         return ConsumerHealth(
@@ -326,10 +345,16 @@ class PullConsumer(LookingClient):
         )
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each assigned queue are not consumed yet, as their brokers say now. Raises
-        what the first that does not answer says."""
+        """How many messages of each assigned queue are not consumed yet, as their brokers say now: from the
+        offset on that committed() gives, else from where reading began. What the last poll gave out is not
+        consumed, nor, without `auto_commit`, what was not committed. Raises what the first that does not
+        answer says."""
         self._running()
-        return await lag_of(self.health().queues, self.max_offset)
+        return await lag_of(self.health().queues, self.max_offset, self._done_offset)
+
+    async def _done_offset(self, queue: MessageQueue) -> int:
+        committed = await self.committed(queue)
+        return await self.min_offset(queue) if committed is None else committed
 
     @property
     def problems(self) -> dict[MessageQueue, str]:

@@ -235,7 +235,7 @@ class PushConsumer(LookingClient):
         """How many messages of each held queue are not done yet, as their brokers say now. Raises what the
         first that does not answer says."""
         self._running_session()
-        return await lag_of(self.health().queues, self.max_offset)
+        return await lag_of(self.health().queues, self.max_offset, self.min_offset)
 
     @property
     def message_model(self) -> MessageModel:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -116,11 +116,11 @@ class PushSession:
         if gives:
             self.consuming = Giving(self._manner, group)
         else:
-            listen = called_between(self._listen, options.consume_hooks, name)
+            listen = called_between(self._bound, options.consume_hooks, name)
             listen = traced(listen, client.traces, name, options.consume_timeout_s)
             if client.options.telemetry is not None:
                 listen = client.options.telemetry.processing(listen, name)
-            self.consuming = Consuming(listen, options.consume_concurrency, self._manner)
+            self.consuming = Consuming(listen, options.consume_concurrency, self._manner, self._enter)
         submit = self.consuming.submit if self._order is None else self._order.submit
         self.members = Membership(group, submit, self._order or self._hand_over)
         self.watchdog = Watchdog(f"group {name}", options.stall_after_s, self.queue_health)
@@ -130,12 +130,8 @@ class PushSession:
         if self._hand_over is not None:
             self._hand_over.ended(queue)
 
-    async def _listen(self, messages: list[MessageExt], context: ConsumeContext | OrderlyContext) -> Enum:
-        token = _LISTENING.set(self)
-        try:
-            return await self._bound(messages, context)
-        finally:
-            _LISTENING.reset(token)
+    def _enter(self) -> Token[PushSession | None]:
+        return _LISTENING.set(self)
 
     def in_listener(self) -> bool:
         """Whether an async listener of this session is asking."""
@@ -176,6 +172,7 @@ class PushSession:
         await self._manner.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+        self.group.close()
 
     async def send_back(self, message: MessageExt, delay_level: int) -> None:
         await self._manner.retry_topic.send_back(message, delay_level)
@@ -186,6 +183,7 @@ class PushSession:
                 queue=queue,
                 next_offset=held.queue.next_offset,
                 committed_offset=self.group.offsets.memory(queue),
+                done_offset=held.queue.done_offset,
                 held_count=held.queue.count,
                 held_bytes=held.queue.body_bytes,
                 since_pull_s=now - held.queue.last_pull_at,
@@ -315,11 +313,14 @@ class PushSession:
         orderly = OrderlyContext(message.queue)
         context = ConsumeContext(message.queue) if self._order is None else orderly
         self.group.restore_topic(message)
+        token = self._enter()
         try:
-            result = _DIRECT_RESULTS[await self._listen([message], context)]
+            result = _DIRECT_RESULTS[await self._bound([message], context)]
         except Exception as error:
             # The administrator who asked is told; nothing here depends on it.
             result, remark = "CR_THROW_EXCEPTION", repr(error)
+        finally:
+            _LISTENING.reset(token)
         return ConsumeMessageDirectlyResult(
             order=self._order is not None,
             auto_commit=orderly.auto_commit,

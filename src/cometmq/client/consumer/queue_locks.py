@@ -64,21 +64,19 @@ class QueueLocks:
         connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())
 
-    async def take(self, queues: Collection[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """Lock queues; those that are ours now, and those that another member has."""
+    async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        """Lock queues; those that are ours now."""
         ours: set[MessageQueue] = set()
-        refused: set[MessageQueue] = set()
 
         async def lock(addr: str, some: list[MessageQueue]) -> None:
             asked_at = boottime()
             got = await self._lock(addr, some)
             self.table.taken(got, asked_at)
             ours.update(got)
-            refused.update(set(some) - got)
 
         async with self._asking:
             await self._at_brokers(queues, "lock", lock)
-        return ours, refused
+        return ours
 
     async def _lock(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         """Ask one broker for locks; those that it grants."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cometmq import logs
@@ -45,6 +45,7 @@ class _Reader:
     """One queue being read. A reader that was replaced (seek, new assignment) adds nothing any more."""
 
     queue: MessageQueue
+    start: int
     offset: int
     paused: bool
     ahead: int = 0
@@ -78,7 +79,7 @@ class Fetcher:
             return
         loop = asyncio.get_running_loop()
         paused, now = self.drop(queue), loop.time()
-        reader = self._readers[queue] = _Reader(queue, offset, paused, pulled_at=now, given_at=now)
+        reader = self._readers[queue] = _Reader(queue, offset, offset, paused, pulled_at=now, given_at=now)
         reader.task = loop.create_task(
             self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         )
@@ -123,10 +124,15 @@ class Fetcher:
         reader.room.set()
         return fetched
 
-    def health(self, committed: Callable[[MessageQueue], int | None]) -> Iterator[QueueHealth]:
-        """How far each queue is; committed: the offset that this client will store."""
+    def health(
+        self,
+        committed: Callable[[MessageQueue], int | None],
+        given: Mapping[MessageQueue, Sequence[MessageExt]],
+    ) -> Iterator[QueueHealth]:
+        """How far each queue is; committed: the offset that this client will store; given: messages that were
+        given out and are not consumed yet."""
         now = asyncio.get_running_loop().time()
-        ahead: dict[MessageQueue, list[MessageExt]] = {}
+        ahead: dict[MessageQueue, list[MessageExt]] = {queue: list(some) for queue, some in given.items()}
         for reader, fetched in self._line:
             ahead.setdefault(reader.queue, []).extend(fetched.messages)
         for queue, reader in sorted(self._readers.items()):
@@ -134,10 +140,12 @@ class Fetcher:
             waiting = "paused" if reader.paused else None
             if waiting is None and reader.ahead >= _BATCHES_AHEAD:
                 waiting = f"{reader.ahead} batches are read ahead"
+            done = committed(queue)
             yield QueueHealth(
                 queue=queue,
                 next_offset=reader.offset,
-                committed_offset=committed(queue),
+                committed_offset=done,
+                done_offset=reader.start if done is None else done,
                 held_count=len(held),
                 held_bytes=sum(len(message.body) for message in held),
                 since_pull_s=now - reader.pulled_at,

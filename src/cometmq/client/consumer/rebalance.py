@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cometmq import logs
 from cometmq.client.cluster.workers import for_each
-from cometmq.client.group.allocate import share_of
+from cometmq.client.group.allocate import hashing, share_of
 from cometmq.client.group.group import Group
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
@@ -58,6 +58,9 @@ class Rebalance:
     def __init__(self, group: Group, holder: Holder) -> None:
         self._group = group
         self._holder = holder
+        self._strategy, space = group.options.allocate_strategy, group.instance.namespace
+        if space.name:
+            self._strategy = hashing(self._strategy, space.wrap_queue)
         self.problems: dict[str, str] = {}
         """topic -> why its queues could not be shared out."""
         self._round = asyncio.Lock()
@@ -117,7 +120,7 @@ class Rebalance:
             queues = sorted(await group.instance.read_queues(topic))
             if group.clustering:
                 members = await group.instance.consumer_ids(topic, group.name)
-                mine = share_of(group.options.allocate_strategy, group.instance.client_id, queues, members)
+                mine = share_of(self._strategy, group.instance.client_id, queues, members)
             else:
                 members = []
                 mine = queues

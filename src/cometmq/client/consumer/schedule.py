@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cometmq import logs
+from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageQueue
@@ -41,6 +42,10 @@ PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class _Loop:
+    called_at: float
+    ended_at: float
+    """When its last call began and ended (monotonic seconds); at first when it was taken up."""
+    calling: bool = False
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -68,10 +73,29 @@ class Schedule:
         return queue in self._ending
 
     def start(self, queue: MessageQueue) -> None:
-        loop = self._loops[queue] = _Loop()
+        now = asyncio.get_running_loop().time()
+        loop = self._loops[queue] = _Loop(now, now)
         loop.task = asyncio.get_running_loop().create_task(
             self._run(queue, loop), name=f"cometmq-schedule-{queue}"
         )
+
+    def health(self, committed: Callable[[MessageQueue], int | None]) -> Iterator[QueueHealth]:
+        """How far each queue is. What a call has pulled is known to it alone."""
+        now = asyncio.get_running_loop().time()
+        for queue, loop in sorted(self._loops.items()):
+            yield QueueHealth(
+                queue=queue,
+                next_offset=committed(queue) or 0,
+                committed_offset=committed(queue),
+                done_offset=committed(queue),
+                held_count=0,
+                held_bytes=0,
+                since_pull_s=now - loop.called_at,
+                since_consume_s=now - loop.ended_at,
+                waiting=f"{_AT_ONCE} calls run already" if self._room.locked() and not loop.calling else None,
+                problem=self.problems.get(queue),
+                call_s=now - loop.called_at if loop.calling else None,
+            )
 
     def stop(self, queue: MessageQueue) -> None:
         """No further call; when a running one has ended, the queue's offset is stored and forgotten."""
@@ -98,7 +122,9 @@ class Schedule:
                 turn = self._turn()
                 async with self._room:
                     if not stopped.is_set():
+                        loop.calling, loop.called_at = True, asyncio.get_running_loop().time()
                         await self._call(queue, turn)
+                        loop.calling, loop.ended_at = False, asyncio.get_running_loop().time()
                 try:
                     async with asyncio.timeout(turn.next_delay_s):
                         await stopped.wait()

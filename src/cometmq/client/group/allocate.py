@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cometmq.errors import ConfigError
@@ -24,6 +24,7 @@ __all__ = [
     "AllocateByMachineRoom",
     "AllocateByMachineRoomNearby",
     "AllocateStrategy",
+    "hashing",
     "share_of",
 ]
 
@@ -173,6 +174,8 @@ class AllocateByConsistentHash:
 
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
+    hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
+    """Set by a consumer in a namespace: what is hashed is a queue's name there, as Java's client does it."""
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -191,10 +194,19 @@ class AllocateByConsistentHash:
         ring = sorted(points)
         mine: list[MessageQueue] = []
         for queue in queues:
-            at = bisect_left(ring, _ring_hash(_java_text(queue)))
+            at = bisect_left(ring, _ring_hash(_java_text(self.hashed_as(queue) if self.hashed_as else queue)))
             if points[ring[at % len(ring)]] == client_id:
                 mine.append(queue)
         return mine
+
+
+def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
+    """The strategy, which hashes (if it does) what `how` makes of a queue."""
+    if isinstance(strategy, AllocateByConsistentHash):
+        return replace(strategy, hashed_as=how)
+    if isinstance(strategy, AllocateByMachineRoomNearby):
+        return replace(strategy, inner=hashing(strategy.inner, how))
+    return strategy
 
 
 def share_of(

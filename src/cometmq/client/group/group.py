@@ -43,16 +43,20 @@ class Group:
     offsets: OffsetStore = field(init=False)
     pulls: Pulls = field(init=False)
     _start_time_ms: int = field(init=False)
+    _file: FileOffsets | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         options = self.options
-        backend: OwnOffsets | RemoteOffsets = RemoteOffsets(self.instance, self.name)
-        if options.offset_storage is not None:
-            backend = OwnOffsets(options.offset_storage)
-        elif not self.clustering:
+        storage = options.offset_storage
+        if storage is None and not self.clustering:
             space = self.instance.namespace
             path = local_path(options.offset_dir, self.instance.client_id, space.wrap(self.name))
-            backend = OwnOffsets(FileOffsets(path, space))
+            storage = FileOffsets(path, space)
+        if isinstance(storage, FileOffsets):
+            self._file = storage
+        backend: OwnOffsets | RemoteOffsets = RemoteOffsets(self.instance, self.name)
+        if storage is not None:
+            backend = OwnOffsets(storage)
         self.offsets = OffsetStore(backend.read, backend.write)
         self.pulls = Pulls(self.instance, self.name)
         time_ms = options.consume_timestamp_ms
@@ -66,6 +70,11 @@ class Group:
     def stored_by_brokers(self) -> bool:
         """Whether brokers keep the group's offsets."""
         return self.clustering and self.options.offset_storage is None
+
+    def close(self) -> None:
+        """Let others use the file in which the offsets are."""
+        if self._file is not None:
+            self._file.close()
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
         """Where to begin with a queue whose offset the group has stored (None: it has none)."""

@@ -19,6 +19,8 @@ class QueueHealth:
     """Of the next pull."""
     committed_offset: int | None
     """As this client will store it; None: nothing consumed yet."""
+    done_offset: int | None
+    """What is below is done: lag() counts from here. None (scheduled pulls): as committed() says."""
     held_count: int
     """Messages pulled and not yet done."""
     held_bytes: int
@@ -27,7 +29,9 @@ class QueueHealth:
     waiting: str | None
     """Why no more is asked for just now: the listener is behind its limits, or the consumer is suspended."""
     problem: str | None
-    """What went wrong at the last pull."""
+    """What went wrong at the last pull, or call of a scheduled function."""
+    call_s: float | None = None
+    """Scheduled pulls: how long the call that runs has done so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ Those of a BROADCASTING consumer lie where Java's does:
 
     <dir>/<client id>/<group>/offsets.json
 
-The group and the topics in the file have their namespace.
+The group and the topics in the file have their namespace. One consumer at a time has a file: it holds the
+lock of `offsets.json.lock` from its first use to its stop. Of two each would go on at the offsets of the
+other, and miss what lies in between.
+
 Its map keys are objects, so it is not standard JSON. A new version is written beside the old one and moved
 into place; the old one becomes `offsets.json.bak`, which is read when the main file is missing or broken.
 """
@@ -14,21 +17,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 
+from cometmq import logs
 from cometmq.client.cluster.namespaces import Namespace
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
-from cometmq.private import make_private_directory, open_private
+from cometmq.private import lock_file, make_private_directory, open_private
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
 __all__ = ["FileOffsets", "local_path", "parse_offsets", "render_offsets"]
+
+log = logs.logger("cometmq.client.consumer")
 
 _NO_NAMESPACE = Namespace()
 
 
 class OffsetFileError(CometError):
-    """Neither the offsets file nor its backup can be read, or they cannot be written."""
+    """Neither the offsets file nor its backup can be read, or they cannot be written, or another consumer has
+    them."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)
@@ -46,12 +55,15 @@ def local_path(directory: str | None, client_id: str, group: str) -> str:
 
 
 class FileOffsets:
-    """The offsets of one consumer, in a file of its own at `path`; its directory is made if need be."""
+    """The offsets of one consumer, in a file of its own at `path`; its directory is made if need be. No other
+    consumer, of this process or another, can use the file before this one has stopped."""
 
     def __init__(self, path: str, namespace: Namespace = _NO_NAMESPACE) -> None:
         self.path = path
         self._namespace = namespace
         self._table: dict[MessageQueue, int] | None = None
+        self._unlock: Callable[[], object] | None = None
+        self._loading = threading.Lock()
 
     async def read(self, queue: MessageQueue) -> int | None:
         """The offset, None if there is none. Raises OffsetFileError."""
@@ -66,12 +78,24 @@ class FileOffsets:
         except OSError as error:
             raise OffsetFileError(self.path, error.strerror or str(error)) from error
 
+    def close(self) -> None:
+        """Let others use the file. What is read or written later opens it again."""
+        if self._unlock is not None:
+            self._unlock()
+        self._table = self._unlock = None
+
     async def _loaded(self) -> dict[MessageQueue, int]:
-        if self._table is None:
-            self._table = await asyncio.to_thread(self._load)
-        return self._table
+        return await asyncio.to_thread(self._load) if self._table is None else self._table
 
     def _load(self) -> dict[MessageQueue, int]:
+        with self._loading:
+            if self._unlock is None:
+                self._lock()
+            if self._table is None:
+                self._table = self._read()
+            return self._table
+
+    def _read(self) -> dict[MessageQueue, int]:
         problems: list[str] = []
         for path in (self.path, self.path + ".bak"):
             try:
@@ -92,6 +116,18 @@ class FileOffsets:
             )
         return {}
 
+    def _lock(self) -> None:
+        unlock: Callable[[], None] = _nothing
+        try:
+            make_private_directory(os.path.dirname(os.path.abspath(self.path)))
+            unlock = lock_file(self.path + ".lock")
+        except BlockingIOError:
+            expected = "give each on a machine a ClientOptions.instance_name, or a file, of its own"
+            raise OffsetFileError(self.path, f"another consumer uses it; {expected}") from None
+        except OSError as error:
+            log.warning("%s cannot be locked, so nothing keeps others from it: %s", self.path, error)
+        self._unlock = weakref.finalize(self, unlock)
+
     def _save(self, text: str) -> None:
         make_private_directory(os.path.dirname(self.path))
         temporary = self.path + ".tmp"
@@ -102,6 +138,9 @@ class FileOffsets:
         if os.path.exists(self.path):
             os.replace(self.path, self.path + ".bak")
         os.replace(temporary, self.path)
+
+
+def _nothing() -> None: ...
 
 
 def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:

@@ -75,7 +75,7 @@ class OffsetStore:
         """
         async with self._persisting:
             due = self._dirty if queues is None else self._dirty.intersection(queues)
-            table = {queue: self._offsets[queue] for queue in due}
+            table = {queue: self._offsets[queue] for queue in sorted(due)}
             if not table:
                 return
             failures = await self._write(table)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cometmq.message import MessageExt, MessageQueue
 
 __all__ = ["Batch", "FlowLimits", "ProcessQueue"]
@@ -28,8 +30,7 @@ class FlowLimits:
     max_span: int = 2000
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Consecutive messages of one queue that one listener call gets."""
 
     queue: ProcessQueue
@@ -115,6 +116,12 @@ class ProcessQueue:
         if self._batches:
             return self._batches[0].first_offset
         return max(self._highest + 1, self.next_offset) if self._highest >= 0 else None
+
+    @property
+    def done_offset(self) -> int:
+        """What is below is done."""
+        done = self.commit_offset()
+        return self.next_offset if done is None else done
 
     @property
     def span(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from cometmq import logs
 from cometmq.client.idempotency.memory import EXPIRY_S
+from cometmq.clock import boottime
 from cometmq.errors import ClientStateError, ConfigError, shown
 
 __all__ = ["DatabaseMarks", "SqliteMarks"]
@@ -70,6 +71,8 @@ class DatabaseMarks:
         would end it for the parent."""
         self._closed = False
         self._purge_at = 0.0
+        """By boottime."""
+        self._began = time.time() - boottime()
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +104,7 @@ class DatabaseMarks:
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call act(cursor) unless the key is marked, in the transaction that marks it. Raises what the
         database raises: then nothing of it has happened, or a commit whose answer was lost."""
-        mark = (("scope", scope), ("message_key", key), ("done_at", time.time()))
+        mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
 
         def work(cursor: Any) -> bool:
@@ -220,13 +223,17 @@ class DatabaseMarks:
         named = self._paramstyle in ("named", "pyformat")
         cursor.execute(text, dict(values) if named else tuple(value for _, value in values))
 
+    def _clocks(self) -> tuple[float, float]:
+        """The time, and what it would be if nobody had set it since this object was made. A mark gets the
+        later one, and the earlier one deletes it, so that a step of the clock deletes nothing early."""
+        return time.time(), self._began + boottime()
+
     def _purge_if_due(self) -> None:
-        now = time.time()
-        if now < self._purge_at:
+        if boottime() < self._purge_at:
             return
-        self._purge_at = now + max(60.0, self._expiry_s / _PURGES)
+        self._purge_at = boottime() + max(60.0, self._expiry_s / _PURGES)
         try:
-            old = [("before", now - self._expiry_s)]
+            old = [("before", min(self._clocks()) - self._expiry_s)]
             self._run(
                 lambda cursor: self._execute(cursor, f"DELETE FROM {self._table} WHERE done_at < {{}}", old)
             )

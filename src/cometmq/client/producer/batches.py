@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from cometmq.client.cluster.telemetry import context_room
 from cometmq.message import Message
 from cometmq.protocol.batch import MIN_ITEM
 from cometmq.protocol.properties.values import encode_properties
@@ -19,12 +20,14 @@ def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024)
 
     max_bytes: of the messages of a batch with their properties, as ProducerOptions.max_message_size; a larger
     message has a batch of its own, which a send refuses. A message that cannot share the batch before it
-    (another topic, or another wait_store) begins a new one. Messages are taken as they are needed.
+    (another topic, or another wait_store) begins a new one. Messages are taken as they are needed. With
+    OpenTelemetry there is room for the context that a send in the current span adds.
     """
+    added = MIN_ITEM + _UNIQUE_KEY + context_room()
     batch: list[Message] = []
     size = 0
     for message in messages:
-        more = MIN_ITEM + len(message.body) + _UNIQUE_KEY + len(encode_properties(message.wire_properties()))
+        more = added + len(message.body) + len(encode_properties(message.wire_properties()))
         if batch and (
             size + more > max_bytes
             or message.topic != batch[0].topic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cometmq.client.cluster.hooks import SendHook, Sending, check_hooks
+from cometmq.client.cluster.hooks import EndTransactionHook, SendHook, Sending, check_hooks
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
 from cometmq.protocol.compression import Compression
@@ -43,6 +43,8 @@ class ProducerOptions:
     """Called before each try; what one of them raises ends the send."""
     send_hooks: Sequence[SendHook] = ()
     """Told of each try."""
+    end_transaction_hooks: Sequence[EndTransactionHook] = ()
+    """Called before a broker is told how a transaction ended."""
     max_in_flight: int = 4096
     """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
     max_requests: int = 4096
@@ -62,4 +64,5 @@ class ProducerOptions:
         if not low <= self.compress_level <= high:
             raise ConfigError("compress_level", str(self.compress_level), f"{low} to {high} for {how.name}")
         check_hooks("check_forbidden", self.check_forbidden)
+        check_hooks("end_transaction_hooks", self.end_transaction_hooks)
         check_hooks("send_hooks", self.send_hooks, "before_send", "after_send")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from cometmq.client.cluster.identity import KeyMaker
@@ -38,8 +38,7 @@ USER_MAY_SET = _TIMES | frozenset(
 """Reserved properties that have no field of their own in Message and are the sender's to set."""
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct):
     """A message (or batch) made ready once, for as many tries as it takes."""
 
     topic: str

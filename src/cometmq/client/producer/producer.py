@@ -26,7 +26,7 @@ from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.latency import SlowBrokers
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
-from cometmq.client.producer.request_reply import RequestNotSent, as_request
+from cometmq.client.producer.request_reply import as_request
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin
 from cometmq.errors import (
@@ -36,6 +36,7 @@ from cometmq.errors import (
     NoRouteError,
     RemotingError,
     ReplyTimeout,
+    RequestNotSent,
     SendTries,
 )
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus

@@ -8,26 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from cometmq.errors import CometError, MessageIllegal, Transient
+from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import REPLY_TOPIC_POSTFIX
 from cometmq.protocol.properties import values as names
-from cometmq.text import seconds
 
-__all__ = ["RequestNotSent", "as_request", "is_reply", "reply_to"]
+__all__ = ["as_request", "is_reply", "reply_to"]
 
 _REPLY = "reply"
 _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
-
-
-class RequestNotSent(CometError, Transient):
-    """The time of a request was over before it could be sent."""
-
-    topic: str
-    timeout_s: float
-
-    def __str__(self) -> str:
-        return f"the request to topic {self.topic} could not be sent within {seconds(self.timeout_s)}"
 
 
 def as_request(message: Message, client_id: str, timeout_s: float) -> tuple[str, Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.protocol.codes import ResponseCode
@@ -24,8 +24,7 @@ RETRY_RESPONSE_CODES = frozenset(
 """Java 5.3's list. 4.9 lacks SYSTEM_BUSY and GO_AWAY, which is why a busy broker fails its users' sends."""
 
 
-@dataclass(slots=True)
-class SendAttempts:
+class SendAttempts(msgspec.Struct):
     """One send call: its budget of time over all tries, and what became of the tries."""
 
     deadline: float
@@ -33,7 +32,7 @@ class SendAttempts:
     tries: int
     retry_codes: frozenset[int]
     per_try_s: float | None = None
-    outcomes: list[tuple[str, str]] = field(default_factory=list)
+    outcomes: list[tuple[str, str]] = []
     """(broker name, what happened) of each try so far."""
 
     def timeout_s(self, now: float) -> float:

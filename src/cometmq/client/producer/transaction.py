@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from cometmq import logs
+from cometmq.client.cluster.hooks import EndingTransaction, tell
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.telemetry import spanned
@@ -182,15 +183,23 @@ class TransactionProducer(Producer):
         try:
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
             request.remark = _remark("executeLocalTransaction", error)
-            connection = await self.client.remoting.connect(self._master_of(begun.queue))
+            addr = self._master_of(begun.queue)
+            self._tell_hooks(begun, state, addr, from_check=False)
+            connection = await self.client.remoting.connect(addr)
             connection.oneway(request)
             if trace:
-                self._trace_end(begun, connection.addr, state, from_check=False)
+                self._trace_end(begun, addr, state, from_check=False)
         except CometError as failure:
             log.warning(
                 "the broker was not told that transaction %s is %s, it will ask: %s",
                 begun.msg_id, state.name, failure,
             )  # fmt: skip
+
+    def _tell_hooks(
+        self, message: MessageExt, state: TransactionState, addr: str, *, from_check: bool
+    ) -> None:
+        ending = EndingTransaction(self.group, message, state, addr, from_check)
+        tell(self.options.end_transaction_hooks, "__call__", ending)
 
     def _trace_end(
         self, message: MessageExt, addr: str, state: TransactionState, *, from_check: bool
@@ -269,6 +278,7 @@ class TransactionProducer(Producer):
                 message.msg_id, asked.tran_state_table_offset, asked.commit_log_offset, state, check=True
             )
             request.remark = _remark("checkLocalTransaction", error)
+            self._tell_hooks(message, state, connection.addr, from_check=True)
             try:
                 connection.oneway(request)
                 self._trace_end(message, connection.addr, state, from_check=True)

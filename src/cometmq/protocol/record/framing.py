@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_AT, START
+from cometmq.protocol.record.layout import BLANK_SIZE, MAGIC_AT, START
+from cometmq.protocol.record.one import encode_blank
 
 ENTRY = Struct(">iiqqqiiii")
 ENTRY_SIZE = ENTRY.size
@@ -88,7 +89,7 @@ class Framing(NamedTuple):
 
     def blank(self, rest: int) -> bytes:
         """What closes a segment with `rest` bytes left."""
-        return START.pack(ENTRY_BLANK_MAGIC, rest) if self.gap else START.pack(rest, BLANK_MAGIC)
+        return START.pack(ENTRY_BLANK_MAGIC, rest) if self.gap else encode_blank(rest)
 
     def is_blank(self, data: bytes | bytearray | memoryview, rest: int) -> bool:
         """Whether the segment's last `rest` bytes, of which `data` are the first, are closed."""

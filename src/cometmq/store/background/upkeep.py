@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cometmq.periodic import Periodic
 from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.fullness import Fullness
-from cometmq.store.background.passes import Passes
+from cometmq.store.background.passes import Pass, Passes
 from cometmq.store.background.retention import Retention
 from cometmq.store.background.space_ahead import SpaceAhead
 from cometmq.store.background.topic_retention import TopicRetention
@@ -21,6 +21,8 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
+
+_SAVE_LEDGER_MS = 3000  # as DLedger
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,6 +41,8 @@ class Upkeep:
     fullness: Fullness
     retention: Retention
     topic_retention: TopicRetention
+    save_ledger: Pass | None = None
+    """Notes how far a raft member's log is."""
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,6 +65,9 @@ class Upkeep:
         self._every(lambda: self.config.flush_interval_commit_log, self.flusher.timed)
         self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_round)
         self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
+        if self.save_ledger is not None:
+            name, save = "noting how far the raft log is", self.save_ledger
+            self._every(lambda: _SAVE_LEDGER_MS, lambda: self.passes.begin(name, save))
         self.passes.begin("measuring the disks", self.fullness.look)
 
     def _every(self, interval_ms: Callable[[], int], work: Callable[[], object]) -> None:

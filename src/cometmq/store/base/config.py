@@ -230,6 +230,17 @@ RANGES: dict[str, Range] = {
 WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
 FIELD_OF_KEY: dict[str, str] = {key: field for field, key in WIRE_NAMES.items()}
 
+RAFT_FIELDS = (
+    "enable_d_leger_commit_log",
+    "d_leger_group",
+    "d_leger_peers",
+    "d_leger_self_id",
+    "preferred_leader_id",
+    "enable_batch_push",
+    "store_path_d_ledger_commit_log",
+)
+"""Settings of a raft member; some are only read by its broker."""
+
 SMALL_FILES = {
     "mapped_file_size_commit_log": 64 << 20,
     "mapped_file_size_consume_queue": 3000 * CONSUME_QUEUE_UNIT,

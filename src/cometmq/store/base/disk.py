@@ -306,6 +306,16 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
     return changed
 
 
+def make_directory(disk: Disk, path: str) -> None:
+    """Make a directory and those above it that are missing, each name on the device when this returns. Raises
+    OSError."""
+    if not disk.is_dir(path):
+        above = os.path.dirname(path) or "."
+        make_directory(disk, above)
+        disk.makedirs(path)
+        disk.fsync_dir(above)
+
+
 def unlink_any(disk: Disk, path: str) -> None:
     """Unlink a file; an absent one is fine. Raises OSError."""
     with suppress(FileNotFoundError):

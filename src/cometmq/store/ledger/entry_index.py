@@ -8,13 +8,14 @@ only of entries that have been on the device.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from cometmq.protocol.record.framing import ENTRY_MAGIC
-from cometmq.store.base.disk import is_numbered, opened, write_all, zero_out
+from cometmq.store.base.disk import Disk, is_numbered, opened, write_all, zero_out
 from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
 
 FILE_SIZE = 32 * 5 * 1024 * 1024
@@ -36,7 +37,7 @@ class EntryPlace(NamedTuple):
 
 
 class EntryIndex:
-    """The files of one member's index. Loop thread only, except `sync`."""
+    """The files of one member's index. Loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
         """Raises StoreError for files of another length, OSError."""
@@ -44,8 +45,7 @@ class EntryIndex:
         self._disk = files.disk
         self._directory = directory
         self._bases: list[int] = []
-        self._unsynced: set[str] = set()
-        self._new_names = False
+        self._unsynced: set[str] = set()  # paths; that of the directory if it has new names
         for name in self._disk.listdir(directory):
             if is_numbered(name, 20):
                 facts = part_facts(
@@ -110,7 +110,7 @@ class EntryIndex:
             with opened(self._disk, path, create=True) as fd:
                 self._disk.truncate(fd, FILE_SIZE)
             self._bases = sorted({*self._bases, base})
-            self._new_names = True
+            self._unsynced.add(self._directory)
         return path
 
     def cut(self, index: int) -> None:
@@ -122,7 +122,7 @@ class EntryIndex:
                 self._files.delete(path)
                 self._bases.remove(base)
                 self._unsynced.discard(path)
-                self._new_names = True
+                self._unsynced.add(self._directory)
             elif base + FILE_SIZE > at:
                 with opened(self._disk, path) as fd:
                     if zero_out(self._disk, fd, at - base, FILE_SIZE):
@@ -138,10 +138,23 @@ class EntryIndex:
 
     def sync(self) -> None:
         """Bring what was written onto the device. Raises OSError."""
-        for path in sorted(self._unsynced):
-            with opened(self._disk, path) as fd:
-                self._disk.fdatasync(fd)
-        if self._new_names:
-            self._disk.fsync_dir(self._directory)
-        self._unsynced.clear()
-        self._new_names = False
+        sync_all(self._disk, self.take_unsynced())
+
+    def take_unsynced(self) -> list[str]:
+        """What the caller must `sync_all`, and give back if that fails."""
+        paths, self._unsynced = sorted(self._unsynced, reverse=True), set()
+        return paths
+
+    def give_back(self, paths: Iterable[str]) -> None:
+        """They are not synced."""
+        self._unsynced.update(paths)
+
+
+def sync_all(disk: Disk, paths: Iterable[str]) -> None:
+    """Sync files and directories. Raises OSError. In any thread."""
+    for path in paths:
+        if disk.is_dir(path):
+            disk.fsync_dir(path)
+        else:
+            with suppress(FileNotFoundError), opened(disk, path) as fd:  # retention was faster
+                disk.fdatasync(fd)

@@ -7,6 +7,7 @@ count from 0; all methods belong to the loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,8 +23,9 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer, Disk
 from cometmq.store.base.files import WAITING, Reads
 from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.ledger.entry_index import EntryPlace
+from cometmq.store.ledger.entry_index import EntryPlace, sync_all
 from cometmq.store.ledger.log_ends import LogEnds
 from cometmq.store.ledger.member_files import LedgerMark, write_mark
 from cometmq.store.log.commit_log import CommitLog
@@ -95,6 +97,7 @@ class Ledger:
         self._first_base = commit_log.min_position
         self._written = self._tail.next  # index behind the last entry that was written
         self._received: list[Run] = []
+        self._changing = asyncio.Lock()  # what the device knows of the log
         self.committed = ends.committed
         self.synced = ends.last
         """Index of the last entry that is on the device."""
@@ -171,7 +174,8 @@ class Ledger:
         return EntryRange(start.position, places[count - 1].end - start.position, first + count)
 
     def read(self, entries: EntryRange, reads: Reads = WAITING) -> Buffer:
-        """Their bytes. Raises NotInMemory, OSError, StoreError when retention has taken them."""
+        """Their bytes, from memory or the page cache, or waiting for the device. Raises OSError, StoreError
+        when retention has taken them."""
         data = self._log.read(entries.position, entries.length, reads)
         if data is None:
             raise StoreError(f"the log has nothing at {entries.position} any more")
@@ -329,8 +333,9 @@ class Ledger:
     async def truncate(self, index: int) -> None:
         """Drop the entries from `index` on, durably. Nothing may be appended meanwhile. Raises StoreError
         when one of them is committed, OSError."""
-        await self._flusher.idle()
-        self.cut(index)
+        async with self._changing:
+            await self._flusher.idle()
+            self.cut(index)
 
     def cut(self, index: int) -> None:
         """What `truncate` does, while no sync is under way.
@@ -392,6 +397,20 @@ class Ledger:
         self._save(self.last)
 
     def _save(self, last: int) -> None:
-        mark = LedgerMark(last, self.committed, self.synced)
         self._index.sync()
-        write_mark(self._disk, self.directory, mark)
+        write_mark(self._disk, self.directory, LedgerMark(last, self.committed, self.synced))
+
+    async def save_in_thread(self, off_loop: OffLoop) -> None:
+        """The same while the loop does other work. Raises OSError."""
+        async with self._changing:
+            mark, paths = LedgerMark(self.last, self.committed, self.synced), self._index.take_unsynced()
+            try:
+                await off_loop.run(_save, self._disk, self.directory, mark, paths)
+            except OSError:
+                self._index.give_back(paths)
+                raise
+
+
+def _save(disk: Disk, directory: str, mark: LedgerMark, paths: list[str]) -> None:
+    sync_all(disk, paths)
+    write_mark(disk, directory, mark)

@@ -21,8 +21,8 @@ from concurrent.futures import Future
 import msgspec
 
 from cometmq import logs
-from cometmq.protocol.record.framing import PLAIN, Framing
 from cometmq.protocol.record.layout import BLANK_SIZE
+from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer, write_all
 from cometmq.store.base.files import WAITING, Reads, StoreFiles
 from cometmq.store.log.block_cache import BLOCK, BlockCache
@@ -51,14 +51,12 @@ class Extent(msgspec.Struct, gc=False):
 class CommitLog:
     """Writer and reader of the segments."""
 
-    def __init__(
-        self, files: StoreFiles, places: LogPlaces, segment_size: int, framing: Framing = PLAIN
-    ) -> None:
-        self.framing = framing
+    def __init__(self, files: StoreFiles, places: LogPlaces, config: StoreConfig) -> None:
+        self.framing = config.framing
         self._files = files
         self._disk = files.disk
         self.places = places
-        self.segment_size = segment_size
+        self.segment_size = config.mapped_file_size_commit_log
         self.segments: list[int] = []  # first positions, ascending
         self.end = 0
         self.next = 0

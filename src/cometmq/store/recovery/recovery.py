@@ -41,6 +41,7 @@ from cometmq.store.writing.record_dispatch import MOST_NAMED, StartEarlier
 log = logs.logger(__name__)
 
 _WORTH_IT = 16 << 20  # bytes of a segment
+_NOWHERE = 1 << 62  # a log position that no log reaches
 
 
 class LedgerEnds(Protocol):
@@ -70,9 +71,9 @@ class Recovery:
         self._files = ReadOnlyFiles(self.disk)
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
-        self._index_until = 1 << 62  # records up to here are dispatched to the index
-        self._whole_from = 1 << 62  # of Replay
-        self._visible = 1 << 62 if self.ledger is None else self.ledger.visible
+        self._index_until = _NOWHERE  # records up to here are dispatched to the index
+        self._whole_from = _NOWHERE  # of Replay
+        self._visible = _NOWHERE if self.ledger is None else self.ledger.visible
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover everything: log, queues and index then take appends. Raises StoreError, OSError."""
@@ -84,16 +85,15 @@ class Recovery:
         self._segments, notes = list_segments(self.disk, self.commit_log.places, self.commit_log.segment_size)
         result = Recovered(clean, notes=notes)
         if clean:
-            self._load_queues(1 << 62, result)
+            self._load_queues(_NOWHERE, result)
             if not self._clean_end_holds() or self.queues.max_physical > self._visible:
                 result.notes.append("queues and log do not fit although the last stop was clean")
                 result.clean = clean = False
         if any(queue.damaged for queue in self.queues):
             result.clean = clean = False
         mark = None if stopped_cleanly else self._mark()
-        if self.config.broker_role == SLAVE and not stopped_cleanly:
-            # What a power failure left out between its records, the master sends again.
-            self._whole_from = self._checked_start(None) if mark is None else mark.position
+        if not stopped_cleanly:
+            self._whole_from = self._gaps_end_from(mark)
         index_notes, index_lost = self.index.load(
             clean=clean, checkpoint_ms=self.checkpoint.index_ms, mark=mark
         )
@@ -170,6 +170,13 @@ class Recovery:
         if found is not None:
             return found
         return self._first
+
+    def _gaps_end_from(self, mark: Mark | None) -> int:
+        """The position from which on a gap ends the log: what a power failure left out of a slave's, its
+        master sends again."""
+        if self.config.broker_role != SLAVE:
+            return _NOWHERE
+        return self._checked_start(None) if mark is None else mark.position
 
     def _queue_loss(self, start: int, mark: Mark | None) -> str:
         """Why queues loaded up to the mark must have lost units; empty if nothing says so."""

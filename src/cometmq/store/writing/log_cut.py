@@ -18,7 +18,7 @@ from cometmq.store.log.places import LogPlaces
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.json_table import JsonTable
-from cometmq.store.tables.table_checks import CUT, LogCutTable
+from cometmq.store.tables.table_checks import CUT, TIMERS, LogCutTable
 
 log = logs.logger(__name__)
 
@@ -43,7 +43,17 @@ class CutNote:
 
     def remove(self) -> None:
         """The cut is done. Raises OSError."""
-        unlink_any(self._disk, self._table.path)
+        self._forget(self._table.path)
+
+    def forget_timers(self) -> None:
+        """Drop the mark of the timer messages, who may be others now: the log tells what is done. On the
+        device when this returns. Raises OSError."""
+        path = os.path.join(os.path.dirname(self._table.path), TIMERS)
+        self._forget(path, path + ".bak")
+
+    def _forget(self, *paths: str) -> None:
+        for path in paths:
+            unlink_any(self._disk, path)
         self._disk.fsync_dir(os.path.dirname(self._table.path))
 
 
@@ -66,6 +76,7 @@ def finish_cut(
     checkpoint.lower(cut.stored_ms)
     ends.forget()
     deleted.lower(cut.log_end)
+    note.forget_timers()
     cut_segments(disk, places, segment_size, cut.log_end)
     note.remove()
 

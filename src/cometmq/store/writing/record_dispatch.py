@@ -21,7 +21,7 @@ from cometmq.protocol.record.one import Facts
 from cometmq.protocol.timers import timer_tags_code
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.refusal import QueueRefused
-from cometmq.store.derived.consume_queue import ConsumeQueue
+from cometmq.store.derived.consume_queue import UNIT_STRUCT, ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.tables.deleted_topics import DeletedTopics
@@ -36,6 +36,8 @@ Watched = Container[tuple[str, int]] | None
 
 ALL, NONE = range(1 << 62), range(0)
 """Every log position, and no one."""
+
+_pack = UNIT_STRUCT.pack
 
 MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
 
@@ -146,7 +148,8 @@ class RecordDispatch:
             zip(*columns, strict=True)
         ):
             topic = names[number]
-            queue = by_key.get((topic, queue_id))
+            key = topic, queue_id
+            queue = by_key.get(key)
             if (
                 queue is None
                 or offset != queue.max_offset
@@ -162,9 +165,11 @@ class RecordDispatch:
                     )
                     self._queue_one(facts, may_wait)
                 continue
-            queue.push(position, size, codes[row], offset)
+            queue.window += _pack(position, size, codes[row])  # ConsumeQueue.push, without the call
+            queue.max_offset = offset + 1
+            queue.max_physical = position + size
             touched.add(queue)
-            if watched is None or (topic, queue_id) in watched:
+            if watched is None or key in watched:
                 self.arrivals.append((topic, queue_id, offset + 1, codes[row], store_ms))
 
     def _queue_one(self, facts: Facts, may_wait: bool) -> None:

@@ -53,7 +53,6 @@ class ReplicaDamaged(StoreError, Terminal):
         super().__init__(f"the master's log at {position}: {problem}")
         self.args = (position, problem)
         self.position = position
-        self.problem = problem
 
 
 class ReplicaCommit(msgspec.Struct, gc=False):
@@ -123,6 +122,7 @@ class ReplicaLog:
             if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
                 raise ReplicaMismatch(self.next, position)
             self._log.begin_at(position)
+            self._flusher.flushed = position  # nothing lies in front of it
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
@@ -144,7 +144,7 @@ class ReplicaLog:
         while done.error is None and at < len(data):
             used = self._commit_part(data, at, done)
             at += used
-            if not used:
+            if not used or self._wanted:
                 break
         self._chunks = [data[at:]] if at < len(data) else []
         self._waiting = len(data) - at

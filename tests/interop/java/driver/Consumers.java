@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -46,6 +47,9 @@ final class Consumers {
         consumer.setSuspendCurrentQueueTimeMillis(args.big("suspendMillis", 200));
         if (args.flag("broadcasting", false)) {
             broadcast(consumer);
+        }
+        if (args.flag("consistentHash", false)) {
+            consumer.setAllocateMessageQueueStrategy(new AllocateMessageQueueConsistentHash());
         }
         if (args.has("namespace")) {
             consumer.setNamespace(args.text("namespace"));

@@ -1,0 +1,125 @@
+"""Nodes that break one rule each. The simulation must notice every one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cometmq.raft import (
+    AppendRequest,
+    AppendResponse,
+    Effects,
+    HardState,
+    Members,
+    RaftNode,
+    Truncate,
+    VoteRequest,
+)  # fmt: skip
+from cometmq.raft.following import Following
+from cometmq.raft.messages import MOST_INDEX, LogChange
+
+
+class VotesForShorterLogs(RaftNode):
+    def _on_vote_request(self, request: VoteRequest) -> None:
+        everything = {"last_index": MOST_INDEX, "last_term": request.term}
+        super()._on_vote_request(msgspec.structs.replace(request, **everything))
+
+
+class CommitsOldTermsByCounting(RaftNode):
+    def _is_own(self, index: int) -> bool:
+        return True
+
+
+class CountsItselfBeforeSync(RaftNode):
+    def _commit_more(self) -> None:
+        durable, self._account.durable = self._account.durable, self._account.last
+        super()._commit_more()
+        self._account.durable = durable
+
+
+class SpeaksBeforeItsStateIsSaved(RaftNode):
+    """Votes before the sync."""
+
+    def effects(self) -> Effects:
+        effects = super().effects()
+        if effects.state is not None:
+            self.state_saved(effects.state)
+        return effects
+
+
+class AcknowledgesBeforeSync(RaftNode):
+    def _response(self, to: str, written: int | None = None) -> AppendResponse:
+        response = super()._response(to, written)
+        return msgspec.structs.replace(response, match=response.written)
+
+
+class StandsWithoutPreVote(RaftNode):
+    def _stand(self) -> None:
+        if self._may_lead():
+            self._campaign(handed_over=False)
+        else:
+            super()._stand()
+
+
+class ChangesMembersAtAnyTime(RaftNode):
+    """A second change while one is pending, and before an entry of its own term is committed."""
+
+    def _changeable(self) -> Members:
+        if self._leading is None:
+            return super()._changeable()
+        return self.members
+
+
+class CutsWithoutContradiction(RaftNode):
+    """An old request that arrives late cuts what came after it, committed or not."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._following = CutsBehindEveryRequest(self._account)
+
+
+class CutsBehindEveryRequest(Following):
+    def _replace(self, changes: list[LogChange], request: AppendRequest) -> list[LogChange]:
+        end = request.prev_index + request.count
+        if request.count and end < self._account.last:
+            changes.append(Truncate(end + 1))
+            self.cut(end + 1)
+        return super()._replace(changes, request)
+
+
+class TrustsWhatAgreedBefore(RaftNode):
+    """What agreed with a leader is taken to agree with it in its next term."""
+
+    def _follow(self, term: int, leader: str, reason: str = "") -> None:
+        agreed = self._following.agreed if leader == self.leader else self._account.commit
+        super()._follow(term, leader, reason)
+        self._following.agreed = agreed
+
+
+class DoesNotStandOnceRemoved(RaftNode):
+    """Though its removal is not committed."""
+
+    def _has_vote(self) -> bool:
+        return self.me in self.members.voters
+
+
+class VotesWithADamagedLog(RaftNode):
+    def __init__(self, me: str, group: str, log: Any, state: HardState, *args: Any, **options: Any) -> None:
+        super().__init__(me, group, log, msgspec.structs.replace(state, suspect=False), *args, **options)
+
+
+class AnswersOlderLeadersNothing(RaftNode):
+    """A member with a higher term stays silent, so that no leader learns of it."""
+
+    def _is_of_this_term(self, message: Any) -> bool:
+        if message.term < self.term:
+            return False
+        return super()._is_of_this_term(message)
+
+
+MUTANTS: list[type[RaftNode]] = [
+    VotesForShorterLogs, CommitsOldTermsByCounting, CountsItselfBeforeSync, SpeaksBeforeItsStateIsSaved,
+    AcknowledgesBeforeSync, StandsWithoutPreVote, ChangesMembersAtAnyTime, CutsWithoutContradiction,
+    TrustsWhatAgreedBefore, DoesNotStandOnceRemoved, VotesWithADamagedLog, AnswersOlderLeadersNothing,
+]  # fmt: skip

@@ -1,0 +1,274 @@
+"""The machines of a run: real name servers and brokers, each a process on a simulated host, and clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from tests.simulation.disks import SimulatedDisk
+from tests.simulation.network import Network
+from tests.simulation.scheduler import OWNER, Pool, Process, Scheduler, patched_time, wall_s
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.errors import ClientStateError
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+from cometmq.store import SLAVE, MessageStore
+
+NAMESRV_PORT, BROKER_PORT = 9876, 10911
+SMALL = {
+    "mappedFileSizeCommitLog": "2048",
+    "mappedFileSizeConsumeQueue": "160",
+    "maxHashSlotNum": "11",
+    "maxIndexNum": "24",
+    "defaultTopicQueueNums": "2",
+    "maxMessageSize": "1024",
+    "vipChannelEnable": "false",
+    "brokerFastFailureEnable": "false",
+    "waitTimeMillsInSendQueue": "60000",
+    "registerNameServerPeriod": "10000",
+    "transactionCheckInterval": "3000",
+    "transactionTimeOut": "2000",
+    "flushConsumerOffsetInterval": "1000",
+    "haSendHeartbeatInterval": "1000",
+    "haHousekeepingInterval": "4000",
+    "syncFlushTimeout": "2000",
+    "slaveTimeout": "1000",
+}
+"""Files so small that every run rolls them, and short waits."""
+
+
+class HostClock:
+    """The store's Clock on a simulated host."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def time_ms(self) -> int:
+        return int(wall_s(self._scheduler) * 1000)
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._scheduler.now
+
+    def boottime(self) -> float:
+        return 1000.0 + self._scheduler.now
+
+
+class Machine:
+    """A host with at most one process."""
+
+    def __init__(self, cluster: Cluster, name: str, host: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.host = host
+        self.process: Process | None = None
+        self.wall_offset_s = 0.0
+        cluster.machines.append(self)
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the process; the task ends when it serves, or has failed to start."""
+        process = self.process = Process(self.cluster.scheduler, self.name, self.host)
+        process.wall_offset_s = self.wall_offset_s
+        return process.spawn(self._start(process))
+
+    async def _start(self, process: Process) -> None:
+        raise NotImplementedError
+
+    def kill(self, *, power: bool = False) -> None:
+        """End the process at once, as kill -9; power: the machine, whose disk loses what was not synced."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        self.cluster.seen["power loss" if power else "kill"] += 1
+        process.kill()
+        self.cluster.network.lose_process(process, silently=power)
+
+    def step_clock(self, seconds: float) -> None:
+        """The wall clock is set."""
+        self.cluster.seen["clock step"] += 1
+        self.wall_offset_s += seconds
+        if self.process is not None:
+            self.process.wall_offset_s = self.wall_offset_s
+
+
+class NameServerMachine(Machine):
+    """A name server."""
+
+    async def _start(self, process: Process) -> None:
+        files = {"kv_config_path": "/nowhere/kv", "config_store_path": "/nowhere/namesrv"}
+        config = NamesrvConfig(listen_port=NAMESRV_PORT, bind_address=self.host, **files)
+        await NameServer(config).start()
+
+
+class BrokerMachine(Machine):
+    """A broker and its disk. `settings` are those of its next start."""
+
+    def __init__(self, cluster: Cluster, name: str, host: str, settings: dict[str, str]) -> None:
+        super().__init__(cluster, name, host)
+        self.settings = settings
+        self._root = f"/{cluster.scheduler.seed}/{name}-{host}"  # a store of its own for each run
+        self._had = 0
+        self.disk = SimulatedDisk(cluster.scheduler.chance, cluster.seen)
+        self._made: Broker | None = None
+        self.failure: Exception | None = None
+        """Of the last start."""
+        self.starts = 0
+
+    async def _start(self, process: Process) -> None:
+        self.starts += 1
+        self.failure = None
+        properties = {
+            **SMALL,
+            "brokerName": self.name,
+            "brokerClusterName": "c",
+            "brokerId": "0",
+            "brokerIP1": self.host,
+            "brokerIP2": self.host,
+            "bindAddress": self.host,
+            "listenPort": str(BROKER_PORT),
+            "namesrvAddr": ";".join(self.cluster.namesrv),
+            "storePathRootDir": self._root,
+            **self.settings,
+        }
+        broker = self._made = Broker(
+            BrokerConfig.from_properties(properties), disk=self.disk, clock=HostClock(self.cluster.scheduler)
+        )
+        try:
+            await broker.start()
+        except Exception as failure:  # a broker that does not start is an outcome
+            self.failure, self._made = failure, None
+            if process.alive:
+                self.process = None
+                process.kill()
+                self.cluster.network.lose_process(process, silently=False)
+            return
+
+    @property
+    def broker(self) -> Broker | None:
+        """While its store is open."""
+        if self._made is not None:
+            with contextlib.suppress(ClientStateError):
+                self._made.parts  # noqa: B018 - raises as long as there are none
+                return self._made
+        return None
+
+    @property
+    def slave(self) -> bool:
+        return self.settings.get("brokerRole") == SLAVE
+
+    @property
+    def store(self) -> MessageStore:
+        assert self.broker is not None
+        return self.broker.parts.store
+
+    @property
+    def safe(self) -> int:
+        """Up to where it has the log as safely as its flush mode promises; while it is down, what it had."""
+        if self.broker is None:
+            return self._had
+        store = self.store
+        return min(store.flusher.flushed, store.log.end) if store.config.sync_flush else store.log.end
+
+    def move(self) -> None:
+        """It is at another address from its next start on."""
+        self.cluster.seen["move"] += 1
+        self.host = self.cluster.new_host()
+
+    def kill(self, *, power: bool = False) -> None:
+        """See Machine. Nothing before its store is open: that is one step."""
+        if self.broker is None:
+            return
+        super().kill(power=power)
+        self._had = self.safe
+        store, self._made = self.store, None
+        after = self.disk.after_power_loss() if power else self.disk
+        store.crash()
+        self.disk = after
+
+
+class Cluster:
+    """All machines, and the network between them. `with` makes their world the one that code runs in."""
+
+    def __init__(self, seed: int) -> None:
+        self.scheduler = Scheduler(seed)
+        self.network = Network(self.scheduler)
+        self.scheduler.connections = self.network
+        self.seen: Counter[str] = self.network.seen
+        self.machines: list[Machine] = []
+        self.name_servers: list[NameServerMachine] = []
+        self.brokers: list[BrokerMachine] = []
+        self._hosts = 0
+
+    def new_host(self) -> str:
+        self._hosts += 1
+        return f"127.99.0.{self._hosts}"
+
+    @property
+    def namesrv(self) -> list[str]:
+        """Addresses of the name servers."""
+        return [f"{each.host}:{NAMESRV_PORT}" for each in self.name_servers]
+
+    def add_name_server(self) -> NameServerMachine:
+        machine = NameServerMachine(self, f"namesrv-{len(self.name_servers)}", self.new_host())
+        self.name_servers.append(machine)
+        return machine
+
+    def add_broker(self, name: str, **settings: str) -> BrokerMachine:
+        machine = BrokerMachine(self, name, self.new_host(), settings)  # a slave bears its master's name
+        self.brokers.append(machine)
+        return machine
+
+    def client(self, name: str) -> Process:
+        """A process for clients, on a host of its own."""
+        return Process(self.scheduler, name, self.new_host())
+
+    def heal(self) -> None:
+        """End all faults, and start what is down."""
+        network = self.network
+        network.heal()
+        network.loss = network.duplicates = network.reorders = 0.0
+        network.delay_s = 0.0005
+        for broker in self.brokers:
+            broker.disk.heal()
+        for machine in self.machines:
+            if machine.process is None:
+                machine.start()
+            elif machine.process.paused:
+                machine.process.resume()
+
+    @contextlib.contextmanager
+    def world(self) -> Iterator[None]:
+        """While the block runs, time, threads and network are simulated."""
+
+        def pool(_threads: int, name: str) -> Pool:
+            owner = OWNER.get()
+            disk = next((each.disk for each in self.brokers if owner and each.host == owner.host), None)
+            slow = name == "cometmq-flush" and disk is not None
+            return Pool(self.scheduler, _delay(disk) if slow and disk else lambda: 0.0003)
+
+        with (
+            patched_time(self.scheduler),
+            mock.patch("cometmq.store.background.upkeep.ThreadPoolExecutor", pool),
+            mock.patch("cometmq.broker.base.protection.LOOK_S", 0.5),
+            mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
+            mock.patch("os.getpid", return_value=4711),
+            mock.patch("secrets.randbits", self.scheduler.chance.getrandbits),
+        ):
+            try:
+                yield
+            finally:
+                for broker in self.brokers:
+                    broker.kill()
+
+
+def _delay(disk: Any) -> Callable[[], float]:
+    return lambda: disk.sync_s * (0.5 + disk.chance.random())

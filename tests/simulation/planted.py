@@ -1,0 +1,241 @@
+"""The twenty planted bugs of reliability.md, and the runs in which each must show.
+
+Each is a change of the real parts for as long as a `with` block lasts, with faults under which it matters.
+The twentieth, faults that strike nobody, is in test_simulation.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import msgspec
+from tests.raft.chaos import live
+from tests.simulation.disks import SimulatedDisk
+from tests.simulation.run import Plan, Run
+
+import cometmq.broker.send.send as send
+import cometmq.broker.send.send_back as send_back
+import cometmq.client.cluster.decoding as decoding
+import cometmq.store.log.commit_log as commit_log
+import cometmq.testing.checker as checker
+from cometmq.broker.groups.locks import QueueLocks
+from cometmq.client.cluster.routes import RouteTable
+from cometmq.client.consumer.hand_over import HandOver
+from cometmq.client.group.process_queue import ProcessQueue
+from cometmq.protocol.record.layout import START, TRANSACTION_MASK
+from cometmq.raft import RaftNode
+from cometmq.store import MessageStore
+from cometmq.store.base.clock import SteadyTime
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.flush import LogFlusher
+from cometmq.store.log.scan import SegmentScan
+from cometmq.store.writing.appender import Appender, TickMessage
+from cometmq.store.writing.dispatch import Dispatcher
+from cometmq.store.writing.replica import ReplicaLog
+
+Find = Callable[[int], bool]
+"""Whether the run of a seed shows the bug."""
+
+
+class Bug(NamedTuple):
+    """plant: makes the context in which it is there. find: see Find."""
+
+    plant: Callable[[], AbstractContextManager[Any]]
+    find: Find
+
+
+def runs(shape: str, kind: str, *faults: str, sync_flush: bool = True) -> Find:
+    """Runs of whole clusters with these faults."""
+    plan = Plan(shape, kind, frozenset(faults), sync_flush)
+    return lambda seed: bool(Run(seed, plan)().problems)
+
+
+def instead(target: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """Something of a class or module is something else."""
+    return lambda: mock.patch.object(target, name, new)
+
+
+def around(target: Any, name: str, new: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """A function is `new`, which gets the one that was before its arguments."""
+    was = getattr(target, name)
+
+    def both(*given: Any, **more: Any) -> Any:
+        return new(was, *given, **more)
+
+    return instead(target, name, both)
+
+
+def commit_without_write(was: Any, store: MessageStore) -> Any:
+    outcome = was(store)
+    outcome.error = None
+    return outcome
+
+
+def lose_last_record(was: Any, scan: SegmentScan, start: int) -> Generator[Any, None, None]:
+    found = list(was(scan, start))
+    yield from found[:-1] if scan.closed else found
+
+
+def cut_one_more(was: Any, log: CommitLog, segments: list[int], end: int) -> None:
+    was(log, segments, end)
+    if segments and end > segments[-1]:
+        at, last = segments[-1], segments[-1]
+        while at < end:
+            size = log.read(at, 4)
+            assert size is not None
+            at, last = at + int.from_bytes(size, "big"), at
+        was(log, segments, last)
+
+
+def done_when_pulled(was: Any, queue: ProcessQueue) -> int | None:
+    return None if was(queue) is None else queue.next_offset
+
+
+def leave_without_waiting(was: Any, hand_over: HandOver, queues: Any) -> None:
+    left = list(queues)
+    for queue in left:
+        queue.calls = 0
+        hand_over._group.offsets.update(queue.message_queue, queue.next_offset)  # noqa: SLF001
+    was(hand_over, left)
+
+
+def everybody_gets_it(was: Any, locks: QueueLocks, group: str, client: str, queues: Any, now_ms: int) -> Any:
+    return was(locks, group + client, client, queues, now_ms)
+
+
+def keep_first_route(was: Any, table: RouteTable, route: Any) -> bool:
+    known = table.get(route.topic)
+    return False if known is not None and not known.from_template else was(table, route)
+
+
+def visible_at_once(dispatcher: Dispatcher, _end: int, written: Any) -> None:
+    dispatcher.on_visible(*dispatcher.dispatch(written))
+
+
+class ShortBlank:
+    """The record that closes a segment says one byte less than there is."""
+
+    @staticmethod
+    def pack_into(buffer: Any, at: int, size: int, magic: int) -> None:
+        START.pack_into(buffer, at, size - 1, magic)
+
+
+@contextmanager
+def half_visible() -> Iterator[None]:
+    def enqueue(was: Any, appender: Appender, message: TickMessage) -> None:
+        plain = msgspec.structs.replace(message.traits, sys_flag=message.traits.sys_flag & ~TRANSACTION_MASK)
+        message.traits = plain
+        was(appender, message)
+
+    with (
+        mock.patch.object(send, "is_transactional", return_value=False),
+        around(Appender, "enqueue", enqueue)(),
+    ):
+        yield
+
+
+_suppressed: dict[tuple[int, str, int], bytes] = {}
+
+
+def suppress_duplicates(was: Any, appender: Appender, message: TickMessage) -> None:
+    """A send with the opaque id of an earlier one of its host is taken for that one, sent again."""
+    host = message.sender.connection.addr.rpartition(":")[0]
+    key = (id(appender), host, int(message.sender.opaque))
+    message.body = _suppressed.setdefault(key, bytes(message.body))
+    was(appender, message)
+
+
+def forget_unknown(was: Any, lines: Any) -> Any:
+    found = was(lines)
+    for each in found:
+        if each.op == "send" and each.result == "unknown":
+            each.result = "fail"
+    return found
+
+
+class StaleEpoch(RaftNode):
+    """Takes answers of former terms for those of its own."""
+
+    def _is_of_this_term(self, message: Any) -> bool:
+        super()._is_of_this_term(message)
+        return True
+
+
+def raft_breaks(seed: int) -> bool:
+    try:
+        live(seed, StaleEpoch)
+    except Exception:
+        return True
+    return False
+
+
+def nothing() -> AbstractContextManager[Any]:
+    return mock.patch.dict({})
+
+
+BUGS: dict[str, Bug] = {
+    "ack before append": Bug(
+        around(MessageStore, "commit", commit_without_write),
+        runs("one", "plain", "io error", sync_flush=False),
+    ),
+    "ack before flush in sync mode": Bug(
+        instead(LogFlusher, "wait_for", lambda _self, _position, waiter: waiter(True)),
+        runs("one", "plain", "power", "slow disk"),
+    ),
+    "skip CRC on read": Bug(
+        around(
+            decoding, "iter_records", lambda was, *given, **more: was(*given, **{**more, "check_crc": False})
+        ),
+        runs("one", "plain", "rot", "kill"),
+    ),
+    "off-by-one at segment roll": Bug(
+        instead(commit_log, "START", ShortBlank), runs("pair", "plain", "kill")
+    ),
+    "lose the last record of a segment": Bug(
+        around(SegmentScan, "runs", lose_last_record), runs("one", "plain", "kill", "power")
+    ),
+    "truncate one record too many": Bug(
+        around(CommitLog, "resume", cut_one_more), runs("one", "plain", "kill", "power")
+    ),
+    "forget to fsync the directory after rename": Bug(
+        instead(SimulatedDisk, "fsync_dir", lambda _self, _path: None), runs("one", "plain", "power")
+    ),
+    "offset commit before processing": Bug(
+        around(ProcessQueue, "commit_offset", done_when_pulled), runs("one", "plain", "members", "reset")
+    ),
+    "commit on rebalance without drain": Bug(
+        around(HandOver, "leave", leave_without_waiting), runs("one", "retries", "members")
+    ),
+    "two owners after a lost heartbeat": Bug(
+        around(QueueLocks, "lock", everybody_gets_it), runs("one", "orderly", "members", "cut")
+    ),
+    "retry counter reset": Bug(
+        around(
+            send_back, "move", lambda was, appender, message, place, _times: was(appender, message, place, 0)
+        ),
+        runs("one", "retries"),
+    ),
+    "half message visible": Bug(half_visible, runs("one", "transactions")),
+    "timer fires early after clock step": Bug(
+        instead(SteadyTime, "now_ms", lambda self: self._clock.time_ms()), runs("one", "timers", "clock")
+    ),
+    "stale route kept for ever": Bug(
+        around(RouteTable, "put", keep_first_route), runs("one", "plain", "move")
+    ),
+    "duplicate suppression by opaque id reuse": Bug(
+        around(Appender, "enqueue", suppress_duplicates), runs("one", "plain", "reset")
+    ),
+    "follower acks before write": Bug(
+        instead(ReplicaLog, "safe", property(lambda self: self.next)), runs("pair", "plain", "slow disk")
+    ),
+    "leader acks with stale epoch": Bug(nothing, raft_breaks),
+    "index entry before log record": Bug(
+        instead(Dispatcher, "dispatch_flushed", visible_at_once), runs("one", "plain", "power", "slow disk")
+    ),
+    "checker that ignores unknowns": Bug(
+        around(checker, "operations", forget_unknown), runs("one", "plain", "pause", "loss")
+    ),
+}

@@ -1,0 +1,355 @@
+"""One run: a cluster and clients of a seed, faults for a while, then none, and what must hold in the end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.simulation.clients import GROUP, TOPIC, TRIES, Clients, name_of
+from tests.simulation.cluster import BrokerMachine, Cluster
+
+from cometmq.client.cluster.decoding import decode_messages
+from cometmq.errors import RecordError
+from cometmq.message import MessageExt, MessageQueue, SendResult
+from cometmq.protocol.codes import DLQ_PREFIX
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.store import WAITING, MessageStore
+from cometmq.testing.checker import RULES, Expected, Problem, check_history
+
+FAULT_S = 5.0
+"""How long faults strike."""
+HEALED_S = 120.0
+"""How long a healthy cluster may take until everybody has everything."""
+_ROTTEN_S = 6.0
+"""How long one is watched whose disk was damaged: what is lost never comes."""
+KINDS = ("plain", "orderly", "transactions", "timers", "retries")
+SHAPES = ("one", "two", "pair", "pair")
+"""A broker, two of them, a master with its slave."""
+FAULTS = (
+    "loss", "slow network", "cut", "one-way cut", "reset", "pause", "kill", "power", "clock", "slow disk",
+    "full", "io error", "members", "move", "rot",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is: shape of the cluster, kind of messages, faults."""
+
+    shape: str
+    kind: str
+    faults: frozenset[str]
+    sync_flush: bool
+
+    def __str__(self) -> str:
+        flush = "SYNC_FLUSH" if self.sync_flush else "ASYNC_FLUSH"
+        return f"{self.shape}, {flush}, {self.kind}, {', '.join(sorted(self.faults)) or 'no faults'}"
+
+
+def plan_of(seed: int) -> Plan:
+    """What a seed stands for: each picks some of the faults, so that rare meetings of two happen."""
+    chance = random.Random(f"plan {seed}")
+    sync_flush = chance.random() < 0.7
+    share = chance.choice((0.1, 0.3, 0.5))
+    faults = {fault for fault in FAULTS if chance.random() < share}
+    if not sync_flush:
+        faults.discard("power")
+    shape = chance.choice(SHAPES)
+    if shape == "pair":
+        faults -= {"move", "rot"}
+    return Plan(shape, chance.choice(KINDS), frozenset(faults), sync_flush)
+
+
+@dataclass
+class Outcome:
+    """What a run showed. seen: how often each fault struck; digest: of all its events."""
+
+    seed: int
+    plan: Plan
+    problems: list[Problem]
+    seen: Counter[str]
+    sent: int = 0
+    events: int = 0
+    simulated_s: float = 0.0
+    digest: int = 0
+    history: list[bytes] = field(default_factory=list)
+
+
+class Run:
+    """The run of a seed."""
+
+    def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        self.seed = seed
+        self.plan = plan if plan is not None else plan_of(seed)
+        self.chance = random.Random(f"faults {seed}")
+        self.cluster = cluster = Cluster(seed)
+        self.scheduler = cluster.scheduler
+        self.clients = Clients(cluster, self.plan.kind)
+        self.clients.on_ack = self._check_ack
+        self.problems: list[Problem] = []
+        flush = "SYNC_FLUSH" if self.plan.sync_flush else "ASYNC_FLUSH"
+        cluster.add_name_server()
+        replicated = self.plan.shape == "pair"
+        role = "SYNC_MASTER" if replicated else "ASYNC_MASTER"
+        for name in ("a", "b") if self.plan.shape == "two" else ("a",):
+            cluster.add_broker(name, flushDiskType=flush, brokerRole=role)
+            if replicated:
+                cluster.add_broker(name, flushDiskType=flush, brokerRole="SLAVE", brokerId="1")
+        self.masters = [each for each in cluster.brokers if not each.slave]
+        self.slaves = [each for each in cluster.brokers if each.slave]
+
+    def __call__(self) -> Outcome:
+        """Do it."""
+        with self.cluster.world():
+            self._start()
+            self._disturb()
+            self._heal()
+            self._read_everything()
+            self._compare_replicas()
+        report = check_history(
+            lines := list(self.clients.history.lines()), Expected(tries=TRIES, check_s=HEALED_S, late_s=10.0)
+        )
+        self.problems += [each for each in report.problems if each.rule not in self._forgiven()]
+        self.problems += [Problem("no errors", repr(each)) for each in self.scheduler.failures]
+        return Outcome(
+            seed=self.seed, plan=self.plan, problems=self.problems, seen=self.cluster.seen, sent=report.sent,
+            events=self.scheduler.events, simulated_s=self.scheduler.now, digest=self.scheduler.digest,
+            history=lines,
+        )  # fmt: skip
+
+    def _forgiven(self) -> set[str]:
+        """Rules that these faults may break: after a crash listeners are called again, timers come late."""
+        if "rot" in self.plan.faults:
+            return set(RULES) - {"nothing invented"}
+        forgiven = set()
+        if self.plan.faults - {"clock", "slow disk", "slow network"}:
+            forgiven |= {"retries", "timers"}
+        return forgiven
+
+    def _start(self) -> None:
+        cluster, clients = self.cluster, self.clients
+        for machine in cluster.machines:
+            machine.start()
+            self.scheduler.run_for(0.02)
+        cluster.scheduler.run_until(lambda: all(each.broker for each in cluster.brokers), 5)
+        self.producers = [cluster.client("p1")]
+        for process in self.producers:
+            process.spawn(clients.produce(process, self.chance.randint(8, 16), FAULT_S / 14))
+        for _ in range(self.chance.choice((1, 1, 2))):
+            self._add_member()
+
+    def _add_member(self) -> None:
+        process = self.cluster.client(f"c{self.scheduler.events}")
+        self.clients.members.append(process)
+        process.spawn(self.clients.consume(process, orderly=self.plan.kind == "orderly"))
+
+    def _check_ack(self, result: SendResult) -> None:
+        """Whoever promised a message has it: its master, and a slave of that."""
+        position = decode_offset_id(result.offset_msg_id).physical_offset
+        name = result.queue.broker_name
+        masters = [each for each in self.masters if each.name == name]
+        for machines in (masters, [each for each in self.slaves if each.name == name]):
+            if machines and "rot" not in self.plan.faults and all(each.safe <= position for each in machines):
+                ends = ", ".join(f"{each.host} has {each.safe}" for each in machines)
+                self._problem("acknowledged is stored", f"a message at {position} of {name}: {ends}")
+
+    # -- faults
+
+    def _disturb(self) -> None:
+        end = self.scheduler.now + FAULT_S
+        if self.plan.faults:
+            actions = [
+                getattr(self, "_" + fault.replace(" ", "_").replace("-", "_"))
+                for fault in sorted(self.plan.faults)
+            ]
+            for _ in range(self.chance.randint(len(actions), 2 * len(actions) + 2)):
+                at = self.scheduler.now + self.chance.uniform(0, FAULT_S)
+                self.scheduler.call_at(at, self._strike, self.chance.choice(actions))
+        self.scheduler.run_for(end - self.scheduler.now)
+
+    def _strike(self, action: Callable[[], None]) -> None:
+        if not self._healed:
+            action()
+
+    _healed = False
+
+    def _for_a_while(self, end: Callable[[], object], most_s: float = 2.5) -> None:
+        self.scheduler.call_later(self.chance.uniform(0.05, most_s), end)
+
+    def _broker(self) -> BrokerMachine:
+        return self.chance.choice(self.cluster.brokers)
+
+    def _hosts(self) -> list[str]:
+        clients = [each.host for each in (*self.producers, *self.clients.members)]
+        return [each.host for each in self.cluster.machines] + clients
+
+    def _loss(self) -> None:
+        self.cluster.network.loss = self.chance.choice((0.02, 0.2))
+
+    def _slow_network(self) -> None:
+        self.cluster.network.delay_s = self.chance.choice((0.01, 0.1))
+        self.cluster.seen["slow network"] += 1
+
+    def _cut(self) -> None:
+        hosts = self._hosts()
+        side = {host for host in hosts if self.chance.random() < self.chance.choice((0.3, 0.5))}
+        pairs = [(a, b) for a in hosts for b in hosts if (a in side) != (b in side)]
+        self.cluster.network.cut(*pairs)
+        self._for_a_while(self.cluster.network.heal)
+
+    def _one_way_cut(self) -> None:
+        hosts = self._hosts()
+        source, target = self.chance.sample(hosts, 2)
+        self.cluster.network.cut((source, target))
+        self._for_a_while(self.cluster.network.heal)
+
+    def _reset(self) -> None:
+        self.cluster.network.reset_some(self.chance.choice((0.2, 1.0)))
+
+    def _pause(self) -> None:
+        process = self.chance.choice([each.process for each in self.cluster.machines] + self.clients.members)
+        if process is not None and process.alive:
+            process.pause()
+            self.cluster.seen["pause"] += 1
+            self._for_a_while(process.resume)
+
+    def _kill(self, *, power: bool = False) -> None:
+        machine = self._broker() if power else self.chance.choice(self.cluster.machines)
+        machine.kill(power=power)
+        if not machine.up:
+            self._for_a_while(lambda: machine.up or machine.start())
+
+    def _power(self) -> None:
+        self._kill(power=True)
+
+    def _move(self) -> None:
+        broker = self._broker()
+        broker.kill()
+        if not broker.up:
+            broker.move()
+            self._for_a_while(lambda: broker.up or broker.start())
+
+    def _rot(self) -> None:
+        self._broker().disk.rot("/commitlog/")
+
+    def _clock(self) -> None:
+        # A clock that goes back makes messages that wait come late, and a small step forward counts at once.
+        steps = (
+            (30.0, 3600.0) if self.plan.kind in ("timers", "retries") else (-3600.0, -2.0, 0.5, 30.0, 3600.0)
+        )
+        step = self.chance.choice(steps)
+        self.chance.choice(self.cluster.machines).step_clock(step)
+
+    def _slow_disk(self) -> None:
+        self._broker().disk.sync_s = self.chance.choice((0.05, 0.6))
+        self.cluster.seen["slow disk"] += 1
+
+    def _full(self) -> None:
+        disk = self._broker().disk
+        disk.full = True
+        self._for_a_while(disk.heal)
+
+    def _io_error(self) -> None:
+        disk = self._broker().disk
+        disk.write_errors, disk.sync_errors = self.chance.choice(((0.1, 0.0), (0.0, 0.1)))
+        self._for_a_while(disk.heal, 1.0)
+
+    def _members(self) -> None:
+        if self.clients.members and self.chance.random() < 0.5:
+            self.clients.kill_member(self.chance.choice(self.clients.members))
+        self._add_member()
+
+    # -- afterwards
+
+    def _heal(self) -> None:
+        self._healed = True
+        self.cluster.heal()
+        self.scheduler.run_until(lambda: all(each.broker or not each.up for each in self.cluster.brokers), 10)
+        for broker in self.cluster.brokers:
+            if broker.broker is None:
+                self._problem("starts again", f"{broker.name}: {broker.failure!r}")
+            elif not broker.store.flags.writeable:  # a failed sync is for good until the next start
+                broker.kill()
+                broker.start()
+        limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
+        self.scheduler.run_until(lambda: self.clients.done and self._caught_up(), limit_s)
+        self.scheduler.run_for(1.0)
+
+    def _caught_up(self) -> bool:
+        return all(
+            slave.broker and master.broker and slave.store.log.end == master.store.log.end
+            for slave in self.slaves
+            for master in self.masters
+        )
+
+    def _problem(self, rule: str, what: str) -> None:
+        self.problems.append(Problem(rule, what))
+
+    def _read_everything(self) -> None:
+        """Note what the brokers hold in the end."""
+        history = self.clients.history
+        for broker in self.masters:
+            if broker.broker is None:
+                continue
+            store = broker.store
+            for queue in sorted(store.queues.of_topic(TOPIC), key=lambda each: each.queue_id):
+                place = name_of(MessageQueue(TOPIC, broker.name, queue.queue_id))
+                bounds = {"min": queue.min_offset, "max": queue.max_offset}
+                history.note("bounds", topic=TOPIC, queue=place, **bounds)
+            for message in stored(store, TOPIC, broker.name):
+                facts = {"topic": TOPIC, "queue": name_of(message.queue), "offset": message.queue_offset}
+                history.note("read", message=body_of(message), **facts)
+            for message in stored(store, DLQ_PREFIX + GROUP, broker.name):
+                history.note("dead", message=body_of(message), group=GROUP)
+
+    def _compare_replicas(self) -> None:
+        """Each slave has what its master has, byte for byte, and serves the same."""
+        for master, slave in zip(self.masters, self.slaves, strict=False):
+            if master.broker is None or slave.broker is None:
+                continue
+            mine, its = master.store, slave.store
+            if mine.log.end != its.log.end:
+                state = slave.broker.parts.replication.facts()
+                self._problem(
+                    "replicas", f"the slave ends at {its.log.end}, the master at {mine.log.end}: {state}"
+                )
+            start, end = max(mine.log.min_position, its.log.min_position), min(mine.log.end, its.log.end)
+            if log_bytes(mine, start, end) != log_bytes(its, start, end):
+                self._problem("replicas", f"the logs differ between {start} and {end}")
+            for queue in mine.queues.of_topic(TOPIC):
+                if mine.log.end == its.log.end and its.max_offset(TOPIC, queue.queue_id) != queue.max_offset:
+                    self._problem("replicas", f"queue {queue.queue_id} of the slave has another end")
+            lost = self.clients.stored_for_sure - {body_of(each) for each in stored(its, TOPIC, slave.name)}
+            if lost:
+                self._problem("replicas", f"acknowledged, and not on the slave: {sorted(lost)}")
+
+
+def log_bytes(store: MessageStore, start: int, end: int) -> bytes:
+    """The log from one position to another, over segments."""
+    size = store.log.segment_size
+    pieces = []
+    while start < end:
+        stop = min(end, start - start % size + size)
+        data = store.log.read(start, stop - start, WAITING)
+        pieces.append(b"" if data is None else bytes(data))
+        start = stop
+    return b"".join(pieces)
+
+
+def body_of(message: MessageExt) -> str:
+    return message.body.rstrip(b".").decode(errors="replace")
+
+
+def stored(store: MessageStore, topic: str, broker: str) -> Iterator[MessageExt]:
+    """All messages of a topic, their checksums checked."""
+    for queue in sorted(store.queues.of_topic(topic), key=lambda each: each.queue_id):
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            got = store.get_messages(topic, queue.queue_id, offset, 1024, bulk=True, reads=WAITING)
+            for buffer in got.buffers:
+                try:
+                    yield from decode_messages(buffer, broker, [])
+                except RecordError:  # damage that the body's checksum does not cover
+                    continue
+            offset = max(got.next_begin_offset, offset + 1)

@@ -1,0 +1,344 @@
+"""A seeded loop whose time is simulated: the one order in which everything of a run happens.
+
+It is a heap of (moment, number, event). asyncio's tasks and futures run on it, so the same loop drives
+whole brokers and clients, and cores without I/O. Nothing in a run uses a thread, a socket or the machine's
+clocks: what is meant for threads is done in one step a little later, connections are made by `network.py`,
+and `patched_time` puts the loop's time in place of the clocks. So two runs of one seed are the same run.
+
+An event belongs to the process in whose context it was made (`OWNER`). One of a process that was killed never
+happens; one of a process that stands still happens when it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import random
+import socket
+import time
+import zlib
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+START_S = 1_700_000_000.0
+"""Wall time at the beginning of a run."""
+_EVENTS_MOST = 400_000
+_EVENTS_A_LOOK = 16
+"""So many happen between two looks at whether a run is done."""
+
+
+class Stuck(AssertionError):
+    """A run did not come to its end: nothing is left to happen, or far too much."""
+
+
+class Process:
+    """A process of the simulated cluster, on a host of its own. A restarted one is another object."""
+
+    def __init__(self, scheduler: Scheduler, name: str, host: str) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.host = host
+        self.alive = True
+        self.wall_offset_s = 0.0
+        """How far the host's wall clock is off."""
+        self._held: list[_Event] | None = None  # while it stands still
+        self.context = contextvars.copy_context()
+        self.context.run(OWNER.set, self)
+
+    def pause(self) -> None:
+        """Stand still, as after SIGSTOP."""
+        if self._held is None:
+            self._held = []
+
+    def resume(self) -> None:
+        """Go on: what was due meanwhile happens now."""
+        held, self._held = self._held or [], None
+        for event in held:
+            self.scheduler.push(event)
+
+    @property
+    def paused(self) -> bool:
+        return self._held is not None
+
+    def kill(self) -> None:
+        """Nothing of it happens any more."""
+        self.alive = False
+        self._held = None
+
+    def may_happen(self, event: _Event) -> bool:
+        """Whether its event may happen now; a process that stands still keeps it."""
+        if self._held is not None:
+            self._held.append(event)
+            return False
+        return self.alive
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of this process."""
+        return self.scheduler.create_task(work, context=self.context.copy())
+
+
+OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
+
+
+class _Event:
+    """A callback at a moment, as asyncio's handles."""
+
+    __slots__ = ("args", "at", "callback", "dropped", "owner", "within")
+
+    def __init__(self, at: float, callback: Any, args: Any, within: contextvars.Context) -> None:
+        self.at = at
+        self.callback = callback
+        self.args = args
+        self.within = within
+        self.owner: Process | None = within.get(OWNER)
+        self.dropped = False
+
+    def cancel(self) -> None:
+        self.dropped = True
+
+    def cancelled(self) -> bool:
+        return self.dropped
+
+    def when(self) -> float:
+        return self.at
+
+
+class Scheduler(asyncio.AbstractEventLoop):
+    """Time in seconds from 0. `chance`: the random numbers of the run."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(f"run {seed}")
+        self.now = 0.0
+        self.events = 0
+        self.digest = 0
+        """Of the moments of all events so far: two runs of one seed agree in it."""
+        self.failures: list[BaseException] = []
+        """What callbacks and tasks raised and nobody took."""
+        self.connections: Connections | None = None
+        self._heap: list[tuple[float, int, _Event]] = []
+        self._numbers = itertools.count()
+        self._running = False
+        # A task of a killed process must not be collected: its `finally` blocks would run.
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    # -- running
+
+    def run_for(self, seconds: float) -> None:
+        """Let everything happen that is due within so much time."""
+        self.run_until(lambda: False, seconds)
+
+    def run_until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Let things happen until `done`, asked now and then, or for so long; whether it was done."""
+        end = self.now + seconds
+        heap, pop = self._heap, heapq.heappop
+        with self._current():
+            while not done():
+                for _ in range(_EVENTS_A_LOOK):
+                    if not heap or heap[0][0] > end:
+                        self.now = end
+                        return done()
+                    when, _, event = pop(heap)
+                    if event.dropped:
+                        continue
+                    if when > self.now:
+                        self.now = when
+                    owner = event.owner
+                    if owner is not None and not owner.may_happen(event):
+                        continue
+                    self.events += 1
+                    self.digest = zlib.crc32(b"%d" % (when * 1e6), self.digest)
+                    try:
+                        event.within.run(event.callback, *event.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.failures.append(error)
+                if self.events > _EVENTS_MOST:
+                    raise Stuck(f"seed {self.seed}: {self.events} events until {self.now:.3f} s")
+        return True
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        outside = asyncio.events._get_running_loop()  # noqa: SLF001 - what loops have for this
+        asyncio.events._set_running_loop(self)  # noqa: SLF001
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+            asyncio.events._set_running_loop(outside)  # noqa: SLF001
+
+    def run(self, work: Coroutine[Any, Any, T], seconds: float = 3600.0) -> T:
+        """The outcome of a coroutine. Raises Stuck if it is not there in time."""
+        with self._current():
+            task = self.create_task(work)
+        if not self.run_until(task.done, seconds):
+            raise Stuck(f"seed {self.seed}: not done within {seconds:g} s")
+        return task.result()
+
+    def push(self, event: _Event) -> None:
+        """Let an event happen at its time, or now if that is over."""
+        heapq.heappush(self._heap, (max(event.at, self.now), next(self._numbers), event))
+
+    # -- asyncio's loop
+
+    def time(self) -> float:
+        """Seconds since the beginning of the run."""
+        return self.now
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        event = _Event(when, callback, args, contextvars.copy_context() if context is None else context)
+        heapq.heappush(self._heap, (max(when, self.now), next(self._numbers), event))
+        return event
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        event = _Event(self.now, callback, args, contextvars.copy_context() if context is None else context)
+        heapq.heappush(self._heap, (self.now, next(self._numbers), event))
+        return event
+
+    call_soon_threadsafe = call_soon
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Any, *, name: Any = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append(task)
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """What a thread would do is done in one step, a little later."""
+        future: asyncio.Future[T] = self.create_future()
+        self.call_later(self.chance.uniform(0, 0.002), _work, future, func, args)
+        return future
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:  # type: ignore[override]
+        """All hosts are addresses."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port or 0))]
+
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        assert self.connections is not None
+        return await self.connections.connect(factory, host, port)
+
+    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        assert self.connections is not None
+        return self.connections.listen(factory, host, port)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if "exception" in context:
+            self.failures.append(context["exception"])
+
+
+class Connections(Protocol):
+    """Who makes the connections of a run."""
+
+    async def connect(self, factory: Any, host: str, port: int) -> tuple[Any, Any]: ...
+
+    def listen(self, factory: Any, host: str, port: int) -> Any: ...
+
+
+def _work(future: Any, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if future.cancelled():
+        return
+    try:
+        result = func(*args)
+    except Exception as error:  # it is the caller's, as with a thread
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class _Job(Future[Any]):
+    """Work of a pool. Whoever waits for it has it done at once."""
+
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._work: tuple[Callable[..., Any], tuple[Any, ...]] | None = (func, args)
+
+    def do(self) -> None:
+        """Do it, unless it was done."""
+        work, self._work = self._work, None
+        if work is not None:
+            _work(self, *work)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.do()
+        return super().exception(timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.do()
+        return super().result(timeout)
+
+
+class Pool:
+    """In the place of a ThreadPoolExecutor with one thread."""
+
+    def __init__(self, scheduler: Scheduler, delay_s: Callable[[], float]) -> None:
+        """delay_s: how long a piece of work takes."""
+        self._scheduler = scheduler
+        self._delay_s = delay_s
+        self._free_at = 0.0
+        self._jobs: list[_Job] = []
+
+    def submit(self, func: Callable[..., Any], *args: Any) -> Future[Any]:
+        """As an executor's."""
+        job = _Job(func, args)
+        self._jobs = [each for each in self._jobs if not each.done()] + [job]
+        self._free_at = max(self._free_at, self._scheduler.now) + self._delay_s()
+        self._scheduler.call_at(self._free_at, job.do)
+        return job
+
+    def shutdown(self, wait: bool = True) -> None:
+        """All work is done."""
+        for job in self._jobs:
+            job.do()
+
+
+def wall_s(scheduler: Scheduler) -> float:
+    """What the wall clock of the host shows whose process runs."""
+    owner = OWNER.get()
+    return START_S + scheduler.now + (owner.wall_offset_s if owner is not None else 0.0)
+
+
+@contextmanager
+def patched_time(scheduler: Scheduler) -> Iterator[None]:
+    """While the block runs, the machine's clocks tell the scheduler's time, and `random` seeded numbers."""
+    clocks: dict[str, Callable[..., float]] = {
+        "time": lambda: wall_s(scheduler),
+        "time_ns": lambda: int(wall_s(scheduler) * 1e9),
+        "monotonic": lambda: 1000.0 + scheduler.now,
+        "monotonic_ns": lambda: int((1000.0 + scheduler.now) * 1e9),
+        "perf_counter": lambda: 1000.0 + scheduler.now,
+        "clock_gettime": lambda _which: 1000.0 + scheduler.now,
+    }
+    before = {name: getattr(time, name) for name in clocks}
+    state = random.getstate()
+    random.seed(scheduler.seed)
+    for name, clock in clocks.items():
+        setattr(time, name, clock)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        for name, was in before.items():
+            setattr(time, name, was)

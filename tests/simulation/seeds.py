@@ -1,0 +1,111 @@
+"""Many seeds in a row; `python -m tests.simulation.seeds FIRST COUNT` for more than the tests run."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from tests.raft.chaos import live
+from tests.simulation.run import Plan, Run, plan_of
+
+CLUSTERS = 8
+"""Each so many-th seed is a run of whole brokers and clients; the others are lives of a raft group, whose
+core alone is real."""
+_BETWEEN_COLLECTIONS = 10
+
+
+class SeedFailed(AssertionError):
+    """A seed that showed a problem."""
+
+    def __init__(self, seed: int, what: str) -> None:
+        super().__init__(f"seed {seed} ({what_is(seed)}): {what}\nCOMETMQ_SIM_SEED={seed} runs it alone")
+        self.seed = seed
+
+
+def what_is(seed: int) -> str:
+    """What a seed stands for."""
+    return str(plan_of(seed)) if seed % CLUSTERS == 0 else "a raft group"
+
+
+def simulate(seed: int) -> Counter[str]:
+    """Run a seed; returns which faults struck, and what was done. Raises SeedFailed."""
+    if seed % CLUSTERS:
+        try:
+            life = live(seed)
+        except Exception as broken:
+            raise SeedFailed(seed, repr(broken)) from broken
+        return Counter({"raft groups": 1, "raft events": life.events, "raft entries": len(life.committed)})
+    try:
+        outcome = Run(seed)()
+    except Exception as failure:
+        raise SeedFailed(seed, repr(failure)) from failure
+    if outcome.problems:
+        raise SeedFailed(seed, "\n".join(f"{each.rule}: {each.what}" for each in outcome.problems[:10]))
+    return outcome.seen + Counter(
+        {"clusters": 1, outcome.plan.shape: 1, outcome.plan.kind: 1, "acknowledged": outcome.sent}
+    )
+
+
+@contextmanager
+def many() -> Iterator[None]:
+    """For runs in a row. A run leaves tasks of killed processes behind; what the interpreter says while it
+    throws them away means nothing."""
+    hook, level = sys.unraisablehook, logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    sys.unraisablehook = lambda _what: None
+    warm_up()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                yield
+            finally:
+                gc.collect()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        sys.unraisablehook = hook
+        logging.disable(level)
+
+
+def warm_up() -> None:
+    """What is done once in a process (caches, imports) must not make its first run another one."""
+    for shape in ("two", "pair"):
+        Run(0, Plan(shape, "plain", frozenset(), True))()
+
+
+def each_of(seeds: Iterable[int]) -> Counter[str]:
+    """Run these seeds; raises SeedFailed at the first problem."""
+    seen: Counter[str] = Counter()
+    for number, seed in enumerate(seeds):
+        seen += simulate(seed)
+        if number % _BETWEEN_COLLECTIONS == 0:
+            gc.collect()
+    return seen
+
+
+def main(first: int, count: int) -> None:
+    """Run seeds, and say what they showed; goes on after failures."""
+    seen: Counter[str] = Counter()
+    with many():
+        for seed in range(first, first + count):
+            try:
+                seen += simulate(seed)
+            except SeedFailed as failed:
+                seen["FAILED"] += 1
+                print(failed, flush=True)
+            if seed % _BETWEEN_COLLECTIONS == 0:
+                gc.collect()
+    print(", ".join(f"{what}: {count}" for what, count in sorted(seen.items())))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

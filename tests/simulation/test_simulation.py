@@ -1,0 +1,107 @@
+"""Seeded runs of real brokers, clients and raft cores on simulated time, network and disks.
+
+COMETMQ_SIM_SEEDS sets how many, COMETMQ_SIM_FIRST where they begin; COMETMQ_SIM_SEED runs one alone, with its
+history.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+from tests.simulation.disks import SimulatedDisk
+from tests.simulation.network import Network
+from tests.simulation.planted import BUGS
+from tests.simulation.run import Plan, Run, plan_of
+from tests.simulation.seeds import CLUSTERS, SeedFailed, each_of, many, what_is
+
+SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "20000"))
+FIRST = int(os.environ.get("COMETMQ_SIM_FIRST", "1"))
+ALONE = int(os.environ.get("COMETMQ_SIM_SEED", "0"))
+AT_ONCE = 500
+MOST_TRIED = 300
+"""A planted bug is found within so many seeds."""
+STRIKES = (
+    "clock step", "cut", "full", "kill", "loss", "member killed", "move", "pause", "power loss", "reset",
+    "rot", "slow disk", "slow network", "sync error", "volatile at power loss", "write error",
+)  # fmt: skip
+"""What each few hundred seeds show of faults, if these do anything."""
+
+
+def _no_cut(_network: Network, *_directions: tuple[str, str]) -> None:
+    """A fault that strikes nobody."""
+
+
+def missing(first: int, count: int) -> set[str]:
+    """The faults that none of these runs of clusters has shown."""
+    seen: set[str] = set()
+    for seed in range(first, first + count):
+        seen.update(Run(seed)().seen)
+    return set(STRIKES) - seen
+
+
+@pytest.mark.skipif(bool(ALONE), reason="one seed runs alone")
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, AT_ONCE))
+def test_what_is_promised_holds(first: int) -> None:
+    with many():
+        each_of(range(first, min(first + AT_ONCE, FIRST + SEEDS)))
+
+
+@pytest.mark.skipif(not ALONE, reason="COMETMQ_SIM_SEED names a seed to run alone")
+def test_a_seed_alone() -> None:
+    print(f"seed {ALONE}: {what_is(ALONE)}")
+    with many():
+        if ALONE % CLUSTERS == 0:
+            outcome = Run(ALONE)()
+            print(*(line.decode() for line in outcome.history), sep="\n")
+            print(*outcome.problems, sep="\n")
+        each_of([ALONE])
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = BUGS[name]
+    with many(), bug.plant():
+        assert any(map(bug.find, range(1, MOST_TRIED))), f"{name} was not found by {MOST_TRIED} seeds"
+
+
+def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
+    with many():
+        assert missing(1, 150) == set()
+        with (
+            mock.patch.object(Network, "cut", _no_cut),
+            mock.patch.object(SimulatedDisk, "after_power_loss", lambda self: self),
+        ):
+            assert missing(1, 150) >= {"cut", "volatile at power loss"}
+
+
+def test_a_seed_is_one_run_in_any_process() -> None:
+    plans = [Plan("pair", "retries", frozenset({"kill", "cut", "loss"}), True), plan_of(8), plan_of(12)]
+    program = (
+        "from tests.simulation.test_simulation import digests; from tests.simulation.run import *\n"
+        f"print(digests([{', '.join(map(repr, plans))}]))"
+    )
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, ["", *sys.path]))}
+    told = [
+        subprocess.run(command, env={**environment, "PYTHONHASHSEED": text}, capture_output=True, check=True)
+        for text in ("1", "2")
+    ]
+    assert told[0].stdout == told[1].stdout == f"{digests(plans)}\n".encode()
+
+
+def digests(plans: list[Plan]) -> list[int]:
+    """Of the events of seed 7 with each of these plans."""
+    with many():
+        return [Run(7, each)().digest for each in plans]
+
+
+def test_a_failure_names_its_seed() -> None:
+    with (
+        mock.patch("tests.simulation.seeds.Run", side_effect=RuntimeError("boom")),
+        pytest.raises(SeedFailed, match="COMETMQ_SIM_SEED=8 runs it alone"),
+    ):
+        each_of([8])
