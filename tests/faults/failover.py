@@ -438,9 +438,9 @@ KINDS = {
 
 def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Trouble:
     """The fault of a kind, one of KINDS, that hits a broker."""
-    other = dice.choice([name for name in BROKERS if name != victim])
-    if not group.layout.raft and victim != "n0":
-        other = "n0"  # two slaves say nothing to each other
+    leader = group.leader() or "n0"
+    # Those who follow say nothing to each other: a cut between them would not show.
+    other = leader if victim != leader else dice.choice([name for name in BROKERS if name != victim])
     its = [way for way in group.links if victim in way]
     out = [way for way in its if way[0] == victim]
     between = [way for way in its if other in way]
@@ -482,7 +482,8 @@ def inflict(faults: Sequence[Trouble], seconds: float) -> None:
 
 def idle_faults_show(group: Group, dice: random.Random) -> None:
     """Faults that have not begun must show no effect: else nobody could tell."""
-    faults = [trouble(group, kind, "n0", dice) for kind in KINDS]
+    leader = group.wait_for_leader()
+    faults = [trouble(group, kind, leader, dice) for kind in KINDS]
     time.sleep(2.0)
     for fault in faults:
         assert not fault.effective(), f"{fault} has not begun, and shows an effect"
@@ -585,7 +586,7 @@ def windows(
     dice = random.Random(0)
     with loaded(layout, directory, java, f"windows-{layout.apache}-{layout.raft}") as (group, load):
         for kind, of_leader in WINDOW_FAULTS:
-            time.sleep(10)  # all are in step again
+            time.sleep(8)  # all are in step again
             leader = group.wait_for_leader()
             victim = leader if of_leader else next(name for name in reversed(BROKERS) if name != leader)
             began = time.time()
