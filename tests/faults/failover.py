@@ -1,342 +1,30 @@
-"""Brokers of one name as real processes, with a proxy on each way between them; faults; what clients saw.
-
-A `Group` has three brokers of our make or Apache's (a raft group, or a SYNC_MASTER with two slaves, all with
-SYNC_FLUSH) and two name servers. Brokers reach each other and the name servers through a proxy for each pair
-and direction, so any of these ways can be cut or slowed alone, on every machine. Clients reach brokers
-directly: one that is cut off is still asked by them, and must not promise what it cannot keep.
-
-Each fault says when it ends whether it took effect: a run whose faults do nothing proves nothing.
-"""
+"""A load on a group of brokers among faults, the history of what clients saw, and what must be true of it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-import os
 import random
-import re
-import signal
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-import psutil
-from tests.interop import wire
-from tests.interop.apache import ApacheBroker, ApacheNamesrv
-from tests.interop.comet import CometBroker, CometNamesrv
+from tests.faults.groups import BROKERS, QUEUES, TOPIC, Group, Layout
+from tests.faults.nemesis import KINDS, Ways, idle_faults_show, inflict, trouble
 from tests.interop.driver import Driver, JavaError, message
-from tests.interop.processes import ProcessError, broker_port, wait_until
-from tests.interop.store_input import Feeder, served
+from tests.interop.processes import ProcessError, wait_until
+from tests.interop.store_input import served
 
 from cometmq import ClientOptions, CometError, Message, ProducerOptions, SyncProducer
-from cometmq.remoting import loop_in_thread
-from cometmq.testing import Fault, FaultProxy, History, Kind, Report, check_history
+from cometmq.testing import History, Report, check_history
 from cometmq.testing.history import operations
 
-HOST = "127.0.0.1"
-NAME = "broker-a"
-TOPIC = "Orders"
-QUEUES = 4
-APACHE = "4.9.7"
-APACHE_JVM = ["-Xms256m", "-Xmx512m", "-XX:+UseSerialGC"]
-SLOW_DISK = Path(__file__).with_name("slow_disk.py")
 SEND_MS = 1500
 ROUTES_MS = 1000
 """Clients ask for routes so often, not each 30 s: their windows are then those of the brokers."""
-PATIENCE_S = 15.0
-"""A fault of a disk shows when next there is something to write: so long at most."""
-BROKERS = ("n0", "n1", "n2")
-NAME_SERVERS = ("s0", "s1")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """raft: three members that elect; else n0 is a SYNC_MASTER, the others its slaves. apache: whose."""
-
-    raft: bool
-    apache: bool = False
-
-    @property
-    def title(self) -> str:
-        kind = ("DLedger" if self.apache else "raft of three") if self.raft else "SYNC_MASTER, two slaves"
-        return f"{'Apache' if self.apache else 'CometMQ'}, {kind}"
-
-
-class Group:
-    """The servers of a layout. Brokers are n0 to n2, name servers s0 and s1."""
-
-    def __init__(self, layout: Layout, directory: Path) -> None:
-        self.layout = layout
-        self._directory = directory
-        self._resources = contextlib.ExitStack()
-        self._run = self._resources.enter_context(loop_in_thread("failover-proxies"))
-        self.ports = {name: broker_port() for name in BROKERS}
-        self.brokers: dict[str, ApacheBroker | CometBroker] = {}
-        self.name_servers: dict[str, ApacheNamesrv | CometNamesrv] = {}
-        self.links: dict[tuple[str, str], FaultProxy] = {}
-        self._members = {name: broker_port() for name in BROKERS} if layout.raft else {}
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self) -> None:
-        for name in NAME_SERVERS:
-            place = self._directory / name
-            self.name_servers[name] = (
-                ApacheNamesrv(APACHE, place, port=broker_port(), wait=False) if self.layout.apache
-                else CometNamesrv(place, port=broker_port(), wait=False)
-            )  # fmt: skip
-        for server in self.name_servers.values():
-            server.wait_ready()
-        self.namesrv = ";".join(f"{HOST}:{server.port}" for server in self.name_servers.values())
-        for source, target in itertools.product(BROKERS, (*BROKERS, *NAME_SERVERS)):
-            if target in self.name_servers:
-                self._link(source, target, self.name_servers[target].port)
-            elif self.layout.raft and source != target:
-                self._link(source, target, self._members[target])
-            elif target == "n0" and source != target:
-                self._link(source, target, self.ports[target] + 1)
-        self.start("n0")
-        if self.layout.raft:
-            for name in BROKERS[1:]:
-                self.start(name)
-        self.wait_for_leader()
-        # Slaves copy the tables of their master 3 s after their start: the topic is to be there by then.
-        wait_until("the topic", self._make_topic, 60, 0.2)
-        if not self.layout.raft:
-            for name in BROKERS[1:]:
-                self.start(name)
-        for name in BROKERS:
-            listens = partial(wire.listens, self.ports[name])
-            self.brokers[name].process.wait_ready("broker listening", listens, 90)
-
-    def _link(self, source: str, target: str, port: int) -> None:
-        proxy = FaultProxy(f"{HOST}:{port}")
-        self._run(proxy.start())
-        self._resources.callback(lambda: self._run(proxy.stop()))
-        self.links[source, target] = proxy
-
-    def _make_topic(self) -> bool:
-        try:
-            with wire.Connection(self.ports[self.leader()]) as connection:
-                Feeder(connection).update_topic(TOPIC, QUEUES)
-        except Exception:  # nobody leads, or no longer
-            return False
-        return True
-
-    def start(self, name: str) -> None:
-        """Start a broker, also again after its end, on its port and store."""
-        namesrv = ";".join(self.links[name, server].addr for server in NAME_SERVERS)
-        settings = {"flushDiskType": "SYNC_FLUSH", "slaveTimeout": "3000", "bindAddress": HOST}
-        if self.layout.raft:
-            # Others go through a proxy; a member listens on its own address.
-            peers = [
-                f"{each}-{HOST}:{port}" if each == name else f"{each}-{self.links[name, each].addr}"
-                for each, port in self._members.items()
-            ]
-            settings |= {
-                "enableDLegerCommitLog": "true", "dLegerGroup": NAME, "dLegerPeers": ";".join(peers),
-                "dLegerSelfId": name,
-            }  # fmt: skip
-        elif name == "n0":
-            settings |= {"brokerRole": "SYNC_MASTER"}
-        else:
-            ha = self.links[name, "n0"].addr
-            settings |= {"brokerRole": "SLAVE", "brokerId": name[1:], "haMasterAddress": ha}
-        place, port = self._directory / name, self.ports[name]
-        if self.layout.apache:
-            self.brokers[name] = ApacheBroker(
-                APACHE, place, namesrv, name=NAME, port=port, settings=settings, jvm=APACHE_JVM, wait=False
-            )
-        else:
-            self.brokers[name] = CometBroker(
-                place, namesrv, name=NAME, port=port, settings=settings, launcher=[str(SLOW_DISK)], wait=False
-            )
-
-    def alive(self, name: str) -> bool:
-        return self.brokers[name].process.running
-
-    def leader(self) -> str:
-        """Who is the master, or the leader, by one of the name servers; nobody: ""."""
-        for server in self.name_servers.values():
-            with contextlib.suppress(OSError):
-                _, body = wire.call(server.port, wire.GET_BROKER_CLUSTER_INFO)
-                found = re.search(rb'\b"?0"?:"127\.0\.0\.1:(\d+)"', body)
-                for name, port in self.ports.items():
-                    if found and int(found[1]) == port:
-                        return name
-        return ""
-
-    def wait_for_leader(self) -> str:
-        return wait_until("a leader", self.leader, 90, 0.1)
-
-    def end(self, name: str) -> int:
-        """Where the log of a broker ends; -1 while it does not say."""
-        try:
-            return int(wire.runtime_info(self.ports[name]).get("commitLogMaxOffset", -1))
-        except (OSError, ValueError):
-            return -1
-
-    def heal(self) -> None:
-        """End all faults; start what does not run."""
-        for proxy in self.links.values():
-            proxy.heal()
-        for name in BROKERS:
-            (self._directory / name / "slow").unlink(missing_ok=True)
-            if self.alive(name):
-                os.kill(self.brokers[name].pid, signal.SIGCONT)
-            else:
-                self.start(name)
-
-    def place(self, name: str) -> Path:
-        return self._directory / name
-
-    def close(self) -> None:
-        for server in (*self.brokers.values(), *self.name_servers.values()):
-            if server.process.running:
-                server.kill()
-        self._resources.close()
-
-
-class Trouble(Protocol):
-    """A fault of a group. Its text says what it is."""
-
-    def begin(self) -> None: ...
-
-    def effective(self) -> bool:
-        """Whether it shows, in what the fault itself does not know."""
-        ...
-
-    def end(self) -> None: ...
-
-
-class Killed:
-    """kill -9, and a start."""
-
-    def __init__(self, group: Group, name: str) -> None:
-        self._group, self._name = group, name
-        self._victim = group.brokers[name].process
-
-    def __str__(self) -> str:
-        return f"kill -9 of {self._name}"
-
-    def begin(self) -> None:
-        self._victim.kill()
-
-    def effective(self) -> bool:
-        return self._victim.popen.poll() == -signal.SIGKILL
-
-    def end(self) -> None:
-        self._group.start(self._name)
-
-
-class Paused:
-    """SIGSTOP, and SIGCONT."""
-
-    def __init__(self, group: Group, name: str) -> None:
-        self._name = name
-        self._process = psutil.Process(group.brokers[name].pid)
-
-    def __str__(self) -> str:
-        return f"SIGSTOP of {self._name}"
-
-    def begin(self) -> None:
-        self._process.suspend()
-
-    def effective(self) -> bool:
-        return bool(self._process.status() == psutil.STATUS_STOPPED)
-
-    def end(self) -> None:
-        self._process.resume()
-
-
-class Ways:
-    """A fault of some ways of a group."""
-
-    fault: Fault
-
-    def __init__(self, what: str, group: Group, ways: Iterable[tuple[str, str]]) -> None:
-        self._what = what
-        self.proxies = {way: group.links[way] for way in ways}
-        self.before = self.passed()
-
-    def __str__(self) -> str:
-        return self._what
-
-    def begin(self) -> None:
-        for proxy in self.proxies.values():
-            proxy.script = lambda _number: [self.fault]
-            proxy.inflict(self.fault)
-        time.sleep(0.05)  # the loop of the proxies carries it out
-        self.before = self.passed()
-
-    def end(self) -> None:
-        for proxy in self.proxies.values():
-            proxy.heal()
-
-    def passed(self) -> dict[object, int]:
-        """Bytes that went through the open connections."""
-        return {
-            each: sum(each.passed.values()) for proxy in self.proxies.values() for each in proxy.connections
-        }
-
-    def answers_in(self, timeout_s: float) -> Iterator[float]:
-        """Seconds until name servers at the end of these ways answer, or the time-out."""
-        for way, proxy in self.proxies.items():
-            if way[1] in NAME_SERVERS:
-                began, port = time.monotonic(), int(proxy.addr.rpartition(":")[2])
-                with contextlib.suppress(OSError), wire.Connection(port, timeout_s=timeout_s) as connection:
-                    connection.call(wire.GET_BROKER_CLUSTER_INFO)
-                yield time.monotonic() - began
-
-
-class Cut(Ways):
-    """Nothing passes: what is sent is lost, and nobody is told."""
-
-    fault = Fault(kind=Kind.STALL, seconds=math.inf)
-
-    def effective(self) -> bool:
-        now = self.passed()
-        silent = all(count == self.before.get(connection, 0) for connection, count in now.items())
-        return silent and bool(self.before or now) and all(took >= 0.3 for took in self.answers_in(0.3))
-
-
-class Slow(Ways):
-    """Every piece of data waits on its way."""
-
-    fault = Fault(kind=Kind.DELAY, seconds=0.15)
-
-    def effective(self) -> bool:
-        return all(took >= self.fault.seconds for took in self.answers_in(1.0))
-
-
-class SlowDisk:
-    """Each sync takes long; of ours only, see slow_disk.py."""
-
-    def __init__(self, group: Group, name: str) -> None:
-        self._name = name
-        self._slow, self._slowed = group.place(name) / "slow", group.place(name) / "slowed"
-        self._slowed.unlink(missing_ok=True)
-
-    def __str__(self) -> str:
-        return f"slow disk of {self._name}"
-
-    def begin(self) -> None:
-        self._slow.touch()
-
-    def effective(self) -> bool:
-        return self._slowed.exists()
-
-    def end(self) -> None:
-        self._slow.unlink(missing_ok=True)
 
 
 class Load:
@@ -430,65 +118,6 @@ def loaded(layout: Layout, directory: Path, java: Driver, label: str) -> Iterato
         yield group, load
 
 
-KINDS = {
-    "kill": 3, "stop": 2, "cut": 2, "cut one way": 1, "cut pair": 1, "name servers": 1, "delay": 1, "disk": 1,
-}  # fmt: skip
-"""Faults, and how often each is in the hat."""
-
-
-def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Trouble:
-    """The fault of a kind, one of KINDS, that hits a broker."""
-    leader = group.leader() or "n0"
-    # Those who follow say nothing to each other: a cut between them would not show.
-    other = leader if victim != leader else dice.choice([name for name in BROKERS if name != victim])
-    its = [way for way in group.links if victim in way]
-    out = [way for way in its if way[0] == victim]
-    between = [way for way in its if other in way]
-    names = [way for way in its if way[1] in NAME_SERVERS]
-    made: dict[str, Callable[[], Trouble]] = {
-        "kill": lambda: Killed(group, victim),
-        "stop": lambda: Paused(group, victim),
-        "cut": lambda: Cut(f"{victim} cut off from everybody but clients", group, its),
-        "cut one way": lambda: Cut(f"nothing from {victim} arrives", group, out),
-        "cut pair": lambda: Cut(f"{victim} and {other} cut off from each other", group, between),
-        "name servers": lambda: Cut(f"{victim} cut off from the name servers", group, names),
-        "delay": lambda: Slow(f"slow ways of {victim}", group, its),
-        "disk": lambda: SlowDisk(group, victim),
-    }
-    return made[kind]()
-
-
-class IdleNemesisError(AssertionError):
-    """A fault did nothing, so the run says nothing."""
-
-
-def inflict(faults: Sequence[Trouble], seconds: float) -> None:
-    """Faults at once, for so long. Raises IdleNemesisError if one of them shows no effect."""
-    begun: list[Trouble] = []
-    try:
-        for fault in faults:
-            begun.append(fault)
-            fault.begin()
-        time.sleep(seconds)
-        for fault in faults:
-            try:
-                wait_until("an effect", fault.effective, PATIENCE_S)
-            except AssertionError:
-                raise IdleNemesisError(f"{fault}: took no effect") from None
-    finally:
-        for fault in begun:
-            fault.end()
-
-
-def idle_faults_show(group: Group, dice: random.Random) -> None:
-    """Faults that have not begun must show no effect: else nobody could tell."""
-    leader = group.wait_for_leader()
-    faults = [trouble(group, kind, leader, dice) for kind in KINDS]
-    time.sleep(2.0)
-    for fault in faults:
-        assert not fault.effective(), f"{fault} has not begun, and shows an effect"
-
-
 def settle(group: Group, load: Load) -> None:
     """After all faults: clients can send; then they stop, and all logs are as long."""
     group.heal()
@@ -506,11 +135,11 @@ def read(group: Group, name: str) -> list[bytes]:
     """What a broker serves of the topic, as the history of a reader of its name."""
     history = History(name)
     for queue in range(QUEUES):
-        place = {"topic": TOPIC, "queue": str(queue), "group": name}
         # The group has the queue, so what is missing is missed even if nothing is served.
-        owning = history.begin("own", **place)
+        owning = history.begin("own", topic=TOPIC, queue=str(queue), group=name)
         for record in served(group.ports[name], TOPIC, queue):
-            history.note("read", message=record.body.decode(), offset=record.queue_offset, **place)
+            facts = {"message": record.body.decode(), "topic": TOPIC, "queue": str(queue), "group": name}
+            history.note("read", at=time.time(), offset=record.queue_offset, **facts)
         history.ok(owning)
     return list(history.lines())
 

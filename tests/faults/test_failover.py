@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.failover import IdleNemesisError, Layout, inflict, run, verify, windows
+from tests.faults.failover import run, verify, windows
+from tests.faults.groups import Layout
+from tests.faults.nemesis import IdleNemesisError, inflict
 from tests.interop.driver import Driver
 from tests.interop.processes import side_by_side
 from tests.long_form import long_form
@@ -82,7 +84,7 @@ def test_a_nemesis_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
         def end(self) -> None:
             self.ended = True
 
-    monkeypatch.setattr("tests.faults.failover.PATIENCE_S", 0.1)
+    monkeypatch.setattr("tests.faults.nemesis.PATIENCE_S", 0.1)
     idle = Idle()
     with pytest.raises(IdleNemesisError):
         inflict([idle], 0)
