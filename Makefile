@@ -36,19 +36,13 @@ check: install  ## lint, format, strict types, import directions
 test: install check  ## everything that must hold, in under 20 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TEST_ARGS)
 
-test-long: install  ## the long forms of the tests that have one, about a quarter of an hour
+# Those that ask whether this is the long form, or how many rounds there are to be.
+LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
+	$$(grep -rlE "long_form|LONG\b|COMETMQ_(CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
+
+test-long: install  ## the long forms of the tests that have one, more than half an hour
 	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 \
-	tests/client/test_scenarios.py tests/interop/test_client_on_apache.py tests/faults/test_bad_network.py \
-	tests/faults/test_hostile_requests.py tests/faults/test_kill.py tests/faults/test_kill_timers.py \
-	tests/faults/test_power_loss.py tests/faults/test_semantics_kill.py tests/faults/test_transaction_kill.py \
-	tests/faults/test_transaction_power_loss.py tests/interop/test_expired_stores.py tests/interop/test_histories.py \
-	tests/interop/test_orderly.py tests/interop/test_stores.py tests/interop/test_pipeline.py \
-	tests/interop/test_pipeline_jobs.py tests/interop/test_timers.py tests/interop/test_transactions.py \
-	tests/pipeline/jobs/test_jobs_disturbed.py tests/pipeline/jobs/test_jobs_elsewhere.py \
-	tests/pipeline/jobs/test_replay.py tests/pipeline/jobs/test_run.py tests/pipeline/table/test_log.py \
-	tests/pipeline/test_archive_formats.py tests/pipeline/test_clusters.py tests/pipeline/test_jobs_killed.py \
-	tests/pipeline/test_object_store.py tests/store/test_kill.py $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
