@@ -98,7 +98,7 @@ class Group:
                 self.start(name)
         for name in BROKERS:
             listens = partial(wire.listens, self.ports[name])
-            self.brokers[name].process.wait_ready("broker listening", listens, 90)
+            self.brokers[name].process.wait_ready("broker listening", listens, 150)
 
     def _link(self, source: str, target: str, port: int) -> None:
         proxy = FaultProxy(f"{HOST}:{port}")
@@ -158,7 +158,7 @@ class Group:
         return ""
 
     def wait_for_leader(self) -> str:
-        return wait_until("a leader", self.leader, 90, 0.1)
+        return wait_until("a leader", self.leader, 150, 0.1)
 
     def end(self, name: str) -> int:
         """Where the log of a broker ends; -1 while it does not say."""

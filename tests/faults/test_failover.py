@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,21 +92,30 @@ def test_a_nemesis_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert idle.ended
 
 
-@long_form("minutes: Apache's groups need up to ten seconds for each election")
+@long_form("minutes: DLedger does not look for another leader before 6 s are over")
 @pytest.mark.timeout(1800)
 def test_how_long_nobody_can_send_beside_apaches(tmp_path: Path, java: Driver) -> None:
-    seconds = {True: 20.0, False: 6.0}  # DLedger does not look for another leader before 6 s are over
-    for raft in (True, False):
-        rows: dict[str, list[str]] = {}
-        for apache in (False, True):
-            layout = Layout(raft=raft, apache=apache)
-            found, history = windows(layout, tmp_path / layout.title, java, seconds[raft])
+    """Ours and Apache's at the same time, since they mostly wait."""
+    for raft, seconds in ((True, 20.0), (False, 6.0)):
+        rows: dict[str, dict[bool, str]] = defaultdict(dict)
+
+        def measure(
+            layout: Layout, directory: Path, seconds: float, rows: dict[str, dict[bool, str]]
+        ) -> None:
+            found, history = windows(layout, directory, java, seconds)
+            for each in found:
+                rows[each.what][layout.apache] = f"{each.java:.1f} / {each.ours:.1f}"
             report = check_history(history)
             lost = [problem for problem in report.problems if problem.rule == "nothing lost"]
             print(f"{layout.title}: {report.sent} acknowledged, {len(lost)} lost, {report.unknown} unknown")
-            if not apache:
+            if not layout.apache:
                 verify(history)
-                assert all(each.java < 10 and each.ours < 10 for each in found if raft)
-            for each in found:
-                rows.setdefault(each.what, []).append(f"{each.java:.1f} / {each.ours:.1f}")
-        print("\n".join(f"| {what} | {' | '.join(cells)} |" for what, cells in rows.items()))
+                assert all(each.java < 15 and each.ours < 15 for each in found)
+
+        cases = [
+            (Layout(raft, apache), tmp_path / f"{raft}-{apache}", seconds, rows) for apache in (False, True)
+        ]
+        side_by_side(measure, cases)
+        print("| fault | CometMQ | Apache |")
+        for what, cells in rows.items():
+            print(f"| {what} | {cells[False]} | {cells[True]} |")
