@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.groups import BROKERS, QUEUES, TOPIC, Group, Layout
-from tests.faults.nemesis import KINDS, Ways, idle_faults_show, inflict, trouble
+from tests.faults.nemesis import KINDS, Ways, idle_faults_do_not_show, inflict, trouble
 from tests.interop.driver import Driver, JavaError, message
 from tests.interop.processes import ProcessError, wait_until
 from tests.interop.store_input import served
@@ -169,7 +169,7 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
     dice = random.Random(f"{seed} {layout.raft}")
     histories = []
     with loaded(layout, directory, java, f"run-{seed}") as (group, load):
-        idle_faults_show(group, dice)
+        idle_faults_do_not_show(group, dice)
         for kind in dice.sample(list(KINDS), steps, counts=KINDS.values()):
             leader = group.wait_for_leader()
             victim = leader if dice.random() < 0.6 else dice.choice(BROKERS)

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import psutil
@@ -204,10 +205,12 @@ def inflict(faults: Sequence[Trouble], seconds: float) -> None:
             fault.end()
 
 
-def idle_faults_show(group: Group, dice: random.Random) -> None:
+def idle_faults_do_not_show(group: Group, dice: random.Random) -> None:
     """Faults that have not begun must show no effect: else nobody could tell."""
     leader = group.wait_for_leader()
-    faults = [trouble(group, kind, leader, dice) for kind in KINDS]
-    time.sleep(2.0)
-    for fault in faults:
-        assert not fault.effective(), f"{fault} has not begun, and shows an effect"
+    for fault in [trouble(group, kind, leader, dice) for kind in KINDS]:
+        wait_until(f"no effect of {fault}, which has not begun", partial(_idle, fault))
+
+
+def _idle(fault: Trouble) -> bool:
+    return not fault.effective()
