@@ -21,7 +21,7 @@ from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.processes import broker_port, wait_until
-from tests.interop.store_input import Feeder
+from tests.interop.store_input import Feeder, served
 
 from cometmq.remoting import loop_in_thread
 from cometmq.testing import FaultProxy
@@ -99,6 +99,9 @@ class Group:
         for name in BROKERS:
             listens = partial(wire.listens, self.ports[name])
             self.brokers[name].process.wait_ready("broker listening", listens, 150)
+        # Settings of a topic are no part of the log: who leads before it has them gives the topic 8 queues.
+        for name in BROKERS:
+            wait_until(f"{name} knows the topic", partial(self._knows_topic, name), 60, 0.2)
 
     def _link(self, source: str, target: str, port: int) -> None:
         proxy = FaultProxy(f"{HOST}:{port}")
@@ -111,6 +114,13 @@ class Group:
             with wire.Connection(self.ports[self.leader()]) as connection:
                 Feeder(connection).update_topic(TOPIC, QUEUES)
         except Exception:  # nobody leads, or no longer
+            return False
+        return True
+
+    def _knows_topic(self, name: str) -> bool:
+        try:
+            served(self.ports[name], TOPIC, 0)
+        except (AssertionError, OSError):
             return False
         return True
 
