@@ -47,6 +47,8 @@ class Clients:
         self.stored_for_sure: set[str] = set()
         """Those that were answered with SEND_OK, and lie in the topic itself."""
         self.handled: set[str] = set()
+        self.hopeless: set[str] = set()
+        """Handled ones that become dead letters."""
         self.open: set[str] = set()
         """Transactions whose ends are not decided."""
         self.members: list[Process] = []
@@ -187,6 +189,7 @@ class Clients:
                 context.delay_level = 1
             if hopeless and message.reconsume_times >= TRIES:
                 self.handled.add(body)
+                self.hopeless.add(body)
             return ConsumeStatus.RECONSUME_LATER
         self.history.ok(call)
         self.handled.add(body)

@@ -14,10 +14,12 @@ from tests.simulation.network import Network
 from tests.simulation.scheduler import OWNER, Pool, Process, Scheduler, patched_time, wall_s
 
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.server import Broker
 from cometmq.errors import ClientStateError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
+from cometmq.raft import RaftOptions
 from cometmq.store import SLAVE, MessageStore
 
 NAMESRV_PORT, BROKER_PORT = 9876, 10911
@@ -41,6 +43,8 @@ SMALL = {
     "slaveTimeout": "1000",
 }
 """Files so small that every run rolls them, and short waits."""
+INDEX_SIZE = 16 * 32
+"""Bytes of a file of a raft log's index."""
 
 
 class HostClock:
@@ -235,7 +239,7 @@ class Cluster:
         """End all faults, and start what is down."""
         network = self.network
         network.heal()
-        network.loss = network.duplicates = network.reorders = 0.0
+        network.loss = 0.0
         network.delay_s = 0.0005
         for broker in self.brokers:
             broker.disk.heal()
@@ -258,9 +262,12 @@ class Cluster:
         with (
             patched_time(self.scheduler),
             mock.patch("cometmq.store.background.upkeep.ThreadPoolExecutor", pool),
+            mock.patch("cometmq.store.ledger.entry_index.FILE_SIZE", INDEX_SIZE),
             mock.patch("cometmq.broker.base.protection.LOOK_S", 0.5),
             mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
             mock.patch("os.getpid", return_value=4711),
+            mock.patch("random.SystemRandom", return_value=self.scheduler.chance),
+            mock.patch.object(RaftReplication, "options", RaftOptions(heartbeat_ms=150, election_ms=450)),
             mock.patch("secrets.randbits", self.scheduler.chance.getrandbits),
         ):
             try:

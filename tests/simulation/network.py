@@ -1,8 +1,7 @@
-"""The network of a run: connections with delay, loss, resets and cuts, and single messages with more.
+"""The network of a run: connections with delay, loss, resets and cuts.
 
 A connection is TCP's: what is written arrives in order or not at all. A lost packet comes later; behind a cut
-everything waits, and goes on when the cut is healed. Messages (for cores without I/O) may also be lost for
-good, overtake each other, and come twice.
+everything waits, and goes on when the cut is healed.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ _HIGH_WATER = 64 * 1024
 
 
 class Network:
-    """All hosts of a run. Faults: `delay_s` (mean), `loss`, `duplicates`, `reorders` (shares of packets), and
-    `cuts`, directions (from, to) in which nothing gets through. `seen`: how often each fault struck."""
+    """All hosts of a run. Faults: `delay_s` (mean), `loss` (share of packets), and `cuts`, directions (from,
+    to) in which nothing gets through. `seen`: how often each fault struck."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.chance = scheduler.chance
         self.delay_s = 0.0005
         self.loss = 0.0
-        self.duplicates = 0.0
-        self.reorders = 0.0
         self.cuts: set[tuple[str, str]] = set()
         self.seen: Counter[str] = Counter()
         self._listeners: dict[tuple[str, int], tuple[Process, Callable[[], Any]]] = {}
@@ -75,27 +72,6 @@ class Network:
             self.seen["loss"] += 1
             delay += RETRANSMIT_S * self.chance.choice((1, 1, 3))
         return delay
-
-    # -- single messages
-
-    def send(self, source: str, target: str, deliver: Callable[[], None], context: Any) -> None:
-        """Bring a message to its target, which runs `deliver`: once, twice, late or never."""
-        if (source, target) in self.cuts:
-            self.seen["cut"] += 1
-            return
-        if self.loss and self.chance.random() < self.loss:
-            self.seen["loss"] += 1
-            return
-        copies = 1
-        if self.duplicates and self.chance.random() < self.duplicates:
-            self.seen["duplicate"] += 1
-            copies = 2
-        for _ in range(copies):
-            delay = self.delay_s * (0.5 + self.chance.random())
-            if self.reorders and self.chance.random() < self.reorders:
-                self.seen["reorder"] += 1
-                delay *= self.chance.choice((3, 10, 100))
-            self.scheduler.call_later(delay, deliver, context=context)
 
     # -- connections
 
@@ -164,6 +140,13 @@ class _Listener:
         """Nothing to wait for."""
 
 
+class _Socket:
+    """As the socket of a connection, whose options mean nothing here."""
+
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing to set."""
+
+
 class Transport(asyncio.Transport):
     """One side of a connection."""
 
@@ -172,7 +155,7 @@ class Transport(asyncio.Transport):
     def __init__(
         self, network: Network, process: Process, own: tuple[str, int], other: tuple[str, int]
     ) -> None:
-        super().__init__({"peername": other, "sockname": own})
+        super().__init__({"peername": other, "sockname": own, "socket": _Socket()})
         self.process = process
         self._network = network
         self._direction = own[0], other[0]

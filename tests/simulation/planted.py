@@ -1,4 +1,4 @@
-"""The twenty planted bugs of reliability.md, and the runs in which each must show.
+"""The twenty planted bugs of reliability.md and those of raft groups, and the runs in which each must show.
 
 Each is a change of the real parts for as long as a `with` block lasts, with faults under which it matters.
 The twentieth, faults that strike nobody, is in test_simulation.py.
@@ -15,6 +15,7 @@ import msgspec
 from tests.raft.chaos import live
 from tests.simulation.disks import SimulatedDisk
 from tests.simulation.run import Plan, Run
+from tests.simulation.scheduler import OWNER, Stuck
 
 import cometmq.broker.send.send as send
 import cometmq.broker.send.send_back as send_back
@@ -22,12 +23,14 @@ import cometmq.client.cluster.decoding as decoding
 import cometmq.store.log.commit_log as commit_log
 import cometmq.testing.checker as checker
 from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.replication import raft_state
+from cometmq.broker.replication.raft_member import SUCCESS, RaftMember
 from cometmq.client.cluster.routes import RouteTable
 from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.protocol.record.layout import START, TRANSACTION_MASK
 from cometmq.raft import RaftNode
-from cometmq.store import MessageStore
+from cometmq.store import Ledger, MessageStore
 from cometmq.store.base.clock import SteadyTime
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
@@ -50,7 +53,14 @@ class Bug(NamedTuple):
 def runs(shape: str, kind: str, *faults: str, sync_flush: bool = True) -> Find:
     """Runs of whole clusters with these faults."""
     plan = Plan(shape, kind, frozenset(faults), sync_flush)
-    return lambda seed: bool(Run(seed, plan)().problems)
+
+    def find(seed: int) -> bool:
+        try:
+            return bool(Run(seed, plan)().problems)
+        except Stuck:
+            return True
+
+    return find
 
 
 def instead(target: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
@@ -156,6 +166,17 @@ def forget_unknown(was: Any, lines: Any) -> Any:
     return found
 
 
+def save_late(was: Any, *given: Any) -> None:
+    owner = OWNER.get()
+    assert owner is not None
+    owner.scheduler.call_later(0.3, was, *given)
+
+
+async def cut_committed(was: Any, ledger: Ledger, index: int) -> None:
+    ledger.committed = min(ledger.committed, index - 2)
+    await was(ledger, index - 1)
+
+
 class StaleEpoch(RaftNode):
     """Takes answers of former terms for those of its own."""
 
@@ -232,6 +253,23 @@ BUGS: dict[str, Bug] = {
         instead(ReplicaLog, "safe", property(lambda self: self.next)), runs("pair", "plain", "slow disk")
     ),
     "leader acks with stale epoch": Bug(nothing, raft_breaks),
+    "raft: answers before it is committed": Bug(
+        instead(RaftMember, "wait_for", lambda _self, _position, waiter: waiter(SUCCESS)),
+        runs("raft", "plain", "cut", "slow disk"),
+    ),
+    "raft: term and vote saved after the messages": Bug(
+        around(raft_state, "save", save_late), runs("raft", "plain", "kill", "cut")
+    ),
+    "raft: truncation below what is committed": Bug(
+        around(Ledger, "truncate", cut_committed), runs("raft", "plain", "cut", "kill")
+    ),
+    "raft: what is not committed is shown": Bug(
+        instead(Dispatcher, "dispatch_flushed", visible_at_once), runs("raft", "plain", "cut")
+    ),
+    "raft: serves on when it leads no more": Bug(
+        instead(RaftMember, "_stop_leading", lambda _self, _reason: None),
+        runs("raft", "plain", "cut", "change"),
+    ),
     "index entry before log record": Bug(
         instead(Dispatcher, "dispatch_flushed", visible_at_once), runs("one", "plain", "power", "slow disk")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.clients import GROUP, TOPIC, TRIES, Clients, name_of
 from tests.simulation.cluster import BrokerMachine, Cluster
+from tests.simulation.groups import RaftGroup
 
 from cometmq.client.cluster.decoding import decode_messages
 from cometmq.errors import RecordError
@@ -25,11 +27,11 @@ HEALED_S = 120.0
 _ROTTEN_S = 6.0
 """How long one is watched whose disk was damaged: what is lost never comes."""
 KINDS = ("plain", "orderly", "transactions", "timers", "retries")
-SHAPES = ("one", "two", "pair", "pair")
-"""A broker, two of them, a master with its slave."""
+SHAPES = ("one", "two", "pair", "pair", "raft", "raft", "raft")
+"""A broker, two of them, a master with its slave, a raft group of three or five."""
 FAULTS = (
     "loss", "slow network", "cut", "one-way cut", "reset", "pause", "kill", "power", "clock", "slow disk",
-    "full", "io error", "members", "move", "rot",
+    "full", "io error", "members", "move", "rot", "change",
 )  # fmt: skip
 
 
@@ -56,8 +58,7 @@ def plan_of(seed: int) -> Plan:
     if not sync_flush:
         faults.discard("power")
     shape = chance.choice(SHAPES)
-    if shape == "pair":
-        faults -= {"move", "rot"}
+    faults -= {"pair": {"move", "rot", "change"}, "raft": {"move"}}.get(shape, {"change"})
     return Plan(shape, chance.choice(KINDS), frozenset(faults), sync_flush)
 
 
@@ -90,6 +91,14 @@ class Run:
         self.problems: list[Problem] = []
         flush = "SYNC_FLUSH" if self.plan.sync_flush else "ASYNC_FLUSH"
         cluster.add_name_server()
+        self.group: RaftGroup | None = None
+        if self.plan.shape == "raft":
+            count = self.chance.choice((3, 3, 3, 5))
+            self.group = RaftGroup(cluster, count, TOPIC, self._problem, flushDiskType=flush)
+            self.group.logs_are_whole = "rot" not in self.plan.faults
+            self.masters: list[BrokerMachine] = []
+            self.slaves: list[BrokerMachine] = []
+            return
         replicated = self.plan.shape == "pair"
         role = "SYNC_MASTER" if replicated else "ASYNC_MASTER"
         for name in ("a", "b") if self.plan.shape == "two" else ("a",):
@@ -133,6 +142,9 @@ class Run:
             machine.start()
             self.scheduler.run_for(0.02)
         cluster.scheduler.run_until(lambda: all(each.broker for each in cluster.brokers), 5)
+        if self.group is not None:
+            self.group.watch()
+            self.scheduler.run_until(lambda: self.group is None or self.group.leader is not None, 10)
         self.producers = [cluster.client("p1")]
         for process in self.producers:
             process.spawn(clients.produce(process, self.chance.randint(8, 16), FAULT_S / 14))
@@ -145,7 +157,10 @@ class Run:
         process.spawn(self.clients.consume(process, orderly=self.plan.kind == "orderly"))
 
     def _check_ack(self, result: SendResult) -> None:
-        """Whoever promised a message has it: its master, and a slave of that."""
+        """Whoever promised a message has it: its master, and a slave of that, or a majority."""
+        if self.group is not None:
+            self.group.check_ack(result)
+            return
         position = decode_offset_id(result.offset_msg_id).physical_offset
         name = result.queue.broker_name
         masters = [each for each in self.masters if each.name == name]
@@ -231,7 +246,18 @@ class Run:
             self._for_a_while(lambda: broker.up or broker.start())
 
     def _rot(self) -> None:
-        self._broker().disk.rot("/commitlog/")
+        if self.group is not None:  # of one member: a majority must keep what it promised
+            self.cluster.brokers[0].disk.rot("/dledger-")
+        else:
+            self._broker().disk.rot("/commitlog/")
+
+    def _change(self) -> None:
+        assert self.group is not None
+        action = self.chance.choice(("transfer", "transfer", "remove", "back", "back"))
+        if action == "back":
+            self.group.put_back()
+        elif self.group.ask(action, self.chance.choice(sorted(self.group.members))):
+            self.cluster.seen[action] += 1
 
     def _clock(self) -> None:
         # A clock that goes back makes messages that wait come late, and a small step forward counts at once.
@@ -269,14 +295,31 @@ class Run:
         for broker in self.cluster.brokers:
             if broker.broker is None:
                 self._problem("starts again", f"{broker.name}: {broker.failure!r}")
-            elif not broker.store.flags.writeable:  # a failed sync is for good until the next start
+            elif not broker.store.flags.writeable or (self.group and "io error" in self.plan.faults):
+                # A failed sync is for good until the next start, and so is a cut that failed in a raft group.
                 broker.kill()
                 broker.start()
+        if self.group is not None:
+            self._put_back(self.group)
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
-        self.scheduler.run_until(lambda: self.clients.done and self._caught_up(), limit_s)
+        self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
 
+    @property
+    def _dead(self) -> bool:
+        """Whether dead letters are stored."""
+        stores = [each.store for each in self.cluster.brokers if each.broker and not each.slave]
+        count = max((store.max_offset(DLQ_PREFIX + GROUP, 0) for store in stores), default=0)
+        return count >= len(self.clients.hopeless) or self.plan.shape == "two"
+
+    def _put_back(self, group: RaftGroup) -> None:
+        if len(group.taking_part) < len(group.members) or not group.caught_up():
+            group.put_back()
+        self.scheduler.call_later(0.5, self._put_back, group)
+
     def _caught_up(self) -> bool:
+        if self.group is not None:
+            return self.group.caught_up()
         return all(
             slave.broker and master.broker and slave.store.log.end == master.store.log.end
             for slave in self.slaves
@@ -289,6 +332,9 @@ class Run:
     def _read_everything(self) -> None:
         """Note what the brokers hold in the end."""
         history = self.clients.history
+        if self.group is not None and self.group.leader is not None:
+            self.masters = [self.group.leader]
+            self.slaves = self.group.followers
         for broker in self.masters:
             if broker.broker is None:
                 continue
@@ -303,9 +349,24 @@ class Run:
             for message in stored(store, DLQ_PREFIX + GROUP, broker.name):
                 history.note("dead", message=body_of(message), group=GROUP)
 
+    def _compare_with_group(self, group: RaftGroup) -> None:
+        group.look()
+        if not self.masters:
+            self._problem("leads again", f"nobody leads {HEALED_S:g} s after the last fault")
+            return
+        invented = self.clients.handled - {
+            body_of(each) for each in stored(self.masters[0].store, TOPIC, "a")
+        }
+        if invented:
+            self._problem("only committed is read", f"handled, and not in the log: {sorted(invented)}")
+
     def _compare_replicas(self) -> None:
-        """Each slave has what its master has, byte for byte, and serves the same."""
-        for master, slave in zip(self.masters, self.slaves, strict=False):
+        """Each slave or follower has what its master has, byte for byte, and serves the same."""
+        if "rot" in self.plan.faults:
+            return
+        if self.group is not None:
+            self._compare_with_group(self.group)
+        for slave, master in zip(self.slaves, itertools.cycle(self.masters), strict=False):
             if master.broker is None or slave.broker is None:
                 continue
             mine, its = master.store, slave.store

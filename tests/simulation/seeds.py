@@ -78,32 +78,36 @@ def many() -> Iterator[None]:
 
 def warm_up() -> None:
     """What is done once in a process (caches, imports) must not make its first run another one."""
-    for shape in ("two", "pair"):
+    for shape in ("two", "pair", "raft"):
         Run(0, Plan(shape, "plain", frozenset(), True))()
 
 
 def each_of(seeds: Iterable[int]) -> Counter[str]:
     """Run these seeds; raises SeedFailed at the first problem."""
     seen: Counter[str] = Counter()
-    for number, seed in enumerate(seeds):
+    for seed in rarely_collecting(seeds):
         seen += simulate(seed)
+    return seen
+
+
+def rarely_collecting(seeds: Iterable[int]) -> Iterator[int]:
+    """The same, with a look for garbage now and then: within `many` nothing else looks."""
+    for number, seed in enumerate(seeds):
+        yield seed
         if number % _BETWEEN_COLLECTIONS == 0:
             gc.collect()
-    return seen
 
 
 def main(first: int, count: int) -> None:
     """Run seeds, and say what they showed; goes on after failures."""
     seen: Counter[str] = Counter()
     with many():
-        for seed in range(first, first + count):
+        for seed in rarely_collecting(range(first, first + count)):
             try:
                 seen += simulate(seed)
             except SeedFailed as failed:
                 seen["FAILED"] += 1
                 print(failed, flush=True)
-            if seed % _BETWEEN_COLLECTIONS == 0:
-                gc.collect()
     print(", ".join(f"{what}: {count}" for what, count in sorted(seen.items())))
 
 

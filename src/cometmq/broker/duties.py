@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.register import Registrar
 from cometmq.broker.tables.topics import TopicTable
@@ -16,6 +17,8 @@ from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.store import Clock, MessageStore
+
+log = logs.logger(__name__)
 
 MASTER_ID = 0
 GRACE_S = 600.0
@@ -76,13 +79,18 @@ class LeaderDuties:
         self._become(self.follower_id)
         if self._leads:
             self._leads = False
+            self.schedule.let_go()
             self._resting = asyncio.get_running_loop().create_task(self._rest())
         self.registrar.register()
 
     async def _may_go(self, behind: int) -> bool:
         """Whether the log up to a position may be deleted: it is committed, and nothing waits in it."""
         ledger, now = self.store.ledger, self.clock.boottime()
-        if ledger is None or ledger.committed < 0 or ledger.place_of(ledger.committed).end < behind:
+        if (
+            ledger is None
+            or ledger.committed < ledger.first
+            or ledger.place_of(ledger.committed).end < behind
+        ):
             return False
         if self._leads:
             return await self.timers.move_on(behind)
@@ -91,9 +99,11 @@ class LeaderDuties:
         return now - self._asked[1] >= GRACE_S
 
     async def _rest(self) -> None:
-        await self.schedule.stop()
-        await self.timers.stop()
-        await self.transactions.stop()
+        for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
+            try:
+                await stop()
+            except Exception:  # it must not keep this member from ever leading again
+                log.exception("a duty of the leader did not end well")
 
     async def stop(self) -> None:
         """The broker stops; its parts do so by themselves."""

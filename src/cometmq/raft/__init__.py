@@ -9,6 +9,7 @@ from cometmq.raft.messages import (
     AppendResponse,
     Effects,
     HardState,
+    LogChange,
     LogView,
     Proposed,
     RaftOptions,
@@ -23,7 +24,7 @@ from cometmq.raft.messages import (
 from cometmq.raft.node import RaftNode
 
 __all__ = [
-    "AnyMessage", "Append", "AppendOwn", "AppendRequest", "AppendResponse", "Effects", "HardState", "LogView",
-    "Members", "MembersEntry", "Proposed", "RaftNode", "RaftOptions", "Reset", "Role", "RoleChange",
-    "TransferRequest", "Truncate", "VoteRequest", "VoteResponse",
+    "AnyMessage", "Append", "AppendOwn", "AppendRequest", "AppendResponse", "Effects", "HardState",
+    "LogChange", "LogView", "Members", "MembersEntry", "Proposed", "RaftNode", "RaftOptions", "Reset", "Role",
+    "RoleChange", "TransferRequest", "Truncate", "VoteRequest", "VoteResponse",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from cometmq.store.base.clock import Clock, ManualClock, SteadyTime, SystemClock
 from cometmq.store.base.config import SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
 from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
+from cometmq.store.base.flags import Flag
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
@@ -49,6 +50,7 @@ __all__ = [
     "Disk",
     "DiskUsage",
     "FileFacts",
+    "Flag",
     "GetStatus",
     "Got",
     "JsonTable",

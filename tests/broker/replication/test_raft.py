@@ -11,6 +11,7 @@ from tests.broker.replication.raft_group import RaftGroup, free_port
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.raft import RaftOptions
+from cometmq.store import Flag
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +143,38 @@ async def test_a_member_is_replaced_while_the_group_runs(group):
     await send(group, await group.leader(), b"50")
 
 
+async def test_members_change_under_load_and_every_send_is_answered(group):
+    leader = await group.leader()
+    other = group.followers()[0]
+    answers, done = [], False
+
+    async def keep_sending():
+        while not done:
+            answer = await group.peers[leader].send()
+            answers.append(answer.code)
+            await asyncio.sleep(0)
+
+    senders = [asyncio.create_task(keep_sending()) for _ in range(8)]
+    for action in ("remove", "addLearner", "promote") * 2:
+        async with asyncio.timeout(20):
+            while (await group.change(leader, action, other)).code != ResponseCode.SUCCESS:
+                await asyncio.sleep(0.02)
+    done = True
+    async with asyncio.timeout(5):
+        await asyncio.gather(*senders)
+    assert group.leads(leader)
+    assert set(answers) <= {ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE}
+
+
+async def test_a_leader_whose_disk_fails_leaves(group):
+    leader = await group.leader()
+    await group.equal()
+    group.brokers[leader].parts.store.flags.raise_flag(Flag.NOT_WRITEABLE, "a test")
+    await until(lambda: any(group.leads(member) for member in group.brokers if member != leader), 20)
+    assert not group.leads(leader)
+    await send(group, await group.leader(), b"one")
+
+
 async def test_offsets_and_topics_are_copied_from_the_leader(group):
     leader = await group.leader()
     await send(group, leader, b"one", topic="Fresh")
@@ -167,9 +200,10 @@ async def test_a_log_that_rolls_and_is_restarted_is_the_same_everywhere(tmp_path
 HOURS = ";".join(f"{hour:02}" for hour in range(24))
 
 
-async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path):
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path, caplog, flush):
     old = {"fileReservedTime": "0", "deleteWhen": HOURS, "cleanResourceInterval": "100"}
-    async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", **old) as group:
+    async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", flushDiskType=flush, **old) as group:
         leader = await group.leader()
         await send(group, leader, b"first")
         await group.equal()
@@ -189,6 +223,7 @@ async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path):
         await group.start(away)
         await send(group, await group.leader(), b"last")
         await group.equal()
+    assert "takes no part" not in caplog.text
 
 
 async def test_requests_about_a_group_are_none_of_a_master(tmp_path):

@@ -86,6 +86,7 @@ HELLO = raft_wire.greeting(GROUP, "n0", "h:1", "h:2")
             HELLO.replace(b"\x01\xa8broker", b"\x02\xa8broker"),
             "version 2 of 'CometMQ raft' is not known here: 1 is",
         ),
+        (raft_wire.greeting(GROUP, "n0", "h:x", "h:2"), "member 'n0' cannot be reached at 'h:x'"),
         (HELLO + struct.pack(">I", raft_wire.LONGEST_FRAME + 1), "bytes"),
         (HELLO + body(b"\x91\x80"), "not messages of a raft member"),
         (HELLO + body(b"\x91" * 3000), "not messages of a raft member"),
@@ -167,3 +168,54 @@ async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     for _, each in [*kept, (reader, writer)]:
         each.close()
     await one.peers.stop()
+
+
+async def test_who_does_not_say_who_it_is_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_peers, "GREETING_S", 0.05)
+    one = Member("n0")
+    await one.start()
+    host, _, port = one.addr.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(10):
+        with pytest.raises(CLOSED):
+            await reader.readexactly(1)
+    writer.close()
+    await one.peers.stop()
+
+
+async def test_a_member_that_connects_again_has_one_connection() -> None:
+    one = Member("n0")
+    await one.start()
+    host, _, port = one.addr.rpartition(":")
+    hello = raft_wire.greeting(GROUP, "n1", "h:1", "h:2")
+    first, first_writer = await asyncio.open_connection(host, int(port))
+    first_writer.write(hello + raft_wire.frame([beat("n1", "n0")]))
+    await one.heard.get()
+    _, second_writer = await asyncio.open_connection(host, int(port))
+    second_writer.write(hello)
+    async with asyncio.timeout(10):
+        with pytest.raises(CLOSED):
+            await first.readexactly(1)
+    second_writer.write(raft_wire.frame([beat("n1", "n0")]))
+    assert await one.heard.get() == beat("n1", "n0")
+    assert len(one.peers.incoming) == 1
+    for writer in (first_writer, second_writer):
+        writer.close()
+    await one.peers.stop()
+
+
+async def test_what_is_too_long_for_one_frame_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_wire, "LONGEST_FRAME", 100_000)
+    one, other = Member("n0"), Member("n1")
+    await one.start()
+    await other.start()
+    one.peers.use({"n1": other.addr})
+    await said(one, beat(), other)
+    one.peers.send([beat(payload=b"x" * 40_000) for _ in range(4)])
+    async with asyncio.timeout(10):
+        while (await other.heard.get()).payload is None:
+            pass
+        for _ in range(3):
+            assert (await other.heard.get()).payload == b"x" * 40_000
+    await one.peers.stop()
+    await other.peers.stop()

@@ -50,6 +50,10 @@ Offsets = Mapping[str, Mapping[int, int]]
 """topic@group -> queue id -> offset."""
 
 
+class NotTheMaster(CometError):
+    """The answer is that of a former master."""
+
+
 class Said(NamedTuple):
     """Offsets as the master gave them, and where its log ended afterwards."""
 
@@ -136,8 +140,12 @@ class MetadataSync:
     async def _ask(self, code: int, kind: type[Table]) -> Table:
         """A table of the master's, read by a thread: it may be long. Without a header 5.5 gives its tables as
         a whole, not in pages."""
-        answer = success(await self._client.call(self.master_addr, Frame.request(code), TIMEOUT_S))
-        return await asyncio.to_thread(kind.decode, bytes(answer.body))
+        asked = self.master_addr
+        answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
+        table = await asyncio.to_thread(kind.decode, bytes(answer.body))
+        if asked != self.master_addr:  # in a raft group this member itself may lead by now
+            raise NotTheMaster(f"{asked} was the master when it was asked")
+        return table
 
     async def _topics(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)

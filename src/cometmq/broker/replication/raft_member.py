@@ -20,7 +20,7 @@ import msgspec
 from cometmq import logs
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.raft_peers import Peers
-from cometmq.errors import CometError, RaftRefused
+from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import (
@@ -29,6 +29,7 @@ from cometmq.raft import (
     AppendOwn,
     AppendRequest,
     Effects,
+    LogChange,
     Proposed,
     RaftNode,
     RaftOptions,
@@ -37,7 +38,7 @@ from cometmq.raft import (
     Truncate,
 )
 from cometmq.remoting import Tick
-from cometmq.store import CACHED, Buffer, Clock, Ledger, MessageStore, NotInMemory, Reads
+from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
@@ -128,6 +129,7 @@ class RaftMember:
         self._reading: set[asyncio.Task[None]] = set()
         self._first = self._ledger.first
         self._waits: deque[_Wait] = deque()
+        self._safe = 0  # the log is known to be committed up to this position
         self._timer: asyncio.TimerHandle | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -186,6 +188,9 @@ class RaftMember:
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
         """Tell `waiter` SUCCESS once the log is committed up to `position`, else SYSTEM_ERROR: then nobody
         knows yet whether it will be."""
+        if position <= self._safe:
+            waiter(SUCCESS)
+            return
         deadline = self._clock.monotonic() + self._timeout_s
         self._waits.append(_Wait(position, deadline, waiter))
         if self._wait_timer is None:
@@ -213,6 +218,8 @@ class RaftMember:
     # -- events
 
     def _receive(self, message: AnyMessage) -> None:
+        if isinstance(message, AppendRequest) and message.count and not isinstance(message.payload, bytes):
+            raise RaftMessageError("payload", 0, f"expected {message.count} entries")
         if self._slow is None and not self._stopped:
             self.node.receive(message)
 
@@ -238,30 +245,42 @@ class RaftMember:
         """Carry out what the node wants."""
         if self._stopped or self._slow is not None:
             return
-        self._commit_tick()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            self._failed(failure)
-        now = self._clock.boottime()
-        if self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
-            self._look_at_disk(now)
-        self.node.tick(int(now * 1000))
-        while _is_something(effects := self.node.effects()):
-            if effects.state is not None or any(isinstance(each, Truncate | Reset) for each in effects.log):
-                self._slow = self._loop.create_task(self._carry_out_slowly(effects))
+        try:
+            if not self._carried_out():
                 return
-            self._carry_out(effects)
-        self._forget_deleted()
+        except Exception as error:
+            self._give_in(error)
+            return
+        if self._stopped:
+            return
         messages = self.node.messages()
         if messages:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.0, self.node.due_ms() / 1000 - self._clock.boottime())
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # the node counts in whole ms
         self._timer = self._loop.call_later(due_s, self.turn)
+
+    def _carried_out(self) -> bool:
+        """Whether that is done already; else a task does the rest, and comes back."""
+        self._commit_tick()
+        self._watch_disk()
+        self.node.tick(int(self._clock.boottime() * 1000))
+        while not self._stopped and _is_something(effects := self.node.effects()):
+            if effects.role is not None:
+                self._before_log(effects.role)  # first, so that nothing is appended while the log is cut
+            if effects.state is not None or any(map(_cuts, effects.log)):
+                self._slow = self._loop.create_task(self._carry_out_slowly(effects))
+                return False
+            self._carry_out(effects)
+        self._forget_deleted()
+        if self._may_take_office() and self._taking is None:
+            self._taking = self._loop.create_task(self._take_office(self.node.term))
+        return True
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
         """What must be on the device before the node goes on."""
+        cuts = any(map(_cuts, effects.log))
         try:
             if effects.state is not None:
                 await asyncio.to_thread(
@@ -269,76 +288,97 @@ class RaftMember:
                 )
                 self._state = effects.state
                 self.node.state_saved(effects.state)
-            for number, change in enumerate(effects.log):
+            while any(map(_cuts, effects.log)):
+                change = effects.log.pop(0)
                 if isinstance(change, Truncate):
                     await self._ledger.truncate(change.first)
                 elif isinstance(change, Reset):
                     await self._ledger.reset(change.first)
                 else:
-                    effects.log = effects.log[number:]
-                    break
-            else:
-                effects.log = []
+                    self._write([change])
             self._carry_out(effects)
         except (CometError, OSError) as error:
-            self._failed(error)
-        except Exception as error:  # a member that does not know what it has done must not go on
-            log.critical("the raft member stops", exc_info=error)
-            self._stopped = True
-            self._stop_leading("it has failed")
+            if cuts:  # the node counts on them
+                self._give_in(error)
+            else:
+                self._failed(error)
+        except Exception as error:
+            self._give_in(error)
         self._slow = None
         self.turn()
 
     def _carry_out(self, effects: Effects) -> None:
-        """Changes of the log, commits and a new role."""
+        """Changes of the log, and what is committed."""
         ledger = self._ledger
-        if effects.role is not None:
-            self._before_log(effects.role)
         try:
-            written = False
-            for change in effects.log:
-                if isinstance(change, AppendOwn):
-                    ledger.lead(change.term)
-                    ledger.append_own(_body(change))
-                    written = True
-                elif isinstance(change, Append):
-                    ledger.append(_behind(change.payload, change.skip))
-                    written = True
-                else:
-                    assert isinstance(change, Proposed)  # the store's commit has written them
-            if written:
-                commit = self._store.commit()
-                if commit.error is not None:
-                    raise commit.error
+            self._write(effects.log)
+            if effects.log and not self._store.config.sync_flush:
+                self.node.persisted(ledger.last, ledger.term_of(ledger.last))
+            elif effects.log:
+                self._store.flusher.request()
+            if effects.committed is not None:
+                ledger.commit_to(effects.committed)
+                self._committed(ledger.place_of(effects.committed).end)
         except (CometError, OSError) as error:
             self._failed(error)
-            return
-        if effects.log and not self._store.config.sync_flush:
-            self.node.persisted(ledger.last, ledger.term_of(ledger.last))
-        elif effects.log:
-            self._store.flusher.request()
-        if effects.committed is not None:
-            ledger.commit_to(effects.committed)
-            self._committed(ledger.place_of(effects.committed).end)
         if effects.role is not None or effects.state is not None:
             self._use_members()
-        if self.node.ready and not self.leading and self._taking is None:
-            self._taking = self._loop.create_task(self._take_office(self.node.term))
+
+    def _write(self, changes: list[LogChange]) -> None:
+        """New entries. Raises CometError, OSError; those in front of the one that failed are written."""
+        if not changes:
+            return
+        self._commit_tick()  # what waits there has somebody who wants an answer
+        problem: CometError | OSError | None = None
+        written = False
+        try:
+            for change in changes:
+                if isinstance(change, AppendOwn):
+                    self._ledger.lead(change.term)
+                    self._ledger.append_own(_body(change))
+                    written = True
+                elif isinstance(change, Append):
+                    last = self._ledger.append(_behind(change.payload, change.skip))
+                    written = True
+                    if last != change.first + change.count - 1:
+                        raise StoreError(f"{last} is the last of the entries that came, not as was said")
+                else:
+                    assert isinstance(change, Proposed)  # the store's commit has written them
+        except (CometError, OSError) as error:
+            problem = error
+        if written:
+            problem = self._store.commit().error or problem
+        if problem is not None:
+            raise problem
+
+    def _may_take_office(self) -> bool:
+        """All that former leaders left is committed, and nothing of this one's is on its way."""
+        ledger = self._ledger
+        return self.node.ready and not self.leading and ledger.committed == ledger.last
 
     async def _take_office(self, term: int) -> None:
-        """All that former leaders left is committed: begin to take messages."""
+        """Begin to take messages."""
         try:
             await self._office.prepare()
-            if self.node.ready and self.node.term == term and not self._stopped:
+            if self._may_take_office() and self.node.term == term and not self._stopped:
                 self._ledger.take_messages()
                 self.leading = True
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
                 self._office.lead()
         except (CometError, OSError) as error:
-            self._failed(error)
+            self._failure = error
+        except Exception as error:
+            self._give_in(error)
         finally:
             self._taking = None
             self._schedule()
+
+    def _give_in(self, error: Exception) -> None:
+        """A member that does not know what it has done must not go on."""
+        log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
+        self._stopped = True
+        self._stop_leading("it has failed")
+        self._office.follow()
 
     def _before_log(self, role: RoleChange) -> None:
         reason = role.reason or f"{role.leader or 'nobody'} leads"
@@ -358,6 +398,7 @@ class RaftMember:
             log.warning("raft: %s leads no more: %s", self.me, reason)
 
     def _committed(self, position: int) -> None:
+        self._safe = position
         waits = self._waits
         while waits and waits[0].position <= position:
             waits.popleft().waiter(SUCCESS)
@@ -367,19 +408,36 @@ class RaftMember:
     def _failed(self, error: CometError | OSError) -> None:
         log.critical("raft: the log or the state of %s could not be written: %s", self.me, error)
         self._failed_at = self._clock.boottime()
+        self._failure = None
         left = self.node.effects()
-        self.node.disk_failed(self._ledger.last, str(error))
+        try:
+            if any(map(_cuts, left.log)):
+                raise StoreError("the log was to be cut just then") from error
+            self.node.disk_failed(self._ledger.last, str(error))
+        except CometError as contradiction:
+            self._give_in(contradiction)
+            return
+        if left.role is not None:
+            self._before_log(left.role)
         self._carry_out(Effects(committed=left.committed, role=left.role))
 
     def _not_written(self, failure: OSError) -> None:
         self._failure = failure
         self._schedule()
 
-    def _look_at_disk(self, now: float) -> None:
-        self._failed_at = now
-        if not self._store.flags.reasons:
-            self._failed_at = None
-            self.node.disk_works()
+    def _watch_disk(self) -> None:
+        """A leader whose disk has failed leaves; it is looked at again now and then."""
+        reasons, now = self._store.flags.reasons, self._clock.boottime()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._failed(failure)
+        elif self._failed_at is None and Flag.NOT_WRITEABLE in reasons:
+            self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
+        elif self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
+            self._failed_at = now
+            if not reasons.keys() - {Flag.DISK_FULL}:  # which says so itself
+                self._failed_at = None
+                self.node.disk_works()
 
     # -- members
 
@@ -417,7 +475,7 @@ class RaftMember:
         learned = {member: greeting.addr for member, greeting in self.peers.learned.items()}
         known = {**learned, **self._addresses}
         self.peers.use(
-            {member: known[member] for member in everybody if member in known and member != self.me}
+            {member: known[member] for member in sorted(everybody) if member in known and member != self.me}
         )
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
@@ -425,15 +483,17 @@ class RaftMember:
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1
-        entries = self._ledger.range(first, first + message.count, 1 << 62)
-        question = partial(self._ledger.read, entries)
         try:
+            entries = self._ledger.range(first, first + message.count, 1 << 62)
+            question = partial(self._ledger.read, entries)
             return _with(message, question(CACHED))
         except NotInMemory as miss:
             task = self._loop.create_task(self._send_cold(message, question, miss))
             self._reading.add(task)
             task.add_done_callback(self._reading.discard)
-            return None
+        except (CometError, OSError) as error:  # the others are to hear of this leader all the same
+            log.error("raft: entries for %s cannot be read: %s", message.to, error)
+        return None
 
     async def _send_cold(
         self, message: AppendRequest, question: Callable[[Reads], Buffer], miss: NotInMemory
@@ -446,9 +506,9 @@ class RaftMember:
         self.peers.send([_with(message, data)])
 
     def _forget_deleted(self) -> None:
-        """Retention may have deleted the oldest entries."""
+        """Retention may have deleted the oldest entries, or the log has begun anew."""
         first = self._ledger.first
-        if first > self._first:
+        if first > self._first and first <= self._ledger.committed:
             self._first = first
             self.node.begins_at(first)
 
@@ -474,7 +534,14 @@ class _Log:
 
     def fit(self, first: int, stop: int) -> int:
         """Entries of one frame."""
-        return self._ledger.range(first, stop, MOST_FRAME).stop
+        try:
+            return self._ledger.range(first, stop, MOST_FRAME).stop
+        except (StoreError, OSError):  # to be sent it is looked up again
+            return first + 1
+
+
+def _cuts(change: LogChange) -> bool:
+    return isinstance(change, Truncate | Reset)
 
 
 def _is_something(effects: Effects) -> bool:

@@ -7,6 +7,7 @@ or slow costs at most MOST_WAITING bytes.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -25,6 +26,11 @@ MOST_WAITING = 32 << 20
 """Bytes in the buffer of one connection, above which nothing more is put there."""
 MOST_CONNECTIONS = 64
 """From members: each has one, and a broken one may not be noticed for a while."""
+GREETING_S = 5.0
+"""Who has connected says who it is within this time."""
+SILENT_MS = 3_000
+"""A connection ends when the other machine's kernel has not taken what was sent for so long: after a network
+is mended nobody waits for TCP's growing pauses."""
 
 Receive = Callable[[AnyMessage], None]
 """Takes a message. Raises CometError for what no member would say."""
@@ -36,23 +42,27 @@ class _Incoming(asyncio.Protocol):
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._frames = raft_wire.Frames(peers.group)
-        self._known = False
+        self.sender = ""
         self.transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         if len(self._peers.incoming) >= MOST_CONNECTIONS:
             transport.abort()
             return
+        _ends_when_silent(transport)
+        self._patience = asyncio.get_running_loop().call_later(GREETING_S, transport.abort)
         self._peers.incoming.add(self)
 
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
                 self._peers.receive(message)
-            if not self._known and self._frames.greeting is not None:
-                self._known = True
-                self._peers.greeted(self._frames.greeting)
+            if not self.sender and self._frames.greeting is not None:
+                self.sender = self._frames.greeting.sender
+                self._be_patient()
+                self._peers.greeted(self, self._frames.greeting)
         except CometError as error:
             assert self.transport is not None
             known = self._frames.greeting
@@ -62,7 +72,12 @@ class _Incoming(asyncio.Protocol):
         self._peers.heard()
 
     def connection_lost(self, _error: Exception | None) -> None:
+        self._be_patient()
         self._peers.incoming.discard(self)
+
+    def _be_patient(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
 
 
 @dataclass(eq=False)
@@ -107,11 +122,21 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        _ends_when_silent(transport)
         transport.write(self.hello)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.transport = None
         self._broken.set()
+
+
+def _ends_when_silent(transport: asyncio.Transport) -> None:
+    sock: socket.socket = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_USER_TIMEOUT", SILENT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
+        option = getattr(socket, name, None)  # not everywhere
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Peers:
@@ -152,9 +177,13 @@ class Peers:
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
-    def greeted(self, greeting: raft_wire.Greeting) -> None:
-        """A member has connected."""
-        if greeting.sender in self.learned or len(self.learned) < MOST_CONNECTIONS:
+    def greeted(self, connection: _Incoming, greeting: raft_wire.Greeting) -> None:
+        """A member has connected; what it had before is broken."""
+        for other in list(self.incoming):
+            if other is not connection and other.sender == greeting.sender and other.transport is not None:
+                other.transport.abort()
+        known = greeting.sender in self.learned or greeting.sender in self._links
+        if known or len(self.learned) < MOST_CONNECTIONS:
             self.learned[greeting.sender] = greeting
             self._met()
 
@@ -170,13 +199,14 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send the messages of a tick, one frame to each member. Any of them may be lost."""
+        """Send the messages of a tick, as few frames as may be to each member. Any of them may be lost."""
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)
         for member, its in to.items():
             if member in self._links:
-                self._links[member][0].send(raft_wire.frame(its))
+                for part in raft_wire.parts(its):
+                    self._links[member][0].send(raft_wire.frame(part))
 
     async def stop(self) -> None:
         """Close everything."""

@@ -1,0 +1,134 @@
+"""One raft member, and what its peers say in one tick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import until
+from tests.broker.replication.raft_group import HOST, free_port
+from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member
+
+from cometmq.broker.replication.raft_member import RaftMember
+from cometmq.errors import RaftMessageError
+from cometmq.protocol.codes import ResponseCode
+from cometmq.raft import AppendRequest, AppendResponse, Members, MembersEntry, RaftOptions
+from cometmq.remoting import Tick
+from cometmq.store import MessageStore, SystemClock
+
+NAMES = ("n0", "n1", "n2")
+START = MembersEntry(-1, -1, Members(frozenset(NAMES)))
+
+
+class Desk:
+    """An office whose preparation may take a while."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.prepared = 0
+
+    async def prepare(self) -> None:
+        self.prepared += 1
+        await self.open.wait()
+
+    def lead(self) -> None: ...
+
+    def follow(self) -> None: ...
+
+    def met(self) -> None: ...
+
+
+class Alone:
+    """A member whose peers are spoken for by the test."""
+
+    def __init__(self, store: MessageStore, *names: str) -> None:
+        self.desk = Desk()
+        self.tick = Tick()
+        self.store = store
+        self.member = RaftMember(
+            me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
+            broker_addr="h:1", joins=False, store=store, clock=SystemClock(), timeout_s=5.0, tick=self.tick,
+            end_tick=lambda: None, office=self.desk, options=RaftOptions(heartbeat_ms=20, election_ms=100),
+        )  # fmt: skip
+        self.tick.at_end(self.member.end_tick)
+
+
+@pytest.fixture
+async def alone(tmp_path: Path) -> AsyncIterator[Alone]:
+    made = Alone(member(tmp_path / "n0"), *NAMES)
+    yield made
+    await made.member.stop()
+    made.store.close()
+
+
+def entries(source: MessageStore, sender: str, term: int, first: int, stop: int) -> AppendRequest:
+    """What a leader with this log says."""
+    log = ledger(source)
+    data = bytes(log.read(log.range(first, stop, 1 << 20)))
+    return AppendRequest(
+        group="g", sender=sender, to="n0", term=term, prev_index=first - 1,
+        prev_term=log.term_of(first - 1) if first else -1, count=stop - first,
+        entries_term=log.term_of(first), last=log.last, commit=-1,
+        members=() if first else (START,), payload=data,
+    )  # fmt: skip
+
+
+async def test_entries_of_two_leaders_in_one_tick_are_taken_in_their_order(
+    alone: Alone, tmp_path: Path
+) -> None:
+    old, new = leader(tmp_path / "old", name="n1"), member(tmp_path / "new", name="n2")
+    add(old, b"one", b"two", b"three")
+    hand_over(old, new, stop=2)
+    ledger(new).commit_to(1)
+    elect(new, 2)
+    alone.member.peers.receive(entries(old, "n1", 1, 0, 4))
+    alone.member.peers.receive(entries(new, "n2", 2, 2, 3))
+    alone.member.turn()
+    own = ledger(alone.store)
+    await until(lambda: own.last == 2)
+    assert [own.term_of(index) for index in range(3)] == [1, 1, 2]
+    add(new, b"four")
+    alone.member.peers.receive(entries(new, "n2", 2, 3, 4))  # it goes on
+    alone.member.turn()
+    await until(lambda: own.last == 3)
+    old.close()
+    new.close()
+
+
+async def test_entries_that_are_none_are_refused(alone: Alone, tmp_path: Path) -> None:
+    source = leader(tmp_path / "old", name="n1")
+    request = entries(source, "n1", 1, 0, 1)
+    with pytest.raises(RaftMessageError, match="payload"):
+        alone.member.peers.receive(
+            AppendRequest(
+                group="g", sender="n1", to="n0", term=1, prev_index=-1, prev_term=-1, count=1, last=0,
+                commit=-1, members=request.members,
+            )
+        )  # fmt: skip
+    alone.member.peers.receive(request)
+    alone.member.turn()
+    await until(lambda: ledger(alone.store).last == 0)
+    source.close()
+
+
+async def test_a_leadership_won_again_while_the_first_was_prepared_is_taken_up(tmp_path: Path) -> None:
+    alone = Alone(member(tmp_path / "n0"), "n0")
+    alone.desk.open.clear()
+    alone.member.turn()
+    await until(lambda: alone.desk.prepared)
+    term = alone.member.node.term
+    alone.member.peers.receive(
+        AppendResponse(group="g", sender="n9", to="n0", term=term + 5, match=-1, written=-1)
+    )
+    alone.member.turn()
+    await until(lambda: alone.member.node.term > term + 5 and alone.member.node.ready)
+    alone.desk.open.set()
+    await until(lambda: alone.member.leading)
+    answers: list[int] = []
+    alone.member.wait_for(alone.store.log.end, answers.append)  # everything is committed
+    assert answers == [ResponseCode.SUCCESS]
+    await alone.member.stop()
+    alone.store.close()

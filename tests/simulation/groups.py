@@ -1,0 +1,171 @@
+"""A raft group of whole brokers in a run: its members, who leads, and what must hold at each moment."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from tests.simulation.cluster import BrokerMachine, Cluster
+
+from cometmq.broker.replication.raft import RaftReplication
+from cometmq.message import SendResult
+from cometmq.protocol.bodies_admin import RaftStatus
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.store import Ledger
+
+RAFT_PORT = 40911
+LOOK_S = 0.05
+"""Between two looks at the group."""
+
+Tell = Callable[[str, str], None]
+"""Takes a promise that does not hold, and what happened."""
+
+
+class RaftGroup:
+    """Members n0, n1, ... of one group. `watch` looks after it from then on."""
+
+    def __init__(self, cluster: Cluster, count: int, topic: str, tell: Tell, **settings: str) -> None:
+        """topic: that of the messages. tell: see Tell."""
+        self._cluster = cluster
+        self._topic = topic
+        self._tell = tell
+        own = {"enableDLegerCommitLog": "true", "dLegerGroup": "a", **settings}
+        self.members = {
+            f"n{number}": cluster.add_broker("a", dLegerSelfId=f"n{number}", **own) for number in range(count)
+        }
+        peers = ";".join(f"{name}-{machine.host}:{RAFT_PORT}" for name, machine in self.members.items())
+        for machine in self.members.values():
+            machine.settings["dLegerPeers"] = peers
+        self._leaders: dict[int, str] = {}  # who took sends in a term
+        self._entries: list[tuple[int, int]] = []  # end and checksum of each committed entry
+        self._looked_at: dict[
+            str, tuple[object, int]
+        ] = {}  # the store of a member, and how far it was compared
+        self.logs_are_whole = True
+        """Whether no disk loses what it had."""
+
+    def watch(self) -> None:
+        """Look at the group now and then until the run is over."""
+        self.look()
+        self._cluster.scheduler.call_later(LOOK_S, self.watch)
+
+    def look(self) -> None:
+        """Compare the members."""
+        for name, machine in self.members.items():
+            broker = machine.broker
+            if broker is None:
+                continue
+            replication, ledger = broker.parts.replication, machine.store.ledger
+            assert isinstance(replication, RaftReplication)
+            assert ledger is not None
+            if replication.serves:
+                self._leads(name, replication.status())
+            if self.logs_are_whole:
+                self._compare(name, machine, ledger)
+
+    def _leads(self, name: str, status: RaftStatus) -> None:
+        if status.role != "leader":
+            self._tell("one leader", f"{name} is {status.role} in term {status.term} and takes sends")
+        other = self._leaders.setdefault(status.term, name)
+        if other != name:
+            self._tell("one leader", f"{name} and {other} take sends in term {status.term}")
+
+    def _compare(self, name: str, machine: BrokerMachine, ledger: Ledger) -> None:
+        store, index = self._looked_at.get(name, (None, 0))
+        if store is not machine.store:
+            index = 0
+        while index <= ledger.committed:
+            place = ledger.place_of(index)
+            data = ledger.read(ledger.range(index, index + 1, 1))
+            found = place.end, zlib.crc32(data)
+            if index == len(self._entries):
+                self._entries.append(found)
+            elif self._entries[index] != found:
+                self._tell("committed for ever", f"entry {index} of {name} is another one")
+            index += 1
+        self._looked_at[name] = machine.store, index
+        end = self._entries[ledger.committed][0] if ledger.committed >= 0 else 0
+        for queue in machine.store.queues.of_topic(self._topic):
+            unit = queue.unit(queue.max_offset - 1) if queue.max_offset else None
+            if unit is not None and unit[0] >= end:
+                self._tell("only committed is read", f"{name} shows {unit[0]}, committed is up to {end}")
+
+    # -- what the run asks
+
+    @property
+    def leader(self) -> BrokerMachine | None:
+        """Who takes sends; the one of the newest term, if one believes so that is behind a cut."""
+        serving = [
+            (broker.parts.replication.status().term, name)
+            for name, machine in self.members.items()
+            if (broker := machine.broker) is not None
+            and isinstance(broker.parts.replication, RaftReplication)
+            and broker.parts.replication.serves
+        ]
+        return self.members[max(serving)[1]] if serving else None
+
+    def _status(self, machine: BrokerMachine) -> RaftStatus:
+        assert machine.broker is not None
+        replication = machine.broker.parts.replication
+        assert isinstance(replication, RaftReplication)
+        return replication.status()
+
+    @property
+    def taking_part(self) -> list[BrokerMachine]:
+        """The members that the leader knows: the others were removed."""
+        leader = self.leader
+        if leader is None:
+            return []
+        return [self.members[each.member] for each in self._status(leader).members]
+
+    def check_ack(self, result: SendResult) -> None:
+        """A majority has what was promised."""
+        leader = self.leader
+        if leader is None or not self.logs_are_whole:
+            return
+        position = decode_offset_id(result.offset_msg_id).physical_offset
+        voters = [self.members[each.member] for each in self._status(leader).members if each.voter]
+        have = sum(each.safe > position for each in voters)
+        if 2 * have <= len(voters):
+            self._tell("acknowledged is stored", f"{have} of {len(voters)} have a message at {position}")
+
+    def caught_up(self) -> bool:
+        """Whether there is a leader, and everybody has all that it has, committed."""
+        leader = self.leader
+        if leader is None or any(each.broker is None for each in self.taking_part):
+            return False
+        found = {(s.last, s.committed) for s in map(self._status, self.taking_part)}
+        return len(found) == 1 and all(last == committed for last, committed in found)
+
+    def ask(self, action: str, member: str) -> bool:
+        """CHANGE_RAFT_GROUP to the leader; whether it does it."""
+        leader = self.leader
+        if leader is None or leader.process is None or leader.process.paused or leader.broker is None:
+            return False
+        replication = leader.broker.parts.replication
+        assert isinstance(replication, RaftReplication)
+        frame = Frame.request(
+            RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
+        )
+        answer = leader.process.context.run(replication.change_raft_group, None, frame)
+        return answer.code == ResponseCode.SUCCESS
+
+    def put_back(self) -> None:
+        """Take the members in again that are not voters: one step, if the leader agrees."""
+        leader = self.leader
+        if leader is None:
+            return
+        known = {each.member: each.voter for each in self._status(leader).members}
+        for name in self.members:
+            if name not in known:
+                self.ask("addLearner", name)
+            elif not known[name]:
+                self.ask("promote", name)
+
+    @property
+    def followers(self) -> list[BrokerMachine]:
+        """Who takes part, and does not lead."""
+        return [each for each in self.taking_part if each is not self.leader]
