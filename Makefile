@@ -41,7 +41,7 @@ LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.p
 	$$(grep -rlE "long_form|LONG\b|COMETMQ_(CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
 
 test-long: install  ## the long forms of the tests that have one, more than half an hour
-	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 \
+	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)

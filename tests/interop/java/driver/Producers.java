@@ -32,6 +32,7 @@ final class Producers {
         producer.setVipChannelEnabled(args.flag("vip", false));
         producer.setCompressMsgBodyOverHowmuch(args.number("compressOver", 4096));
         producer.setHeartbeatBrokerInterval(args.number("heartbeatMillis", 30_000));
+        producer.setPollNameServerInterval(args.number("pollMillis", 30_000));
         producer.setRetryTimesWhenSendFailed(args.number("retries", 2));
         producer.setMaxMessageSize(args.number("maxSize", 4 * 1024 * 1024));
         if (args.has("namespace")) {

@@ -1,0 +1,216 @@
+"""Faults of a group of brokers. Each can say whether it shows: faults that do nothing prove nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import psutil
+from tests.faults.groups import BROKERS, NAME_SERVERS, Group
+from tests.interop import wire
+from tests.interop.processes import wait_until
+
+from cometmq.testing import Fault, Kind
+
+PATIENCE_S = 15.0
+"""A fault of a disk shows when next there is something to write: so long at most."""
+
+
+class Trouble(Protocol):
+    """A fault of a group. Its text says what it is."""
+
+    def begin(self) -> None: ...
+
+    def effective(self) -> bool:
+        """Whether it shows, in what the fault itself does not know."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class Killed:
+    """kill -9, and a start."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._group, self._name = group, name
+        self._victim = group.brokers[name].process
+
+    def __str__(self) -> str:
+        return f"kill -9 of {self._name}"
+
+    def begin(self) -> None:
+        self._victim.kill()
+
+    def effective(self) -> bool:
+        return self._victim.popen.poll() == -signal.SIGKILL
+
+    def end(self) -> None:
+        self._group.start(self._name)
+
+
+class Paused:
+    """SIGSTOP, and SIGCONT."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._name = name
+        self._process = psutil.Process(group.brokers[name].pid)
+
+    def __str__(self) -> str:
+        return f"SIGSTOP of {self._name}"
+
+    def begin(self) -> None:
+        self._process.suspend()
+
+    def effective(self) -> bool:
+        return bool(self._process.status() == psutil.STATUS_STOPPED)
+
+    def end(self) -> None:
+        self._process.resume()
+
+
+class Ways:
+    """A fault of some ways of a group."""
+
+    fault: Fault
+
+    def __init__(self, what: str, group: Group, ways: Iterable[tuple[str, str]]) -> None:
+        self._what = what
+        self.proxies = {way: group.links[way] for way in ways}
+        self.before = self.passed()
+
+    def __str__(self) -> str:
+        return self._what
+
+    def begin(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.script = lambda _number: [self.fault]
+            proxy.inflict(self.fault)
+        time.sleep(0.05)  # the loop of the proxies carries it out
+        self.before = self.passed()
+
+    def end(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.heal()
+
+    def passed(self) -> dict[object, int]:
+        """Bytes that went through the open connections."""
+        return {
+            each: sum(each.passed.values()) for proxy in self.proxies.values() for each in proxy.connections
+        }
+
+    def answers_in(self, timeout_s: float) -> Iterator[float]:
+        """Seconds until name servers at the end of these ways answer, or the time-out."""
+        for way, proxy in self.proxies.items():
+            if way[1] in NAME_SERVERS:
+                began, port = time.monotonic(), int(proxy.addr.rpartition(":")[2])
+                with contextlib.suppress(OSError), wire.Connection(port, timeout_s=timeout_s) as connection:
+                    connection.call(wire.GET_BROKER_CLUSTER_INFO)
+                yield time.monotonic() - began
+
+
+class Cut(Ways):
+    """Nothing passes: what is sent is lost, and nobody is told."""
+
+    fault = Fault(kind=Kind.STALL, seconds=math.inf)
+
+    def effective(self) -> bool:
+        now = self.passed()
+        silent = all(count == self.before.get(connection, 0) for connection, count in now.items())
+        return silent and bool(self.before or now) and all(took >= 0.3 for took in self.answers_in(0.3))
+
+
+class Slow(Ways):
+    """Every piece of data waits on its way."""
+
+    fault = Fault(kind=Kind.DELAY, seconds=0.15)
+
+    def effective(self) -> bool:
+        return all(took >= self.fault.seconds for took in self.answers_in(1.0))
+
+
+class SlowDisk:
+    """Each sync takes long; of ours only, see slow_disk.py."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._name = name
+        self._slow, self._slowed = group.place(name) / "slow", group.place(name) / "slowed"
+        self._slowed.unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        return f"slow disk of {self._name}"
+
+    def begin(self) -> None:
+        self._slow.touch()
+
+    def effective(self) -> bool:
+        return self._slowed.exists()
+
+    def end(self) -> None:
+        self._slow.unlink(missing_ok=True)
+
+
+KINDS = {
+    "kill": 3, "stop": 2, "cut": 2, "cut one way": 1, "cut pair": 1, "name servers": 1, "delay": 1, "disk": 1,
+}  # fmt: skip
+"""Faults, and how often each is in the hat."""
+
+
+def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Trouble:
+    """The fault of a kind, one of KINDS, that hits a broker."""
+    leader = group.leader() or "n0"
+    # Those who follow say nothing to each other: a cut between them would not show.
+    other = leader if victim != leader else dice.choice([name for name in BROKERS if name != victim])
+    its = [way for way in group.links if victim in way]
+    out = [way for way in its if way[0] == victim]
+    between = [way for way in its if other in way]
+    names = [way for way in its if way[1] in NAME_SERVERS]
+    made: dict[str, Callable[[], Trouble]] = {
+        "kill": lambda: Killed(group, victim),
+        "stop": lambda: Paused(group, victim),
+        "cut": lambda: Cut(f"{victim} cut off from everybody but clients", group, its),
+        "cut one way": lambda: Cut(f"nothing from {victim} arrives", group, out),
+        "cut pair": lambda: Cut(f"{victim} and {other} cut off from each other", group, between),
+        "name servers": lambda: Cut(f"{victim} cut off from the name servers", group, names),
+        "delay": lambda: Slow(f"slow ways of {victim}", group, its),
+        "disk": lambda: SlowDisk(group, victim),
+    }
+    return made[kind]()
+
+
+class IdleNemesisError(AssertionError):
+    """A fault did nothing, so the run says nothing."""
+
+
+def inflict(faults: Sequence[Trouble], seconds: float) -> None:
+    """Faults at once, for so long. Raises IdleNemesisError if one of them shows no effect."""
+    begun: list[Trouble] = []
+    try:
+        for fault in faults:
+            begun.append(fault)
+            fault.begin()
+        time.sleep(seconds)
+        for fault in faults:
+            try:
+                wait_until("an effect", fault.effective, PATIENCE_S)
+            except AssertionError:
+                raise IdleNemesisError(f"{fault}: took no effect") from None
+    finally:
+        for fault in begun:
+            fault.end()
+
+
+def idle_faults_do_not_show(group: Group, dice: random.Random) -> None:
+    """Faults that have not begun must show no effect: else nobody could tell."""
+    leader = group.wait_for_leader()
+    for fault in [trouble(group, kind, leader, dice) for kind in KINDS]:
+        wait_until(f"no effect of {fault}, which has not begun", partial(_idle, fault))
+
+
+def _idle(fault: Trouble) -> bool:
+    return not fault.effective()

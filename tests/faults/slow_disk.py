@@ -1,0 +1,36 @@
+"""Runs one of our commands, as tests/interop/attached.py does, with a disk that is slow while a file `slow`
+lies in the working directory: each sync then takes `SLOW_S` longer, and adds a byte to the file `slowed`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tests.interop import attached
+
+from cometmq.broker import server
+from cometmq.store import OsDisk
+
+SLOW_S = 0.4
+
+
+class SlowDisk(OsDisk):
+    """The system's disk, and another one while somebody says so."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lends_descriptors = False  # every sync passes through here
+
+    def fdatasync(self, fd: int) -> None:
+        if os.path.exists("slow"):
+            with open("slowed", "ab") as counted:
+                counted.write(b".")
+            time.sleep(SLOW_S)
+        super().fdatasync(fd)
+
+
+if __name__ == "__main__":
+    server.OsDisk = SlowDisk  # type: ignore[misc]
+    attached.main()

@@ -1,0 +1,121 @@
+"""Groups of brokers among faults: nothing acknowledged is lost, by the histories of our client and of Java's.
+
+COMETMQ_FAILOVER_RUNS sets how many runs (5), COMETMQ_FAILOVER_SEED the seed of the first one.
+The last test prints the table of docs/replication.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.faults.failover import run, verify, windows
+from tests.faults.groups import Layout
+from tests.faults.nemesis import IdleNemesisError, inflict
+from tests.interop.driver import Driver
+from tests.interop.processes import side_by_side
+from tests.long_form import long_form
+
+from cometmq.testing import HistoryViolation, check_history
+from cometmq.testing.history import operations
+
+RUNS = int(os.environ.get("COMETMQ_FAILOVER_RUNS", "5"))
+SEED = int(os.environ.get("COMETMQ_FAILOVER_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+AT_ONCE = 5
+RAFT, PAIR = Layout(raft=True), Layout(raft=False)
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    driver = Driver("4.9.8", tmp_path_factory.mktemp("java"))
+    yield driver
+    driver.stop()
+
+
+@pytest.mark.timeout(300 + 60 * RUNS)
+def test_nothing_acknowledged_is_lost_among_faults(tmp_path: Path, java: Driver) -> None:
+    cases = [(PAIR if number % 5 in (1, 3) else RAFT, SEED + number) for number in range(RUNS)]
+
+    def one(layout: Layout, seed: int) -> None:
+        print(f"COMETMQ_FAILOVER_SEED={seed}: {layout.title}")
+        for history in run(layout, tmp_path / str(seed), java, seed):
+            report = verify(history)
+            print(f"{layout.title}, seed {seed}: {report.sent} acknowledged, {report.unknown} unknown")
+            assert report.sent > 100
+            the_loss_of_one_is_seen(history, random.Random(seed))
+
+    for first in range(0, RUNS, AT_ONCE):
+        side_by_side(one, cases[first : first + AT_ONCE])
+
+
+def the_loss_of_one_is_seen(history: list[bytes], dice: random.Random) -> None:
+    """The same history breaks the promise when one acknowledged message is no longer read."""
+    lost = dice.choice([
+        each.message for each in operations(history) if each.op == "send" and each.result == "ok"
+    ])  # fmt: skip
+    events = [json.loads(line) for line in history]
+    reads = {
+        (each["process"], each["id"])
+        for each in events
+        if each.get("message") == lost and each["op"] == "read"
+    }
+    assert reads
+    without = [
+        line for line, each in zip(history, events, strict=True) if (each["process"], each["id"]) not in reads
+    ]
+    with pytest.raises(HistoryViolation, match=f"{lost} was acknowledged and not read"):
+        verify(without)
+
+
+def test_a_nemesis_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle:
+        ended = False
+
+        def begin(self) -> None:
+            pass
+
+        def effective(self) -> bool:
+            return False
+
+        def end(self) -> None:
+            self.ended = True
+
+    monkeypatch.setattr("tests.faults.nemesis.PATIENCE_S", 0.1)
+    idle = Idle()
+    with pytest.raises(IdleNemesisError):
+        inflict([idle], 0)
+    assert idle.ended
+
+
+@long_form("minutes: DLedger does not look for another leader before 6 s are over")
+@pytest.mark.timeout(1800)
+def test_how_long_nobody_can_send_beside_apaches(tmp_path: Path, java: Driver) -> None:
+    """Ours and Apache's at the same time, since they mostly wait."""
+    for raft, seconds in ((True, 20.0), (False, 6.0)):
+        rows: dict[str, dict[bool, str]] = defaultdict(dict)
+
+        def measure(
+            layout: Layout, directory: Path, seconds: float, rows: dict[str, dict[bool, str]]
+        ) -> None:
+            found, history = windows(layout, directory, java, seconds)
+            for each in found:
+                rows[each.what][layout.apache] = f"{each.java:.1f} / {each.ours:.1f}"
+            report = check_history(history)
+            lost = [problem for problem in report.problems if problem.rule == "nothing lost"]
+            print(f"{layout.title}: {report.sent} acknowledged, {len(lost)} lost, {report.unknown} unknown")
+            if not layout.apache:
+                verify(history)
+                assert all(each.java < 15 and each.ours < 15 for each in found)
+
+        cases = [
+            (Layout(raft, apache), tmp_path / f"{raft}-{apache}", seconds, rows) for apache in (False, True)
+        ]
+        side_by_side(measure, cases)
+        print("| fault | CometMQ | Apache |")
+        for what, cells in rows.items():
+            print(f"| {what} | {cells[False]} | {cells[True]} |")
