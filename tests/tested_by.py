@@ -32,8 +32,7 @@ broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
 broker/test_register.py: broker/base/address
 broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server
-    broker/replication/raft_member broker/replication/raft_state broker/replication/raft_wire
-    broker/replication/rates
+    broker/replication/raft_state broker/replication/raft_wire broker/replication/rates
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics

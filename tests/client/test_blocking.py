@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import multiprocessing
 import subprocess
@@ -345,3 +346,80 @@ def test_calls_beside_the_stop_say_that_it_stops(local: LocalBroker) -> None:
                 call.result(10)
     assert len(said) == 30
     assert not [text for text in said if "is running" in text]
+
+
+class Interrupted:
+    """The loop of a thread; one call is interrupted just before it gets there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.armed = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def call_soon_threadsafe(self, *args: Any) -> object:
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+        return self._loop.call_soon_threadsafe(*args)
+
+
+def test_an_interrupt_harms_one_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = LoopThread.acquire()
+    begun = []
+
+    async def work() -> None:
+        begun.append(1)
+
+    try:
+        monkeypatch.setattr(thread, "loop", Interrupted(thread.loop))
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(work())
+        thread.run(work(), timeout_s=10)
+        assert begun == [1]
+    finally:
+        thread.release()
+
+
+def test_a_stream_whose_end_is_interrupted_stops_all_the_same(
+    local: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = LoopThread.acquire()
+    stream = SyncMessageStream("g-interrupted", "Interrupted", namesrv=local.namesrv)
+
+    def leave() -> None:
+        with stream:
+            monkeypatch.setattr(thread, "loop", Interrupted(thread.loop))
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            leave()
+        assert stream.state == "stopped"
+    finally:
+        thread.release()
+    assert "cometmq-loop" not in [each.name for each in threading.enumerate()]
+
+
+def test_a_stop_of_another_thread_is_waited_for(local: LocalBroker) -> None:
+    called, end = threading.Event(), threading.Event()
+
+    def listener(messages: list[MessageExt]) -> None:
+        called.set()
+        end.wait(20)
+
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        producer.send(Message("Waited", b"x"))
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer = SyncPushConsumer("g-waited", listener, "Waited", namesrv=local.namesrv, options=options)
+    consumer.start()
+    assert called.wait(20)
+    with ThreadPoolExecutor(2) as threads:
+        stop = threads.submit(consumer.stop)
+        while consumer.state == "running":
+            time.sleep(0.01)
+        waiting = threads.submit(consumer.wait_stopped)
+        end.set()
+        stop.result(20)
+        waiting.result(20)
+    assert consumer.state == "stopped"

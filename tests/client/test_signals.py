@@ -90,6 +90,25 @@ async def test_a_second_signal_does_what_it_did_before(local: LocalBroker) -> No
         signal.signal(signal.SIGTERM, old)
 
 
+async def test_a_signal_that_comes_in_a_listener_is_waited_for(local: LocalBroker) -> None:
+    ready, called = asyncio.Event(), asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        await ready.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        called.set()
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        await producer.send(Message("Told", b"x"))
+    consumer = PushConsumer("g-told", listener, "Told", namesrv=local.namesrv, options=options)
+    async with asyncio.timeout(30), consumer:
+        async with stop_on_signal(consumer):
+            ready.set()
+            await called.wait()
+        assert consumer.state == "stopped"
+
+
 async def test_without_a_signal_nothing_is_stopped(local: LocalBroker) -> None:
     before = signal.getsignal(signal.SIGINT)
     async with PushConsumer("g-calm", lambda messages: None, "Calm", namesrv=local.namesrv) as consumer:

@@ -79,13 +79,18 @@ class LeaderDuties:
         self._become(self.follower_id)
         if self._leads:
             self._leads = False
+            self.schedule.let_go()
             self._resting = asyncio.get_running_loop().create_task(self._rest())
         self.registrar.register()
 
     async def _may_go(self, behind: int) -> bool:
         """Whether the log up to a position may be deleted: it is committed, and nothing waits in it."""
         ledger, now = self.store.ledger, self.clock.boottime()
-        if ledger is None or ledger.committed < 0 or ledger.place_of(ledger.committed).end < behind:
+        if (
+            ledger is None
+            or ledger.committed < ledger.first
+            or ledger.place_of(ledger.committed).end < behind
+        ):
             return False
         if self._leads:
             return await self.timers.move_on(behind)

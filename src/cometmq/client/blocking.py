@@ -10,6 +10,7 @@ from many threads at once. Arguments, results, errors and docstrings are those o
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -87,6 +88,8 @@ class _Face(Generic[C]):
         self._twin: C = twin
         self._name = f"{type(self).__name__} of group {twin.group}"
         self._thread: LoopThread | None = None
+        self._over = threading.Event()
+        """stop() has ended."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -118,6 +121,7 @@ class _Face(Generic[C]):
             thread.run(self._twin.stop())
         finally:
             thread.release()
+            self._over.set()
 
     def stop_soon(self) -> Future[None]:
         """Stop it, from any thread or a handler of a signal, and wait for nothing; the future has what stop()
@@ -126,7 +130,9 @@ class _Face(Generic[C]):
 
     def wait_stopped(self) -> None:
         """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
-        if self.state != "stopped":
+        if self._thread is None and self.state == "stopping":
+            self._over.wait()  # another thread stops it
+        elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 
     @property
@@ -262,9 +268,11 @@ class SyncMessageStream(SyncPushConsumer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread is not None:
-            self._thread.run(self._stream.__aexit__(kind, error, trace))
-        super().__exit__(kind, error, trace)
+        try:
+            if self._thread is not None:
+                self._thread.run(self._stream.__aexit__(kind, error, trace))
+        finally:
+            super().__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Messages until the stream is stopped."""

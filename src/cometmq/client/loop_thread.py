@@ -39,7 +39,11 @@ class _Call(Generic[T]):
         self.task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        self.task.cancel()
+        """Its caller is gone, perhaps before it was given to the loop."""
+        if hasattr(self, "task"):
+            self.task.cancel()
+        else:
+            self._work.close()
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
@@ -108,20 +112,20 @@ class LoopThread:
                 "a blocking client was called on its own loop; use the asyncio class there"
             )
         call = _Call(work)
-        with self._calls:  # either it is begun before the loop is told to stop, or it is refused
-            if self._ended:
-                work.close()
-                raise ClientStateError("this client was stopped: that is final, make a new one")
-            self._new.append(call)
-            if len(self._new) == 1:  # the loop takes all that have come by then
-                self.loop.call_soon_threadsafe(self._begin)
         try:
+            with self._calls:  # either it is begun before the loop is told to stop, or it is refused
+                if self._ended:
+                    work.close()
+                    raise ClientStateError("this client was stopped: that is final, make a new one")
+                self._new.append(call)
+                if len(self._new) == 1:  # the loop takes all that have come by then
+                    self.loop.call_soon_threadsafe(self._begin)
             if not call.under_way.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 raise TimeoutError
-        except (KeyboardInterrupt, SystemExit, TimeoutError):
+        except BaseException:  # a handler of a signal may raise anything, anywhere
             with self._calls:
                 if not self._ended:
-                    self.loop.call_soon_threadsafe(call.cancel)
+                    self.loop.call_soon_threadsafe(self._give_up, call)
             raise
         try:
             return call.task.result()
@@ -133,6 +137,10 @@ class LoopThread:
     def _begin(self) -> None:
         while self._new:
             self._new.popleft().begin(self.loop)
+
+    def _give_up(self, call: _Call[Any]) -> None:
+        self._begin()  # the caller may have been interrupted before it asked for that, and others rely on it
+        call.cancel()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

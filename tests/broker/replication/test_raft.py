@@ -202,12 +202,7 @@ HOURS = ";".join(f"{hour:02}" for hour in range(24))
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path, caplog, flush):
-    old = {
-        "fileReservedTime": "0",
-        "deleteWhen": HOURS,
-        "cleanResourceInterval": "100",
-        "flushDiskType": flush,
-    }
+    old = {"fileReservedTime": "0", "deleteWhen": HOURS, "cleanResourceInterval": "100"}
     async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", flushDiskType=flush, **old) as group:
         leader = await group.leader()
         await send(group, leader, b"first")

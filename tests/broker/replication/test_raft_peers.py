@@ -202,3 +202,20 @@ async def test_a_member_that_connects_again_has_one_connection() -> None:
     for writer in (first_writer, second_writer):
         writer.close()
     await one.peers.stop()
+
+
+async def test_what_is_too_long_for_one_frame_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_wire, "LONGEST_FRAME", 100_000)
+    one, other = Member("n0"), Member("n1")
+    await one.start()
+    await other.start()
+    one.peers.use({"n1": other.addr})
+    await said(one, beat(), other)
+    one.peers.send([beat(payload=b"x" * 40_000) for _ in range(4)])
+    async with asyncio.timeout(10):
+        while (await other.heard.get()).payload is None:
+            pass
+        for _ in range(3):
+            assert (await other.heard.get()).payload == b"x" * 40_000
+    await one.peers.stop()
+    await other.peers.stop()

@@ -40,13 +40,13 @@ async def lose_queue(box: Box, broker: FakeBroker) -> None:
     broker.members = ["!another", *broker.members]
 
 
-def with_another(broker: FakeBroker) -> None:
-    """The group has a member beside us, which has the queue's lock, but no share."""
+def with_another(broker: FakeBroker, name: str = "~another") -> None:
+    """The group has a member beside us, which has the queue's lock, but no share: its name is behind ours."""
     broker.not_ours.add(QUEUE)
 
     def beat(frame: Frame) -> Frame | None:
         answer = broker.answer(frame)
-        broker.members = [*broker.members, "~another"]
+        broker.members = sorted([*broker.members, name])
         return answer
 
     broker.on(RequestCode.HEART_BEAT, beat)
@@ -133,6 +133,18 @@ async def test_a_member_whose_connection_was_cut_has_a_moment_to_come_back(
         await member.rebalance()
         await box.has(1)
         assert member.assignment == (QUEUE, other)
+
+
+async def test_a_member_without_queues_waits_for_one_that_was_cut_off(broker: FakeBroker, box: Box) -> None:
+    with_another(broker, "!another")
+    async with box.consumer(handover_timeout_s=60.0, rebalance_interval_s=60.0) as member:
+        assert member.assignment == ()
+        broker.members.remove("!another")
+        await member.rebalance()
+        assert member.assignment == ()
+        broker.not_ours.clear()
+        await member.rebalance()
+        assert member.assignment == (QUEUE,)
 
 
 async def test_a_queue_that_is_free_is_taken_at_once(broker: FakeBroker, box: Box) -> None:

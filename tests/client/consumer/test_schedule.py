@@ -201,3 +201,18 @@ async def test_what_a_broker_refuses_is_not_scheduled(consumer: PullConsumer, br
         await consumer.schedule("T", Reader(), sql92("a >> 1"))
     await consumer.subscribe("T")
     assert list(consumer.assignment) == QUEUES
+
+
+async def test_a_function_may_stop_its_consumer(consumer: PullConsumer, broker: FakeBroker) -> None:
+    called = []
+
+    async def stop(queue: MessageQueue, turn: PullTurn) -> None:
+        called.append(queue.queue_id)
+        turn.consumer.update_offset(queue, 3)
+        await turn.consumer.stop()
+
+    async with asyncio.timeout(20):
+        await consumer.schedule("T", stop)
+        await consumer.wait_stopped()
+    assert called
+    assert broker.offsets == {("T", number): 3 for number in called}

@@ -357,3 +357,30 @@ async def test_an_orderly_queue_waits_for_its_message_and_says_so(local: LocalBr
         assert stream.health().failed == 0
         await stream.ack(first)
         assert (await anext(stream)).body == b"second"
+
+
+async def test_a_stop_waits_for_a_refusal_that_is_under_way(local: LocalBroker) -> None:
+    queue = await fill(local, "Refusing", 1)
+    async with stream_of(local, "Refusing") as stream:
+        (message,) = await take(stream, 1)
+        refusing = asyncio.create_task(stream.nack(message))
+        await asyncio.sleep(0)
+    await refusing
+    assert await committed(local, "g-Refusing", queue) == 1
+
+
+async def test_a_message_that_nobody_gets_holds_its_queue_no_longer_than_it_must(local: LocalBroker) -> None:
+    """Whoever iterates may give up while it goes back to the broker."""
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        queue = (await producer.send(Message("Large", b"0" * 9_000))).queue
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=5_000)
+    async with stream_of(local, "Large", options) as stream, asyncio.timeout(20):
+        waiting = asyncio.create_task(anext(stream))
+        while not stream.health().failed:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        waiting = asyncio.create_task(anext(stream))
+        while stream.health().queues and await committed(local, "g-Large", queue) != 1:
+            await stream.persist_offsets()
+        waiting.cancel()

@@ -249,3 +249,18 @@ async def test_who_assigns_by_hand_is_told_of_other_queues(
         del namesrv.routes["T"]
         namesrv.serve("U", broker, queues=1)
         assert await told.get() == ("U", (MessageQueue("U", "broker-a", 0),))
+
+
+async def test_who_watches_queues_may_stop_the_consumer(namesrv: FakeNamesrv, broker: FakeBroker) -> None:
+    options = ClientOptions(route_interval_s=0.02)
+    consumer = PullConsumer("g", namesrv=namesrv.addr, client_options=options)
+
+    async def stop(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+        consumer.update_offset(queues[0], 3)
+        await consumer.stop()
+
+    async with asyncio.timeout(20), consumer:
+        await consumer.watch_queues("T", stop)
+        namesrv.serve("T", broker, queues=2)
+        await consumer.wait_stopped()
+    assert broker.offsets == {("T", 0): 3}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,35 @@ async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "c" / "offsets.json.tmp").mkdir()
     with pytest.raises(OffsetFileError, match=r"c/offsets\.json"):
         await offsets.write({A0: 1, A1: 2})
+
+
+async def test_a_disk_that_hangs_holds_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    goes_on = threading.Event()
+
+    def hang(descriptor: int) -> None:
+        asked.append(descriptor)
+        goes_on.wait(20)
+
+    file = FileOffsets(str(tmp_path / "offsets.json"))
+    await file.write({A0: 1})
+    monkeypatch.setattr(os, "fsync", hang)
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await file.write({A0: 2})
+        for offset in range(3, 9):
+            with pytest.raises(OffsetFileError, match="has not done yet"):
+                await file.write({A0: offset})
+    finally:
+        goes_on.set()
+    assert len(asked) == 1
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await file.write({A0: 9})
+                break
+            except OffsetFileError:
+                await asyncio.sleep(0)
+    file.close()
+    assert await FileOffsets(file.path).read(A0) == 9

@@ -291,3 +291,17 @@ async def test_how_far_the_log_is_gets_noted_in_the_background(tmp_path: Path) -
     await ledger(store).save_in_thread(store.off_loop)
     assert read_mark(store.disk, store.config.ledger_dir).end == 5
     await store.stop()
+
+
+async def test_a_log_that_begins_anew_opens_again_after_a_kill(tmp_path):
+    """Also when nothing has come yet, and the mark was written meanwhile."""
+    store = leader(tmp_path)
+    add(store, b"one", b"two")
+    agree(store)
+    store.flusher.flush_now()
+    await ledger(store).reset(5_000)
+    assert (ledger(store).first, ledger(store).last) == (5_000, 4_999)
+    ledger(store).save()
+    store = again(store, clean=False)
+    assert ledger(store).last == ledger(store).first - 1
+    store.close()

@@ -408,6 +408,7 @@ class RaftMember:
     def _failed(self, error: CometError | OSError) -> None:
         log.critical("raft: the log or the state of %s could not be written: %s", self.me, error)
         self._failed_at = self._clock.boottime()
+        self._failure = None
         left = self.node.effects()
         try:
             if any(map(_cuts, left.log)):
@@ -434,7 +435,7 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
             self._failed_at = now
-            if not reasons:
+            if not reasons.keys() - {Flag.DISK_FULL}:  # which says so itself
                 self._failed_at = None
                 self.node.disk_works()
 

@@ -182,7 +182,8 @@ class Peers:
         for other in list(self.incoming):
             if other is not connection and other.sender == greeting.sender and other.transport is not None:
                 other.transport.abort()
-        if greeting.sender in self.learned or len(self.learned) < MOST_CONNECTIONS:
+        known = greeting.sender in self.learned or greeting.sender in self._links
+        if known or len(self.learned) < MOST_CONNECTIONS:
             self.learned[greeting.sender] = greeting
             self._met()
 
@@ -198,13 +199,14 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send the messages of a tick, one frame to each member. Any of them may be lost."""
+        """Send the messages of a tick, as few frames as may be to each member. Any of them may be lost."""
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)
         for member, its in to.items():
             if member in self._links:
-                self._links[member][0].send(raft_wire.frame(its))
+                for part in raft_wire.parts(its):
+                    self._links[member][0].send(raft_wire.frame(part))
 
     async def stop(self) -> None:
         """Close everything."""

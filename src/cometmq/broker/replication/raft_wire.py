@@ -1,7 +1,7 @@
 """What goes over the port of a raft member: its greeting, then frames of messages. No I/O in here.
 
 Our own, with a version of its own: i4 length, and so many bytes of MessagePack. The first frame of a
-connection is the greeting; each later one is an array of messages (cometmq.raft), those of one tick. What is
+connection is the greeting; each later one is an array of messages (cometmq.raft) of one tick. What is
 answered comes over the receiver's own connection. The entries of a message are its `payload`, as they lie in
 the log.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from cometmq.errors import ProtocolError
 from cometmq.protocol.addresses import parse_address
-from cometmq.raft import AnyMessage
+from cometmq.raft import AnyMessage, AppendRequest
 
 MAGIC = "CometMQ raft"
 VERSION = 1
@@ -46,6 +46,20 @@ def greeting(group: str, sender: str, addr: str, broker_addr: str) -> bytes:
     """The first frame of a connection, which says who speaks."""
     data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr))
     return _LENGTH.pack(len(data)) + data
+
+
+def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
+    """These, so that those of a part fit into a frame."""
+    part: list[AnyMessage] = []
+    size = 0
+    for message in messages:
+        length = len(message.payload or b"") if isinstance(message, AppendRequest) else 0
+        if part and size + length > LONGEST_FRAME // 4:
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += length
+    yield part
 
 
 def frame(messages: Sequence[AnyMessage]) -> bytes:

@@ -72,6 +72,7 @@ class LevelCursor:
     refusals: int = 0  # in a row, of the message at `offset`
     errors: int = 0  # the same, of those that nobody foresaw
     timer: asyncio.TimerHandle | None = None
+    began: int = -1  # where the log ended before the deliveries that are under way; -1: none are
 
 
 @dataclass(eq=False, kw_only=True)
@@ -178,7 +179,16 @@ class ScheduleService:
 
     def _reached(self) -> int:
         used = self.store.queues.of_topic(SCHEDULE_TOPIC)
-        return self.store.log.end if used and not self._delivered else self.offsets.log_position
+        if not used or self._delivered:
+            return self.offsets.log_position
+        # In a raft group a delivery is in the log for a while before the cursor moves.
+        under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
+        return min(under_way, default=self.store.log.end)
+
+    def let_go(self) -> None:
+        """Another one delivers from now on, and moves the offsets."""
+        self.offsets.log_position = self._reached()
+        self.offsets.reached = lambda: self.offsets.log_position
 
     def _move(self, cursor: LevelCursor, offset: int) -> None:
         cursor.offset = offset
@@ -295,13 +305,15 @@ class ScheduleService:
                     self._wake(cursor)
             return
         passed: list[int] = []
+        began = self.store.log.end
         reached, appended, wait_s = self._store_due(cursor, got, passed)
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            if code != ResponseCode.SUCCESS:
+            if code != ResponseCode.SUCCESS:  # in a raft group it may be stored all the same
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
+            cursor.began = -1
             if reached != cursor.offset:
                 if cursor.refusals:
                     log.info("delay level %d: messages are delivered again", cursor.level)
@@ -315,6 +327,7 @@ class ScheduleService:
                 self._wake(cursor)
 
         if appended:
+            cursor.began = began if cursor.began < 0 else cursor.began
             self.writer.appended(outcome)
         else:
             outcome(int(ResponseCode.SUCCESS), None)

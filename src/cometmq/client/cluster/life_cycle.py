@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import Future
+from contextvars import Context
 from types import TracebackType
 from typing import Self
 
@@ -81,7 +82,8 @@ class LifeCycle:
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        return asyncio.run_coroutine_threadsafe(self.stop(), self._loop)
+        # Not in this context: a signal may come while a listener runs, which is no listener that asks.
+        return Context().run(asyncio.run_coroutine_threadsafe, self.stop(), self._loop)
 
     def _has_stopped(self) -> None:
         self._state = "stopped"

@@ -67,6 +67,8 @@ class Giving(Generic[C, S]):
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._given: dict[int, _Given[C]] = {}
+        self._settling = 0
+        """Acknowledgements under way."""
         self._settled = asyncio.Event()
         self._furthest: dict[MessageQueue, int] = {}
         """The highest offset of each queue that was acknowledged."""
@@ -136,7 +138,12 @@ class Giving(Generic[C, S]):
         self.last_error = refusal
         self.failed += 1
         log.warning("nobody gets offset %d of %s: %s", batch.first_offset, batch.queue.message_queue, refusal)
-        await self._manner.acknowledge(batch, self._manner.later, context)
+        try:
+            await self._manner.acknowledge(batch, self._manner.later, context)
+        except BaseException:
+            if isinstance(context, ConsumeContext):  # an orderly queue has it in line again by itself
+                self._line.appendleft(batch)
+            raise
 
     def context(self, message: MessageExt) -> C:
         """That of a message that is given out. Raises ClientStateError for any other."""
@@ -151,11 +158,15 @@ class Giving(Generic[C, S]):
             await self._end(given)
             raise _unknown(message)
         batch = given.batch
+        self._settling += 1
         try:
             await self._manner.acknowledge(batch, status, given.context)
         except BaseException:
             self._give_back(given)
             raise
+        finally:
+            self._settling -= 1
+            self._settled.set()
         batch.queue.last_consume_at = asyncio.get_running_loop().time()
         done = status in self._manner.handled
         if done:
@@ -165,7 +176,6 @@ class Giving(Generic[C, S]):
         else:
             self.failed += 1
         self._trace_end(given, done=done)
-        self._settled.set()
 
     def _give_back(self, given: _Given[C]) -> None:
         """To the caller, who may acknowledge it later. An orderly queue gives it out again by itself."""
@@ -201,7 +211,7 @@ class Giving(Generic[C, S]):
         return given
 
     def leave(self) -> None:
-        """The caller asks for nothing any more: a stop waits for no acknowledgement."""
+        """The caller asks for nothing any more: a stop waits for no acknowledgement that is not under way."""
         self._left = True
         self._settled.set()
 
@@ -216,7 +226,7 @@ class Giving(Generic[C, S]):
         self._arrived.set()
         try:
             async with asyncio.timeout(drain_timeout_s):
-                while self._given and not self._left:
+                while self._settling or (self._given and not self._left):
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:

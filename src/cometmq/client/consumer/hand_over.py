@@ -42,8 +42,8 @@ class HandOver:
         """Queues whose lock we have not got, and since when we want it."""
         self._refused: set[MessageQueue] = set()
         """Those of this round."""
-        self._has_queues = False
-        """At the end of the last round."""
+        self._has_begun = False
+        """It has had queues, or has seen another member."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
@@ -52,11 +52,12 @@ class HandOver:
         """Those that may be pulled now: we have their lock, or have waited for it long enough.
 
         alone: the group has no other member, so one that has a lock died, or its connection was cut. We do
-        not wait then in a first round, when the only member of a group is started again.
+        not wait then before we have begun, when the only member of a group is started again.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
         refused = set(wanted) - await self.locks.take(wanted)
-        if alone and not self._has_queues:
+        self._has_begun |= not alone
+        if not self._has_begun:
             return wanted
         self._refused |= refused
         now = self._loop.time()
@@ -76,7 +77,7 @@ class HandOver:
         a lock, because it was another member's, or the broker forgot it."""
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()
-        self._has_queues = bool(held)
+        self._has_begun |= bool(held)
         locked = set(self.locks.table.queues)
         await self.locks.give_back(locked.difference(held, self._leaving))
         await self.locks.take(set(held) - locked)

@@ -19,7 +19,9 @@ or, sharing the queues with the other members of the group:
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -47,6 +49,8 @@ from cometmq.protocol.codes import check_group_name, check_topic_name
 __all__ = ["PullConsumer"]
 
 _MOST_CHECKED = 1_000
+_CALLING: ContextVar[PullConsumer | None] = ContextVar("_CALLING", default=None)
+"""Whose async function runs in this task, or began it."""
 
 
 class PullConsumer(LookingClient):
@@ -86,13 +90,25 @@ class PullConsumer(LookingClient):
         self._watchdog: Watchdog | None = None
         self._watching: Periodic | None = None
         self._queue_watch: QueueWatch | None = None
+        self._stop_for_call: asyncio.Task[None] | None = None
 
     # -- life
+
+    async def stop(self) -> None:
+        """End the reading, store the offsets, leave the group. May be called again.
+
+        Called by a scheduled function, or an async one that watches queues, it returns at once, and the
+        consumer stops when the function has returned (one that watches is cancelled where it waits).
+        """
+        if _CALLING.get() is not self:
+            await super().stop()
+        elif self._stop_for_call is None:
+            self._stop_for_call = asyncio.create_task(super().stop())
 
     async def _begin(self) -> None:
         client = await self._start_client()
         self._member = group = Group(self.group, client, self.options)
-        schedule, commits = Schedule(group.offsets, lambda: PullTurn(self)), self.options.auto_commit
+        schedule, commits = Schedule(group.offsets, self._new_turn), self.options.auto_commit
         self._polled = Polling(group, schedule, self._pull_assigned, self._not_running, auto_commit=commits)
         self._retry_topic = RetryTopic(client, self.group, self.options.max_reconsume_times)
         self._persisting = Periodic(
@@ -106,6 +122,10 @@ class PullConsumer(LookingClient):
         self._queue_watch = QueueWatch(client, self._name)
         self._watching = watchdog.periodic()
         self._watching.start()
+
+    def _new_turn(self) -> PullTurn:
+        _CALLING.set(self)
+        return PullTurn(self)
 
     def _queue_health(self, now: float) -> Iterable[QueueHealth]:
         del now
@@ -167,8 +187,17 @@ class PullConsumer(LookingClient):
         check_topic_name(topic)
         if function is None:
             self._queue_watch.remove(topic)
+        elif inspect.iscoroutinefunction(function):
+            await self._queue_watch.add(topic, self._calling(function))
         else:
             await self._queue_watch.add(topic, function)
+
+    def _calling(self, function: QueuesChanged) -> QueuesChanged:
+        async def call(topic: str, queues: tuple[MessageQueue, ...]) -> None:
+            _CALLING.set(self)
+            await function(topic, queues)  # type: ignore[misc] # a coroutine
+
+        return call
 
     # -- single pulls
 

@@ -20,6 +20,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from cometmq import logs
 from cometmq.client.cluster.namespaces import Namespace
@@ -31,6 +32,8 @@ from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 __all__ = ["FileOffsets", "local_path", "parse_offsets", "render_offsets"]
 
 log = logs.logger("cometmq.client.consumer")
+
+T = TypeVar("T")
 
 _NO_NAMESPACE = Namespace()
 
@@ -63,7 +66,8 @@ class FileOffsets:
         self._namespace = namespace
         self._table: dict[MessageQueue, int] | None = None
         self._unlock: Callable[[], object] | None = None
-        self._loading = threading.Lock()
+        self._turn = asyncio.Lock()
+        self._disk = threading.Lock()
 
     async def read(self, queue: MessageQueue) -> int | None:
         """The offset, None if there is none. Raises OffsetFileError."""
@@ -74,7 +78,7 @@ class FileOffsets:
         known = await self._loaded()
         known.update({self._namespace.wrap_queue(queue): offset for queue, offset in table.items()})
         try:
-            await asyncio.to_thread(self._save, render_offsets(known))
+            await self._in_thread(lambda: self._save(render_offsets(known)))
         except OSError as error:
             raise OffsetFileError(self.path, error.strerror or str(error)) from error
 
@@ -83,17 +87,29 @@ class FileOffsets:
         if self._unlock is not None:
             self._unlock()
         self._table = self._unlock = None
+        self._turn = asyncio.Lock()  # whoever opens it again may do so in another loop
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """One thread at a time, and none beside one that hangs: threads cannot be cancelled, and the process
+        has few for this."""
+        async with self._turn:
+            if self._disk.locked():
+                raise OffsetFileError(self.path, "the disk has not done yet what it was asked before")
+            return await asyncio.to_thread(self._alone, work)
+
+    def _alone(self, work: Callable[[], T]) -> T:
+        with self._disk:
+            return work()
 
     async def _loaded(self) -> dict[MessageQueue, int]:
-        return await asyncio.to_thread(self._load) if self._table is None else self._table
+        return await self._in_thread(self._load) if self._table is None else self._table
 
     def _load(self) -> dict[MessageQueue, int]:
-        with self._loading:
-            if self._unlock is None:
-                self._lock()
-            if self._table is None:
-                self._table = self._read()
-            return self._table
+        if self._unlock is None:
+            self._lock()
+        if self._table is None:
+            self._table = self._read()
+        return self._table
 
     def _read(self) -> dict[MessageQueue, int]:
         problems: list[str] = []

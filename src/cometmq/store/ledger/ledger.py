@@ -374,9 +374,13 @@ class Ledger:
     async def reset(self, first: int) -> None:
         """Drop the whole log, durably: entry `first` comes next, and says where it begins. What was committed
         is still so, its leader has only deleted it. Nothing may be appended meanwhile. Raises OSError."""
-        await self._flusher.idle()
+        async with self._changing:
+            await self._flusher.idle()
+            self._reset(first)
+
+    def _reset(self, first: int) -> None:
         end = self._log.end
-        self.synced = first - 1
+        self.synced = self.committed = first - 1
         write_mark(self._disk, self.directory, LedgerMark(-1, -1, -1))
         self._index.cut(0)
         places = self._log.places
@@ -398,12 +402,17 @@ class Ledger:
 
     def _save(self, last: int) -> None:
         self._index.sync()
-        write_mark(self._disk, self.directory, LedgerMark(last, self.committed, self.synced))
+        write_mark(self._disk, self.directory, self._mark(last))
+
+    def _mark(self, last: int) -> LedgerMark:
+        """What it says of entries must be true of this log: one that has begun anew is empty at first."""
+        known = (each if each >= self._first else -1 for each in (last, self.committed, self.synced))
+        return LedgerMark(*known)
 
     async def save_in_thread(self, off_loop: OffLoop) -> None:
         """The same while the loop does other work. Raises OSError."""
         async with self._changing:
-            mark, paths = LedgerMark(self.last, self.committed, self.synced), self._index.take_unsynced()
+            mark, paths = self._mark(self.last), self._index.take_unsynced()
             try:
                 await off_loop.run(_save, self._disk, self.directory, mark, paths)
             except OSError:
