@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tests.raft.chaos import live
 from tests.simulation.run import Plan, Run, plan_of
 
-CLUSTERS = 16
+CLUSTERS = 20
 """Each so many-th seed is a run of whole brokers and clients; the others are lives of a raft group, whose
 core alone is real."""
 _STEPS = 20
