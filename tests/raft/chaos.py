@@ -14,13 +14,13 @@ from cometmq.raft import RaftNode, Role
 STEPS = 60
 
 
-def live(seed: int, make: Callable[..., RaftNode] = RaftNode) -> Cluster:
-    """One life. Broken or an error of the core, if a rule does not hold."""
+def live(seed: int, make: Callable[..., RaftNode] = RaftNode, steps: int = STEPS) -> Cluster:
+    """One life of so many steps. Broken or an error of the core, if a rule does not hold."""
     rng = random.Random(seed)
     size = rng.choice((1, 2, 3, 3, 3, 4, 5, 5, 5))
     cluster = Cluster(seed, size, Faults.of(rng), make, past(rng, size) if rng.random() < 0.5 else ())
     actions = swarm(rng)
-    for _ in range(STEPS):
+    for _ in range(steps):
         cluster.run(rng.choice((30, 100, 300, 1_000)))
         for member in list(cluster.members.values()):
             if rng.random() < 0.6:

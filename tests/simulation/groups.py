@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from unittest import mock
 
 from tests.simulation.cluster import BrokerMachine, Cluster
+from tests.simulation.scheduler import OWNER
 
 from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication.raft_peers import Peers
 from cometmq.message import SendResult
 from cometmq.protocol.bodies_admin import RaftStatus
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.store import Ledger
+from cometmq.raft import AnyMessage
+from cometmq.store import Ledger, TermAndVote, read_term
 
 RAFT_PORT = 40911
 LOOK_S = 0.05
@@ -46,6 +51,24 @@ class RaftGroup:
         ] = {}  # the store of a member, and how far it was compared
         self.logs_are_whole = True
         """Whether no disk loses what it had."""
+
+    def listening(self) -> AbstractContextManager[object]:
+        """While the block runs, what members say is compared with what they have saved."""
+        send = Peers.send
+
+        def listen(peers: Peers, messages: Sequence[AnyMessage]) -> None:
+            owner = OWNER.get()
+            for name, machine in self.members.items():
+                if owner is not None and machine.host == owner.host and machine.broker is not None:
+                    ledger = machine.store.ledger
+                    assert ledger is not None
+                    saved = read_term(machine.disk, ledger.directory) or TermAndVote()
+                    said = max((each.term for each in messages if not getattr(each, "pre", False)), default=0)
+                    if said > max(saved.term, 0):
+                        self._tell("saved first", f"{name} speaks of term {said} and has saved {saved.term}")
+            send(peers, messages)
+
+        return mock.patch.object(Peers, "send", listen)
 
     def watch(self) -> None:
         """Look at the group now and then until the run is over."""

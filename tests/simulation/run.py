@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections import Counter
@@ -110,7 +111,8 @@ class Run:
 
     def __call__(self) -> Outcome:
         """Do it."""
-        with self.cluster.world():
+        listening = contextlib.nullcontext() if self.group is None else self.group.listening()
+        with self.cluster.world(), listening:
             self._start()
             self._disturb()
             self._heal()
@@ -247,7 +249,7 @@ class Run:
 
     def _rot(self) -> None:
         if self.group is not None:  # of one member: a majority must keep what it promised
-            self.cluster.brokers[0].disk.rot("/dledger-")
+            self.cluster.brokers[0].disk.rot("/data/")
         else:
             self._broker().disk.rot("/commitlog/")
 

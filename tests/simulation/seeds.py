@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from tests.raft.chaos import live
 from tests.simulation.run import Plan, Run, plan_of
 
-CLUSTERS = 8
+CLUSTERS = 20
 """Each so many-th seed is a run of whole brokers and clients; the others are lives of a raft group, whose
 core alone is real."""
+_STEPS = 20
+"""Of such a life: shorter than in tests/raft, for many more seeds."""
 _BETWEEN_COLLECTIONS = 10
 
 
@@ -36,7 +38,7 @@ def simulate(seed: int) -> Counter[str]:
     """Run a seed; returns which faults struck, and what was done. Raises SeedFailed."""
     if seed % CLUSTERS:
         try:
-            life = live(seed)
+            life = live(seed, steps=_STEPS)
         except Exception as broken:
             raise SeedFailed(seed, repr(broken)) from broken
         return Counter({"raft groups": 1, "raft events": life.events, "raft entries": len(life.committed)})
