@@ -28,11 +28,11 @@ async def run(group, *words):
 
 
 async def registered(group):
-    """The name server knows all members."""
+    """The name server knows all members, and they know their leader."""
     while True:
         found = await run(group, "status", "--json")
         lines = [json.loads(line) for line in found.stdout.splitlines()] if not found.exit_code else []
-        if len(lines) == len(group.brokers):
+        if len(lines) == len(group.brokers) and all(line.get("leader") for line in lines):
             return lines
         await asyncio.sleep(0.05)
 

@@ -51,7 +51,8 @@ class Alone:
         self.member = RaftMember(
             me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
             broker_addr="h:1", preferred=(), joins=False, store=store, clock=SystemClock(), timeout_s=5.0,
-            tick=self.tick, end_tick=lambda: None, office=self.desk, options=RaftOptions(heartbeat_ms=20, election_ms=100),
+            tick=self.tick, end_tick=lambda: None, office=self.desk,
+            options=RaftOptions(heartbeat_ms=20, election_ms=100),
         )  # fmt: skip
         self.tick.at_end(self.member.end_tick)
 
