@@ -348,7 +348,8 @@ class Ledger:
             raise StoreError("the tick must be committed first")
         if index > self.last:
             return
-        position = self.place_of(index).position
+        # A blank in front of it goes, too: another leader may put another entry there.
+        position = self.place_of(index - 1).end if index > self.first else self.place_of(index).position
         self.synced = min(self.synced, index - 1)
         self._save(index - 1)
         self._tail.take_back(max(0, self._tail.next - max(index, self._tail.first)))
