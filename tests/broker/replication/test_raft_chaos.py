@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from tests.broker.conftest import until
 from tests.broker.replication.raft_group import RaftGroup
-from tests.long_form import LONG
+from tests.long_form import LONG, long_form
 
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.raft_peers import Peers
@@ -98,6 +98,7 @@ class Chaos:
         await self.group.equal()
 
 
+@long_form("members of a group stop, crash and are cut off again and again")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_what_a_group_acknowledges_is_in_each_log_once(tmp_path, monkeypatch, seed, flush):
