@@ -258,6 +258,11 @@ BROKER_REQUESTS = {
             "producerGroup": "PG",
         }
     ),
+    902: Request({"configPath": "/tmp/broker.conf"}),
+    903: Request({"brokerClusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": "0"}),
+    906: Request({}),
+    907: Request({}),
+    908: Request({"masterFlushOffset": "5"}),
     21001: Request({"topic": "TopicA", "queueId": "0", "before": "0", "execute": "false"}),
     21002: Request({"topic": "TopicA", "key": "k1", "maxMsgNums": "3", "afterMs": "0", "afterPosition": "0"}),
 }

@@ -217,5 +217,5 @@ async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_wer
             break  # what leaks leaks each time; a table or an arena that grows stops growing
     else:
         pytest.fail(f"it grows and grows: {resident}")
-    assert server.descriptors() <= descriptors + 2
+    assert server.descriptors() <= descriptors + 4
     assert server.complaints() == []

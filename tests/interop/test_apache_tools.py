@@ -11,6 +11,7 @@ from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.mqadmin import AdminShell
 from tests.interop.processes import wait_until
 from tests.interop.space import Cluster, Space
+from tests.long_form import long_form
 
 
 @pytest.fixture(params=SERVER_VERSIONS)
@@ -68,6 +69,7 @@ def test_the_cluster_and_its_broker_are_shown(mqadmin: Run, space: Space) -> Non
     assert "storePathRootDir" in mqadmin(f"getBrokerConfig -b {space.cluster.broker_addr}")
 
 
+@long_form("consumers of both versions start")
 def test_queues_and_consumers_are_counted(shell: AdminShell, mqadmin: Run, space: Space) -> None:
     producer = space.producer(group="admin-producers", heartbeatMillis=500)
     space.java.send(producer, [message(space.topic, b"m%d" % n) for n in range(10)], "selector", select=1)
@@ -106,7 +108,8 @@ def test_messages_are_found_by_id_key_and_unique_key(shell: AdminShell, mqadmin:
     assert re.search(r"Keys:\s*\[needle\]", by_unique)
 
 
-# The client pauses ten seconds over it: once is enough.
+# Once is enough.
+@long_form("the client pauses ten seconds over it")
 @pytest.mark.parametrize("shell", ["4.9.7"], indirect=True)
 def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space) -> None:
     producer = space.producer()

@@ -16,7 +16,7 @@ from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.jars import CLIENT_VERSIONS, SERVER_VERSIONS
 from tests.interop.processes import QUICK, wait_until
 from tests.interop.space import Cluster, Space
-from tests.long_form import LONG, long_form
+from tests.long_form import long_form
 
 from cometmq import MessageExt, PushConsumer
 
@@ -24,7 +24,8 @@ LIVE_S = 6.0
 QUICK_REBALANCE = "-Drocketmq.client.rebalance.waitInterval=1000"
 
 
-@pytest.mark.parametrize("version", SERVER_VERSIONS if LONG else SERVER_VERSIONS[-1:])
+@long_form("half a minute for each version of Apache's")
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
 async def test_no_message_overlaps_or_overtakes_another_on_apaches_broker(
     version: str, names: str, tmp_path: Path
 ) -> None:

@@ -23,7 +23,8 @@ import cometmq.client.cluster.decoding as decoding
 import cometmq.testing.checker as checker
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.replication import raft_state
-from cometmq.broker.replication.raft_member import SUCCESS, RaftMember
+from cometmq.broker.replication.commit_waits import SUCCESS, CommitWaits
+from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.client.cluster.routes import RouteTable
 from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.group.process_queue import ProcessQueue
@@ -247,7 +248,7 @@ BUGS: dict[str, Bug] = {
     ),
     "leader acks with stale epoch": Bug(nothing, raft_breaks),
     "raft: answers before it is committed": Bug(
-        instead(RaftMember, "wait_for", lambda _self, _position, waiter: waiter(SUCCESS)),
+        instead(CommitWaits, "wait_for", lambda _self, _position, waiter: waiter(SUCCESS)),
         runs("raft", "plain", "cut", "slow disk"),
     ),
     "raft: term and vote saved after the messages": Bug(
