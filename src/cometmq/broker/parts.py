@@ -309,11 +309,15 @@ class BrokerParts:
     def load(self) -> None:
         """Fill the tables from their files; for a thread. Raises StoreCorrupt, OSError."""
         self.tables.load()
-        if not self.store.slave and not self.store.recovered.clean:
-            queues = self.store.queues  # a killed broker may not have noted the topics it had just made
-            self.tables.topics.adopt((each.topic, each.queue_id) for each in queues if each.max_offset)
         if not self.store.slave:
             self.transactions.load()
+
+    def resume(self) -> None:
+        """What a master has to do before it takes messages, once all is loaded."""
+        if not self.store.recovered.clean:
+            queues = self.store.queues  # a killed broker may not have noted the topics it had just made
+            self.tables.topics.adopt((each.topic, each.queue_id) for each in queues if each.max_offset)
+        self.transactions.fill()
 
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""

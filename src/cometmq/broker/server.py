@@ -72,7 +72,7 @@ class Broker:
             if config.listen_port:
                 parts.use_port(config.listen_port)
             if not store.slave:
-                parts.transactions.fill()
+                parts.resume()
             self.port = await listen(parts.server, address.interface, config.listen_port)
             parts.use_port(self.port)
         except BaseException:
