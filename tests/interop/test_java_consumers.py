@@ -161,6 +161,7 @@ def test_pulling_by_hand_says_what_there_is(space: Space) -> None:
     space.java.send(
         producer, [message(space.topic, b"%d" % n, tags="AB"[n % 2]) for n in range(40)], "selector", select=0
     )
+    assert len(space.pull_queue(puller, 0)) == 40  # waits until the route is known
 
     def pull(offset: int, **more: object) -> Json:
         result: Json = space.java.call("pull", name=puller, queue=space.queue(0), offset=offset, **more)
@@ -182,6 +183,7 @@ def test_pulling_by_hand_says_what_there_is(space: Space) -> None:
 def test_a_blocking_pull_waits_for_the_next_message(space: Space) -> None:
     producer, puller = space.producer(), space.pull()
     space.java.send(producer, [message(space.topic, b"one")], "selector", select=0)
+    assert bodies(space.pull_queue(puller, 0)) == [b"one"]  # waits until the route is known
     waiting = space.java.start("pull", name=puller, queue=space.queue(0), offset=1, block=True)
     space.java.call("ping")
     assert not waiting.done()
