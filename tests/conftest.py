@@ -20,16 +20,27 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("cometmq"), max_examples=5000)
 settings.load_profile("cometmq")
 
-# Rooms whose tests share servers, clients or a Spark session, which cost more than most tests.
-SHARING = ("interop", "pipeline")
+# What starts once for all tests of a folder, since it costs more than most tests.
+SHARED = {"apache_clusters", "java_clients", "admin_shells", "cluster", "broker", "spark", "connected", "s3"}
+# What takes long comes first, so that both processes end at about the same time.
+LONG_FIRST = ("pipeline", "interop", "faults", "", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one process takes as a whole when `make test` shares the tests between two."""
+    """What one process takes as a whole when `make test` shares the tests between several."""
+    here = Path(__file__).parent
+    sharing = {item.path for item in items if SHARED.intersection(getattr(item, "fixturenames", ()))}
     for item in items:
-        path = item.path.relative_to(Path(__file__).parent)
-        group = path.parent if path.parts[0] in SHARING else path
+        path = item.path.relative_to(here)
+        group = path.parent if item.path in sharing and path.parts[0] in LONG_FIRST else path
         item.add_marker(pytest.mark.xdist_group(str(group)))
+
+    def place(item: pytest.Item) -> int:
+        room = item.path.relative_to(here).parts[:-1]
+        name = room[0] if room else ""
+        return LONG_FIRST.index(name) if name in LONG_FIRST else len(LONG_FIRST)
+
+    items.sort(key=place)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

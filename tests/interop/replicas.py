@@ -99,15 +99,15 @@ class Replicas:
 
     def alone(self) -> None:
         """The master says that it has no slave."""
-        wait_until("no slave", lambda: self.send() == [ALONE[self.makes["master"]]], 60.0, 0.5)
+        wait_until("no slave", lambda: self.send() == [ALONE[self.makes["master"]]], every_s=0.5)
 
     def in_step(self) -> None:
         """The slave is waited for, and has everything."""
-        wait_until("a send with a slave", lambda: self.send() == [OK], 60.0, 0.5)
+        wait_until("a send with a slave", lambda: self.send() == [OK], every_s=0.5)
         self.equal()
 
     def equal(self) -> None:
-        wait_until("as long a log", lambda: 0 <= self.end("slave") == self.end("master"), 60.0, 0.2)
+        wait_until("as long a log", lambda: 0 <= self.end("slave") == self.end("master"), every_s=0.2)
 
     def under_way(self) -> None:
         """The slave is waited for, and has what the master had just now: under load it never has all."""
@@ -147,7 +147,7 @@ def same(pair: Replicas, queues: list[tuple[str, int]]) -> None:
     for base, data in of_slave.items():
         assert data == of_master[base], base
     for topic, queue in queues:
-        wait_until(f"the same units of {topic} {queue}", partial(same_units, pair, topic, queue), 30.0, 0.5)
+        wait_until(f"the same units of {topic} {queue}", partial(same_units, pair, topic, queue), every_s=0.5)
         if pair.makes["slave"] not in REFUSE_READS:
             whole = store_input.served(pair.port("master"), topic, queue)
             copy = of_slave_queue(pair, topic, queue)

@@ -85,14 +85,14 @@ def test_queues_and_consumers_are_counted(shell: AdminShell, mqadmin: Run, space
         found = re.search(r"Diff Total:\s*(\d+)", printed)
         return int(found[1]) if found and space.topic in printed else -1
 
-    wait_until("offsets committed", lambda: total() == 0, 20, every_s=0.5)
+    wait_until("offsets committed", lambda: total() == 0, every_s=0.5)
     assert space.topic in mqadmin(f"consumerProgress -g {space.group}")
     connection = mqadmin(f"consumerConnection -g {space.group}")
     assert "CONSUME_PASSIVELY" in connection
     assert "CLUSTERING" in connection
     assert f"{space.topic}" in connection
     line = f"producerConnection -g admin-producers -t {space.topic} -n {space.cluster.namesrv}"
-    wait_until("the producer's heartbeat", lambda: "127.0.0.1" in shell.run(*line.split()), 20, every_s=0.5)
+    wait_until("the producer's heartbeat", lambda: "127.0.0.1" in shell.run(*line.split()), every_s=0.5)
 
 
 def test_messages_are_found_by_id_key_and_unique_key(shell: AdminShell, mqadmin: Run, space: Space) -> None:
@@ -118,6 +118,6 @@ def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space
     space.java.wait_delivered(consumer, 1)
     line = f"resetOffsetByTime -g {space.group} -t {space.topic} -s 0 -n {space.cluster.namesrv}"
     # Refused, as by Apache's broker, until the consumer has committed an offset of every queue.
-    wait_until("offsets reset", lambda: "Exception" not in shell.run(*line.split()), 30, every_s=0.5)
-    got = space.java.wait_delivered(consumer, 2, 60)
+    wait_until("offsets reset", lambda: "Exception" not in shell.run(*line.split()), every_s=0.5)
+    got = space.java.wait_delivered(consumer, 2)
     assert {body_of(each) for each in got} == {b"again"}

@@ -152,7 +152,7 @@ def ahead(pair: Replicas) -> None:
     pair.start("master")
     pair.start("slave")
     ours = pair.brokers["slave" if pair.makes["slave"] == OURS else "master"]
-    wait_until("what is wrong is said", lambda: f"{had}, ahead of" in ours.process.log_tail(20_000), 60)
+    wait_until("what is wrong is said", lambda: f"{had}, ahead of" in ours.process.log_tail(20_000))
     assert pair.send() == [SLAVE_NOT_AVAILABLE]
     if pair.makes["slave"] == OURS:
         assert wire.runtime_info(pair.port("slave"))["haState"] == "stopped"
@@ -160,7 +160,7 @@ def ahead(pair: Replicas) -> None:
         pair.send(40, size=10_000)
         pair.brokers["slave"].stop()
         pair.start("slave")
-        wait_until("another record is seen", lambda: differs(pair), 60)
+        wait_until("another record is seen", lambda: differs(pair))
         assert pair.send() == [SLAVE_NOT_AVAILABLE]
     pair.brokers["slave"].stop()
     run("truncate", pair.store("slave"), "--to", str(known))
@@ -293,13 +293,13 @@ def go_on(pair: Replicas, java: Driver) -> None:
             queue: store_input.consumer_offset(pair.port("master"), name, topic, queue) for queue in ends
         }
 
-    wait_until("the offsets are at the master", returned, 60, 0.5)
+    wait_until("the offsets are at the master", returned, every_s=0.5)
     if pair.makes["slave"] == OURS:  # Apache's slave tells its master nothing
 
         def told() -> bool:
             return store_input.consumer_offset(pair.port("master"), "gone", topic, 0) == 7
 
-        wait_until("what a slave was told", told, 30, 0.5)
+        wait_until("what a slave was told", told, every_s=0.5)
     for kind in ("push", "producer"):
         java.call(f"{kind}_stop", name=name)
 
@@ -311,4 +311,4 @@ def tables_equal_of(pair: Replicas, group: str) -> None:
         wanted = pair.table("master", OFFSETS)["offsetTable"].get(key)
         return bool(wanted) and on_disk(pair, "consumerOffset", "offsetTable").get(key) == wanted
 
-    wait_until("the slave's copy of the offsets", equal, 60, 0.5)
+    wait_until("the slave's copy of the offsets", equal, every_s=0.5)
