@@ -20,10 +20,11 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("cometmq"), max_examples=5000)
 settings.load_profile("cometmq")
 
-# What starts once for all tests of a folder, since it costs more than most tests.
+# Rooms with servers, clients and a Spark session that start once: they cost more than most tests.
+SHARING = ("interop", "pipeline")
 SHARED = {"apache_clusters", "java_clients", "admin_shells", "cluster", "broker", "spark", "connected", "s3"}
-# What takes long comes first, so that both processes end at about the same time.
-LONG_FIRST = ("pipeline", "interop", "faults", "", "cli")
+# What takes long comes first, so that all processes end at about the same time.
+LONG_FIRST = (*SHARING, "faults", "", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sharing = {item.path for item in items if SHARED.intersection(getattr(item, "fixturenames", ()))}
     for item in items:
         path = item.path.relative_to(here)
-        group = path.parent if item.path in sharing and path.parts[0] in LONG_FIRST else path
+        group = path.parent if item.path in sharing and path.parts[0] in SHARING else path
         item.add_marker(pytest.mark.xdist_group(str(group)))
 
     def place(item: pytest.Item) -> int:
