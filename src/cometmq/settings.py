@@ -49,6 +49,15 @@ class Range(NamedTuple):
     what: str = "a number"
 
 
+SECRETS = ("metricsGrpcExporterHeader",)
+"""Keys whose values nobody is shown who asks over the network."""
+
+
+def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+    """The same settings with `***` for what may hold a password or token."""
+    return {key: "***" if text and key in SECRETS else text for key, text in properties.items()}
+
+
 def camel(field: str) -> str:
     """RocketMQ's key of a Python field."""
     head, *rest = field.split("_")
