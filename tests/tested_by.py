@@ -108,7 +108,6 @@ store/test_verify_derived.py: store/inspect/index_check store/inspect/index_file
     store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
-test_text.py: logs
 testing/test_in_memory.py: remoting/networks testing/memory
 testing/test_plugin.py: testing/local testing/process
 testing/test_proxy.py: testing/faults

@@ -94,6 +94,16 @@ def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) ->
             raise ConfigError(key, str(value), f"{what}, {low} to {high}")
 
 
+def check_levels(text: str) -> None:
+    """Raises ConfigError if `logLevel` cannot be used."""
+    try:
+        logs.levels_of(text)
+    except logs.BadLevels as problem:
+        raise ConfigError(
+            "logLevel", text, f"a level, or logger=LEVEL, several with , between ({problem})"
+        ) from None
+
+
 def check_host(key: str, host: str) -> None:
     """Raises ConfigError for what can be neither an address nor a host's name. Nobody is asked."""
     if host.startswith("[") or parse_address(f"[{host}]:1" if ":" in host else f"{host}:1") is None:

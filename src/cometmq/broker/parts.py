@@ -345,6 +345,8 @@ class BrokerParts:
 
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""
+        if self._config.log_level:
+            logs.use_levels(self._config.log_level)
         await self._open_vip()
         self._use_topic_limits()
         self.tables.start()
@@ -429,6 +431,8 @@ class BrokerParts:
         self.store.configure(self._config.store)
         self.writer.configure()
         self.replication.configure()
+        if "logLevel" in keys:
+            logs.use_levels(self._config.log_level)
         if "brokerPermission" in keys:
             self.tables.topics.touch()
         path = self._config.broker_config_path

@@ -17,6 +17,7 @@ from cometmq.settings import (
     Inert,
     Range,
     check_host,
+    check_levels,
     check_ranges,
     read_value,
     show_value,
@@ -93,6 +94,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     enable_topic_list: bool = True
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     server_channel_max_idle_time_seconds: int = 120
+    log_level: str = ""  # ours
     others: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
@@ -124,6 +126,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
         if self.bind_address:
             check_host("bindAddress", self.bind_address)
         self.check_metrics()
+        check_levels(self.log_level)
         for key in ("kvConfigPath", "configStorePath"):
             if not getattr(self, FIELDS[key]):
                 raise ConfigError(key, "", "the path of a file")

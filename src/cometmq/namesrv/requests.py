@@ -278,6 +278,8 @@ class RequestProcessor:
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         log.info("%s changed the configuration: %s", connection.peer, ", ".join(sorted(changes)))
+        if "logLevel" in changes:
+            logs.use_levels(self.config.now.log_level)
         return self._answered(request, self.config.save, "configStorePath")
 
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:

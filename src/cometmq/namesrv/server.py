@@ -52,6 +52,8 @@ class NameServer:
         ConfigError."""
         config = self.config
         config.check()
+        if config.log_level:
+            logs.use_levels(config.log_level)
         path = config.kv_config_path
         try:
             content = await asyncio.to_thread(read_file, path)

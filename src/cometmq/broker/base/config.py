@@ -30,6 +30,7 @@ from cometmq.settings import (
     camel,
     check_addresses,
     check_host,
+    check_levels,
     check_ranges,
     read_value,
     show_value,
@@ -152,6 +153,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: int = 0
+    log_level: str = ""  # ours
     broker_config_path: str = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
@@ -202,6 +204,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             expected = "at most inSyncReplicas, or 2"
             raise ConfigError("minInSyncReplicas", str(self.min_in_sync_replicas), expected)
         self.check_metrics()
+        check_levels(self.log_level)
         if self.namesrv_addr:
             check_addresses("namesrvAddr", self.namesrv_addr)
 
