@@ -24,7 +24,7 @@ settings.load_profile("cometmq")
 SHARING = ("interop", "pipeline")
 SHARED = {"apache_clusters", "java_clients", "admin_shells", "cluster", "broker", "spark", "connected", "s3"}
 # What takes long comes first, so that all processes end at about the same time.
-LONG_FIRST = (*SHARING, "faults", "", "cli")
+LONG_FIRST = (*SHARING, "simulation", "faults", "", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
