@@ -123,7 +123,7 @@ def _disagreement(known: dict[str, ClusterInfo]) -> list[Finding]:
         _bad(
             addr,
             f"the name server does not know {', '.join(sorted(everybody - own))}, which others know",
-            "namesrvAddr of each broker lists all name servers; the broker's log tells of a network that is cut",
+            "namesrvAddr of each broker lists all name servers; its log tells of those it cannot reach",
         )
         for addr, own in brokers.items()
         if own != everybody
