@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import subprocess
@@ -47,6 +48,20 @@ def test_a_living_server_is_found_under_its_kind_until_it_ends() -> None:
     assert list(running("broker")) == [process.pid]
     assert list(running("namesrv")) == []
     end(process)
+    assert list(running("broker")) == []
+
+
+def test_a_look_at_a_server_that_announces_itself_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def look_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        assert list(running("broker")) == []
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look_before)
+    with RunFile("broker"):
+        assert list(running("broker")) == [os.getpid()]
     assert list(running("broker")) == []
 
 

@@ -245,7 +245,10 @@ async def test_a_file_size_limit_refuses_until_it_is_lifted(tmp_path: Path) -> N
 async def test_what_sync_flush_acknowledged_is_on_a_device_that_loses_the_rest(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
-    broker = BrokerProcess(tmp_path, storePathRootDir=str(disk.path / "store"), flushDiskType="SYNC_FLUSH")
+    broker = BrokerProcess(
+        tmp_path, storePathRootDir=str(disk.path / "store"), flushDiskType="SYNC_FLUSH",
+        osPageCacheBusyTimeOutMills="60000",  # beside other work a sync may take long
+    )  # fmt: skip
     try:
         for number in range(3):
             load = await started(broker)

@@ -43,9 +43,11 @@ class RunFile:
         try:
             make_private_directory(str(self.path.parent))
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._descriptor = os.open(self.path, flags, 0o600)
+            new = self.path.with_suffix(".new")  # `running` would remove it before it is locked
+            self._descriptor = os.open(new, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())
+            os.replace(new, self.path)
         except OSError as error:
             log.warning("mqshutdown will not find this process: %s: %s", self.path, error.strerror)
         return self
