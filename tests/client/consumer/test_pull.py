@@ -12,8 +12,10 @@ from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 from cometmq import (
     ClientInstance,
     ConsumeFromWhere,
+    Message,
     MessageExt,
     MessageQueue,
+    Producer,
     PullConsumer,
     PullOptions,
     sql92,
@@ -24,6 +26,7 @@ from cometmq.errors import BrokerError, ClientStateError
 from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
+from cometmq.testing import LocalBroker
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 OTHER = MessageQueue("T", "broker-a", 1)
@@ -187,6 +190,31 @@ async def test_tags_are_compared_exactly(consumer: PullConsumer, broker: FakeBro
     assert texts(result.messages) == "0 1"
     assert result.next_begin_offset == 3
     assert broker.pulls[-1].subscription == "AaAa || C"
+
+
+@pytest.mark.parametrize("wanted", [0, 2])
+@pytest.mark.parametrize("auto_commit", [True, False])
+async def test_what_a_filter_leaves_out_is_no_lag(local: LocalBroker, wanted: int, auto_commit: bool) -> None:
+    topic = f"Filtered-{wanted}-{auto_commit}"
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, auto_commit=auto_commit)
+    async with (
+        Producer("p", namesrv=local.namesrv) as producer,
+        PullConsumer("filtering", namesrv=local.namesrv, options=options) as consumer,
+    ):
+        tags = ["a"] * wanted + ["b"] * 40
+        queue = (await producer.send(Message(topic, b"0", tags="b"))).queue
+        for tag in tags:
+            await producer.send(Message(topic, b"x", tags=tag), queue=queue)
+        await consumer.assign([queue], expression="a")
+        assert len(await consumer.poll(1.0)) == wanted
+        async with asyncio.timeout(10):
+            while (await consumer.lag())[queue]:
+                await consumer.commit()
+        assert await consumer.committed(queue) == 41 + wanted
+        for tag in ("b", "a"):
+            await producer.send(Message(topic, b"x", tags=tag), queue=queue)
+        assert len(await consumer.poll()) == 1
+        assert await consumer.committed(queue) <= 42 + wanted  # not the one in hand
 
 
 async def test_a_refused_pull_is_named_and_tried_again(

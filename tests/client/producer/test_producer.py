@@ -82,14 +82,23 @@ async def test_no_name_server_at_all_says_so() -> None:
             await sender.send(Message("T", b"x"))
 
 
-async def test_a_hanging_name_server_costs_no_more_than_the_budget(
-    namesrv: FakeNamesrv, sender: Producer
-) -> None:
+@pytest.mark.parametrize("way", ["send", "selector", "oneway"])
+async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: FakeNamesrv, way: str) -> None:
     namesrv.hangs = True
-    begun = time.monotonic()
-    with pytest.raises(NoRouteError, match="nothing within"):
-        await sender.send(Message("T", b"x"), timeout_s=0.2)
-    assert time.monotonic() - begun < 2.0
+    message = Message("T", b"x")
+    async with producer(namesrv, send_timeout_s=0.2) as sender:
+        sending = {
+            "send": sender.send(message),
+            "selector": sender.send(message, selector=select_by_random),
+            "oneway": sender.send_oneway(message),
+        }
+        wanted = sending.pop(way)
+        for other in sending.values():
+            other.close()
+        begun = time.monotonic()
+        with pytest.raises(NoRouteError, match="nothing within"):
+            await wanted
+        assert time.monotonic() - begun < 2.0
 
 
 async def test_a_name_server_that_is_down_is_passed_over(namesrv: FakeNamesrv) -> None:

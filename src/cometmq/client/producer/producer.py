@@ -145,7 +145,11 @@ class Producer(LookingClient):
         else:
             outgoing = await asyncio.to_thread(prepare, message, self.options, client.keys)
         if selector is not None:
-            queue = self._select(selector, (await self._route(message.topic)).write_queues, message, argument)
+            timeout_s = self.options.send_timeout_s if timeout_s is None else timeout_s
+            begun = client.loop.time()
+            route = await self._route_within(message.topic, timeout_s)
+            timeout_s -= client.loop.time() - begun
+            queue = self._select(selector, route.write_queues, message, argument)
         return await self._send(outgoing, queue, timeout_s)
 
     @spanned
@@ -157,11 +161,12 @@ class Producer(LookingClient):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> None:
-        """Send without an answer: a message may be lost and nobody will say so. Connects first if need be."""
+        """Send without an answer: a message may be lost and nobody will say so. Connects first if need be;
+        the route is asked for within `send_timeout_s`."""
         client = self._running()
         check_kind(message)
         outgoing = prepare(message, self.options, client.keys)
-        route = await self._route(message.topic)
+        route = await self._route_within(message.topic, self.options.send_timeout_s)
         if selector is not None:
             queue = self._select(selector, route.write_queues, message, argument)
         chosen = queue if queue is not None else self._choose(route)
@@ -244,11 +249,12 @@ class Producer(LookingClient):
                 async with asyncio.timeout_at(end):
                     return await reply
             except TimeoutError:
-                raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s) from None
+                pass  # its frames hold the task, which must not hold what is raised from them
             except CometError:
                 if reply.done():  # so the message got there
                     return reply.result()
                 raise
+            raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
                 self._requests.release()
@@ -326,7 +332,10 @@ class Producer(LookingClient):
             failure.tries = told  # type: ignore[misc] # of this error alone
             if len(told.outcomes) > 1:
                 failure.add_note(str(told))
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
         finally:
             if has_room:
                 self._room.release()
@@ -340,6 +349,9 @@ class Producer(LookingClient):
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""
+        route = self.client.routes.get(topic)
+        if route is not None and route.write_queues and not route.from_template:
+            return route
         try:
             async with asyncio.timeout(budget_s):
                 return await self._route(topic)
