@@ -178,6 +178,22 @@ def test_a_face_that_is_not_started_says_so(local: LocalBroker) -> None:
     producer.stop()
 
 
+def test_a_probe_may_ask_before_the_start_and_after_the_stop(local: LocalBroker) -> None:
+    faces = (
+        SyncPushConsumer("probed", print, "T", namesrv=local.namesrv),
+        SyncPullConsumer("probed", namesrv=local.namesrv),
+        SyncMessageStream("probed", "T", namesrv=local.namesrv),
+    )
+    for face in faces:
+        states = [face.health()]
+        with face:
+            states.append(face.health())
+        states.append(face.health())
+        assert [(each.state, each.group) for each in states] == [
+            (state, "probed") for state in ("new", "running", "stopped")
+        ]
+
+
 def test_a_failed_start_leaves_no_thread(local: LocalBroker) -> None:
     with pytest.raises(ClientStateError):
         SyncPushConsumer("g", print, (), namesrv=local.namesrv).start()

@@ -17,7 +17,13 @@ from cometmq import (
     PushOptions,
     TraceOptions,
 )
+from cometmq.client import AllocateAveragely, FileOffsets
 from cometmq.errors import ConfigError
+
+
+async def asynchronous(*given: object) -> None:
+    """A plain function was wanted."""
+
 
 OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
     ClientOptions: {
@@ -51,6 +57,9 @@ OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
         "rebalance_interval_s": [0],
         "persist_interval_s": [0],
         "stall_after_s": [0],
+        "queue_listener": [asynchronous, "listener"],
+        "allocate_strategy": [AllocateAveragely, "AVG"],
+        "offset_storage": [FileOffsets, "offsets.json"],
         "consume_concurrency": [0, 1001, "5", 2.5],
         "consume_batch_max_size": [0, 1025],
         "pull_interval_s": [-1, 66],

@@ -19,7 +19,6 @@ or, sharing the queues with the other members of the group:
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -31,6 +30,7 @@ from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
+from cometmq.client.consumer.listener import is_async
 from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic
@@ -41,7 +41,7 @@ from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription, sql92
-from cometmq.errors import ClientStateError
+from cometmq.errors import ClientStateError, ConfigError, shown
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import check_group_name, check_topic_name
@@ -187,7 +187,7 @@ class PullConsumer(LookingClient):
         check_topic_name(topic)
         if function is None:
             self._queue_watch.remove(topic)
-        elif inspect.iscoroutinefunction(function):
+        elif is_async(function):
             await self._queue_watch.add(topic, self._calling(function))
         else:
             await self._queue_watch.add(topic, function)
@@ -325,6 +325,8 @@ class PullConsumer(LookingClient):
         next, after an exception a second. Raises as subscribe, and ClientStateError for a topic that is
         subscribed.
         """
+        if not is_async(function):
+            raise ConfigError("function", shown(function), "an async function of (queue, turn)")
         functions = self._polling.schedule.functions
         if topic in self._group.subscriptions and topic not in functions:
             raise ClientStateError(f"{self._name} has subscribed {topic}, which it reads ahead")

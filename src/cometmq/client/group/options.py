@@ -119,6 +119,11 @@ class MemberOptions:
         check_choice("message_model", self.message_model, MessageModel)
         check_choice("consume_from_where", self.consume_from_where, ConsumeFromWhere)
         check_ranges(self, _MEMBER_RANGES)
+        if self.queue_listener is not None:
+            check_hooks("queue_listener", [self.queue_listener])
+        _check_object("allocate_strategy", self.allocate_strategy, "name", "allocate")
+        if self.offset_storage is not None:
+            _check_object("offset_storage", self.offset_storage, "read", "write")
 
     def _check_suspension(self, broker_suspend_s: float) -> None:
         """A broker that holds a pull for longer than we wait for it would never be heard."""
@@ -204,3 +209,9 @@ class PushOptions(MemberOptions):
         if self.max_reconsume_times is not None:
             return self.max_reconsume_times
         return _WITHOUT_END if self.orderly else _RETRIES
+
+
+def _check_object(key: str, given: object, *names: str) -> None:
+    """Raises ConfigError for an object without these attributes, and for a class in the place of one."""
+    if isinstance(given, type) or not all(hasattr(given, name) for name in names):
+        raise ConfigError(key, repr(given), f"an object with {' and '.join(names)}")
