@@ -8,6 +8,7 @@ import random
 import time
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
@@ -99,6 +100,21 @@ async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: Fake
         with pytest.raises(NoRouteError, match="nothing within"):
             await wanted
         assert time.monotonic() - begun < 2.0
+
+
+@pytest.mark.parametrize("queue", [MessageQueue("U", "broker-a", 0), 0])
+async def test_a_queue_of_another_topic_is_refused(sender: Producer, broker: FakeBroker, queue: Any) -> None:
+    message = Message("T", b"x")
+    for sending in (
+        sender.send(message, queue=queue),
+        sender.send_oneway(message, queue=queue),
+        sender.send_batch([message], queue=queue),
+        sender.request(message, queue=queue, timeout_s=1.0),
+    ):
+        with pytest.raises(MessageIllegal, match="is no queue of topic T") as caught:
+            await sending
+        assert caught.value.field == "queue"
+    assert broker.sent == []
 
 
 async def test_a_name_server_that_is_down_is_passed_over(namesrv: FakeNamesrv) -> None:

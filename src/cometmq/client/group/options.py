@@ -104,6 +104,7 @@ class MemberOptions:
     queue_listener: QueueListener | None = None
     """Told of the queues of the subscribed topics, and which of them are this member's."""
     pull_batch_size: int = 32
+    """Java's lite pull consumer asks for 10."""
     suspend_timeout_s: float = 30.0
     rebalance_interval_s: float = 20.0
     persist_interval_s: float = 5.0

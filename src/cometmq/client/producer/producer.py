@@ -66,6 +66,12 @@ def check_kind(message: object) -> None:
         raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
 
 
+def _check_queue(queue: object, topic: str) -> None:
+    """Raise MessageIllegal for what is no queue of the message's topic: the broker sees its number only."""
+    if not isinstance(queue, MessageQueue) or queue.topic != topic:
+        raise MessageIllegal(f"{queue!r} is no queue of topic {topic}", topic, "queue")
+
+
 class Producer(LookingClient):
     """`client`: an instance to share; else the producer has its own towards `namesrv` (its addresses, `;`
     between).
@@ -140,6 +146,8 @@ class Producer(LookingClient):
         """
         client = self._running()
         check_kind(message)
+        if queue is not None:
+            _check_queue(queue, message.topic)
         if len(message.body) < COMPRESS_HERE:
             outgoing = prepare(message, self.options, client.keys)
         else:
@@ -166,6 +174,8 @@ class Producer(LookingClient):
         client = self._running()
         check_kind(message)
         outgoing = prepare(message, self.options, client.keys)
+        if queue is not None:
+            _check_queue(queue, message.topic)
         route = await self._route_within(message.topic, self.options.send_timeout_s)
         if selector is not None:
             queue = self._select(selector, route.write_queues, message, argument)
@@ -198,6 +208,8 @@ class Producer(LookingClient):
         for message in batch:
             check_kind(message)
         outgoing = prepare_batch(batch, self.options, client.keys)
+        if queue is not None:
+            _check_queue(queue, outgoing.topic)
         return await self._send(outgoing, queue, timeout_s)
 
     async def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:
