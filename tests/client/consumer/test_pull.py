@@ -307,6 +307,20 @@ async def test_nonsense_is_refused(consumer: PullConsumer, offset: int, max_coun
         await consumer.pull(QUEUE, offset, max_count=max_count)
 
 
+@pytest.mark.parametrize("offset", [-1, 2**63, 1.5, "7"])
+async def test_what_is_no_offset_is_not_stored(
+    consumer: PullConsumer, broker: FakeBroker, offset: Any
+) -> None:
+    await consumer.assign([QUEUE, OTHER])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is no offset of"):
+            await consumer.commit({OTHER: 3, QUEUE: offset})
+        with pytest.raises(ValueError, match="is no offset of"):
+            consumer.update_offset(QUEUE, offset)
+    await consumer.commit()
+    assert broker.offsets == {}
+
+
 async def test_a_stopped_consumer_says_so(consumer: PullConsumer) -> None:
     await consumer.stop()
     await consumer.stop()

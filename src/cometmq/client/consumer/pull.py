@@ -473,12 +473,15 @@ class PullConsumer(LookingClient):
         return await self._store.committed(queue)
 
     def update_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop()."""
+        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop().
+        Raises ValueError for what is no offset."""
+        _check_offsets({queue: offset})
         self._store.update(queue, offset, increase_only=False)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store offsets now: these, or those of all that was consumed, the last poll's included. Raises if
-        one could not be stored."""
+        one could not be stored, and ValueError for what is no offset; then nothing is stored."""
+        _check_offsets(offsets or {})
         await self._polling.commit(offsets)
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
@@ -488,3 +491,9 @@ class PullConsumer(LookingClient):
         self._running()
         assert self._retry_topic is not None
         await self._retry_topic.send_back(message, delay_level)
+
+
+def _check_offsets(offsets: Mapping[MessageQueue, int]) -> None:
+    for queue, offset in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset < 2**63:
+            raise ValueError(f"{offset!r} is no offset of {queue}: a whole number, 0 or more")
