@@ -524,6 +524,15 @@ async def test_a_stop_waits_for_the_sends_under_way(namesrv: FakeNamesrv, broker
         await sender.start()
 
 
+@pytest.mark.parametrize("concurrency", [0, -1])
+async def test_send_many_never_sends_nothing_in_silence(
+    broker: FakeBroker, sender: Producer, concurrency: int
+) -> None:
+    with pytest.raises(ConfigError, match="concurrency"):
+        await sender.send_many([Message("T", b"x")], concurrency=concurrency)
+    assert broker.sent == []
+
+
 async def test_send_many_keeps_order_and_stops_at_a_failure(broker: FakeBroker, sender: Producer) -> None:
     results = await sender.send_many((Message("T", b"%d" % n) for n in range(100)), concurrency=7)
     assert [int(broker.sent[r.queue_offset][1]) for r in results] == list(range(100))

@@ -33,7 +33,7 @@ from cometmq.client.cluster.requests import pull_request
 from cometmq.client.consumer.listener import is_async
 from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
-from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
 from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
@@ -490,6 +490,7 @@ class PullConsumer(LookingClient):
         not taken."""
         self._running()
         assert self._retry_topic is not None
+        check_delay_level(delay_level)
         await self._retry_topic.send_back(message, delay_level)
 
 

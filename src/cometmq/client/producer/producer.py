@@ -19,6 +19,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
@@ -218,6 +219,7 @@ class Producer(LookingClient):
 
         After a failure no new message is taken; the sends under way end, then the first failure is raised.
         """
+        check_range("concurrency", concurrency, 1)
         return await for_each(messages, self.send, concurrency)
 
     async def request(
