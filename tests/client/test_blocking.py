@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import multiprocessing
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, get_args, get_type_hints
@@ -41,7 +43,7 @@ from cometmq import (
     select_by_hash,
 )
 from cometmq.client.loop_thread import LoopThread
-from cometmq.errors import ClientStateError
+from cometmq.errors import ClientStateError, CometError
 from cometmq.testing import LocalBroker
 
 
@@ -65,6 +67,34 @@ def test_messages_sent_from_many_threads_are_consumed_in_threads(local: LocalBro
         assert {queue.topic for queue in consumer.assignment} == {"Threads", "%RETRY%g"}
         consumer.persist_offsets()
     assert Counter(received) == Counter(sent)
+
+
+def test_an_error_is_gone_with_its_handler(local: LocalBroker) -> None:
+    """It holds all that the call had in hand, a body too: it must not wait for the garbage collector."""
+    nobody = MessageQueue("Errors", "nobody", 0)
+    with (
+        SyncProducer("p", namesrv=local.namesrv) as producer,
+        SyncPullConsumer("g", namesrv=local.namesrv) as consumer,
+    ):
+        producer.send(Message("Errors", b"x"))
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send(Message("Errors", b"")),
+            lambda: producer.send(Message("Errors", b"x"), queue=nobody),
+            lambda: producer.request(Message("Errors", b"x"), timeout_s=0.1),
+            lambda: consumer.fetch_queues("Nowhere"),
+            lambda: producer.recall("no handle"),
+        ]
+        gc.collect()
+        gc.disable()
+        try:
+            for number, call in enumerate(calls):
+                with pytest.raises(CometError) as caught:
+                    call()
+                error = weakref.ref(caught.value)
+                del caught
+                assert error() is None, number
+        finally:
+            gc.enable()
 
 
 def test_a_plain_listener_gets_a_queue_in_order(local: LocalBroker) -> None:
@@ -146,6 +176,22 @@ def test_a_face_that_is_not_started_says_so(local: LocalBroker) -> None:
     with producer, pytest.raises(ClientStateError, match="started already"):
         producer.start()
     producer.stop()
+
+
+def test_a_probe_may_ask_before_the_start_and_after_the_stop(local: LocalBroker) -> None:
+    faces = (
+        SyncPushConsumer("probed", print, "T", namesrv=local.namesrv),
+        SyncPullConsumer("probed", namesrv=local.namesrv),
+        SyncMessageStream("probed", "T", namesrv=local.namesrv),
+    )
+    for face in faces:
+        states = [face.health()]
+        with face:
+            states.append(face.health())
+        states.append(face.health())
+        assert [(each.state, each.group) for each in states] == [
+            (state, "probed") for state in ("new", "running", "stopped")
+        ]
 
 
 def test_a_failed_start_leaves_no_thread(local: LocalBroker) -> None:

@@ -22,6 +22,7 @@ from cometmq.client.consumer.listener import Listener, OrderlyListener
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.stream import MessageStream
+from cometmq.client.group.health import ConsumerHealth
 from cometmq.client.group.options import PullOptions, PushOptions
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.client.loop_thread import LoopThread
@@ -65,6 +66,20 @@ def _on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
 
     functools.update_wrapper(awaited, method)
     return _blocking(awaited)
+
+
+def _health(method: Callable[[Any], ConsumerHealth]) -> Callable[[Any], ConsumerHealth]:
+    """The blocking form of health(), which answers before the start and after the stop too."""
+    on_loop = _on_loop(method)
+
+    def health(self: Any, /) -> ConsumerHealth:
+        face: _Face[Any] = self
+        if face._thread is None:  # noqa: SLF001 - it is a method of the face
+            return ConsumerHealth(state=face.state, group=face._twin.group)  # noqa: SLF001
+        return on_loop(self)
+
+    functools.update_wrapper(health, method)
+    return health
 
 
 class _Property(property, Generic[R]):
@@ -244,7 +259,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     offset_by_time = _blocking(PushConsumer.offset_by_time)
     earliest_store_time = _blocking(PushConsumer.earliest_store_time)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PushConsumer.assignment)
-    health = _on_loop(PushConsumer.health)
+    health = _health(PushConsumer.health)
     lag = _blocking(PushConsumer.lag)
 
 
@@ -320,7 +335,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     seek_to_begin = _blocking(PullConsumer.seek_to_begin)
     seek_to_end = _blocking(PullConsumer.seek_to_end)
     seek_to_time = _blocking(PullConsumer.seek_to_time)
-    health = _on_loop(PullConsumer.health)
+    health = _health(PullConsumer.health)
     lag = _blocking(PullConsumer.lag)
     send_message_back = _blocking(PullConsumer.send_message_back)
     view_message = _blocking(PullConsumer.view_message)

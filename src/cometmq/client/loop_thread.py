@@ -133,6 +133,8 @@ class LoopThread:
             if not self._ended:
                 raise concurrent.futures.CancelledError from None
             raise ClientStateError("this client was stopped while a call of it was under way") from None
+        finally:
+            del call, work  # an error holds this frame, and its task the error: gone at once, without the gc
 
     def _begin(self) -> None:
         while self._new:

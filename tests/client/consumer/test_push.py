@@ -20,13 +20,14 @@ from cometmq import (
     FlowLimits,
     MessageExt,
     MessageQueue,
+    MessageStream,
     NoRouteError,
     PullOptions,
     PushConsumer,
     PushOptions,
     sql92,
 )
-from cometmq.client.consumer import acknowledging
+from cometmq.client.consumer import acknowledging, push_session
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -35,6 +36,7 @@ from cometmq.protocol.bodies import (
     GetConsumerStatusBody,
     ResetOffsetBody,
 )
+from cometmq.protocol.bodies import ConsumeStatus as TopicStatus
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -253,6 +255,39 @@ async def test_a_refused_send_back_goes_to_the_retry_topic(
     assert broker.offsets["T", 0] == 1
 
 
+@pytest.mark.parametrize("wrong", [{"delay_level": "soon"}, {"ack_index": "0"}])
+async def test_a_context_that_means_nothing_has_the_messages_come_again(
+    namesrv: FakeNamesrv, broker: FakeBroker, wrong: dict[str, object]
+) -> None:
+    broker.store_numbers(2)
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> None:
+        for name, value in wrong.items():
+            setattr(context, name, value)
+
+    async with push_consumer(namesrv, listener, consume_batch_max_size=2):
+        await broker.wait_for(lambda: len(broker.sent_back) == 2)
+    assert [header.delay_level for header in broker.sent_back] == [0, 0]
+    assert broker.offsets["T", 0] == 2
+
+
+@pytest.mark.parametrize(("level", "told", "delay"), [(5, 16, "5"), (-1, 0, None)])
+async def test_the_retry_topic_is_told_the_delay_level_too(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, level: int, told: int, delay: str | None
+) -> None:
+    namesrv.serve("%RETRY%g", broker, queues=1)
+    broker.store_numbers(1)
+    async with box.consumer() as member:
+        await box.has(1)
+        broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
+        await member.send_message_back(box.messages[0], level)
+        with pytest.raises(ConfigError, match="delay_level"):
+            await member.send_message_back(box.messages[0], 19)
+    ((header, _),) = broker.sent
+    assert (header.reconsume_times, header.max_reconsume_times) == (1, told)
+    assert decode_properties((header.properties or "").encode()).get("DELAY") == delay
+
+
 async def test_a_message_nobody_takes_back_is_consumed_again_here(
     broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +404,40 @@ async def test_a_message_says_where_its_queue_was_and_when_its_call_began(
     for each in box.messages:
         assert before <= int(each.properties["CONSUME_START_TIME"]) <= time.time() * 1000
         assert not each.user_properties
+
+
+@pytest.mark.parametrize("kind", ["push", "stream"])
+async def test_administrators_are_told_how_fast_topics_are_consumed(
+    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(push_session, "SAMPLE_S", 0.01)
+    broker.store_numbers(3)
+    failing = [b"1"]
+
+    async def listener(messages: list[MessageExt]) -> None:
+        if messages[0].body in failing:
+            raise ValueError("not this one")
+
+    async def status(member: PushConsumer) -> TopicStatus:
+        header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
+        answer = await broker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        return ConsumerRunningInfo.decode(answer.body).status_table["T"]
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer: PushConsumer = PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options)
+    if kind == "stream":
+        consumer = MessageStream("g", "T", namesrv=namesrv.addr, options=options)
+    async with asyncio.timeout(20), consumer as member:
+        if isinstance(member, MessageStream):
+            for _ in range(3):
+                message = await anext(member)
+                await (member.nack if message.body in failing else member.ack)(message)
+        while not (told := await status(member)).consume_failed_msgs or not told.consume_ok_tps:
+            await asyncio.sleep(0.01)
+    assert told.consume_failed_msgs == 1
+    assert 0 < told.pull_rt < 20_000
+    assert 0 < told.consume_rt < 20_000
+    assert told.pull_tps > told.consume_failed_tps > 0
 
 
 async def test_a_strategy_that_fails_is_named_and_nothing_is_given_up(

@@ -227,7 +227,10 @@ class ClientInstance(LifeCycle):
             self._fetching[topic] = task
             task.add_done_callback(lambda done: self._fetched(topic, done))
         # Shielded: one caller's cancellation must not take the answer from the others.
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its error holds this frame
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):

@@ -159,9 +159,9 @@ class Consuming(Generic[C, S]):
         handled = self._manner.handled
         batch.started_at = loop.time()
         if batch.refusal is None:
-            now = str(int(time.time() * 1000))
+            begun = str(int(time.time() * 1000))
             for message in batch.messages:
-                message.properties[CONSUME_START_TIME] = now
+                message.properties[CONSUME_START_TIME] = begun
             status = await self._call(batch, context)
             self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
         else:
@@ -171,11 +171,13 @@ class Consuming(Generic[C, S]):
                 "no listener gets offset %d of %s: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
             )  # fmt: skip
-        if status in handled:
-            self.consumed += len(batch.messages)
+        done, count, now = status in handled, len(batch.messages), loop.time()
+        if done:
+            self.consumed += count
         else:
-            self.failed += len(batch.messages)
-        batch.queue.last_consume_at = loop.time()
+            self.failed += count
+        batch.queue.stats.handled(count, now - batch.started_at, done=done)
+        batch.queue.last_consume_at = now
         try:
             await self._manner.acknowledge(batch, status, context)
         except Exception:

@@ -24,6 +24,7 @@ __all__ = [
     "OrderlyStatus",
     "bind_listener",
     "check_listener",
+    "is_async",
     "name_of",
 ]
 
@@ -133,8 +134,8 @@ def bind_listener(
     return in_thread
 
 
-def is_async(listener: Listener | OrderlyListener) -> bool:
-    # functools.partial and objects with an async __call__ count as well.
+def is_async(listener: Callable[..., object]) -> bool:
+    """Whether a call gives a coroutine, also of a functools.partial or an object with an async __call__."""
     call = type(listener).__call__ if callable(listener) else None
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
 

@@ -120,6 +120,7 @@ class Membership:
             return False
         loop = asyncio.get_running_loop()
         process_queue = (ProcessQueue if order is None else OrderlyQueue)(queue, offset, loop.time())
+        process_queue.stats = group.stats.of(queue.topic)
         puller = QueuePuller(group, process_queue, self._submit, lambda: self._limits, self._offset_illegal)
         if self._suspended:
             puller.suspend()

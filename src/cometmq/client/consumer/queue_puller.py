@@ -190,6 +190,8 @@ class QueuePuller:
             warn_of_moved_offset(self.message_queue, queue.next_offset, result)
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
+        if result.messages and self._asked_at is not None:
+            queue.stats.pulled(len(result.messages), asyncio.get_running_loop().time() - self._asked_at)
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._hand_over(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._asked_at is not None:

@@ -37,7 +37,9 @@ class Fetched:
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
-    """Where reading goes on after these messages."""
+    """Where reading goes on after these messages, and after what followed and was not wanted."""
+    counted: bool = False
+    """Whether these messages count as consumed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +51,8 @@ class _Reader:
     offset: int
     paused: bool
     ahead: int = 0
+    last: Fetched | None = None
+    """The newest batch."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
@@ -61,8 +65,11 @@ class _Reader:
 class Fetcher:
     """One reader for each assigned queue, and one line for what they bring."""
 
-    def __init__(self, pull: PullAt) -> None:
+    def __init__(self, pull: PullAt, passed: Callable[[MessageQueue, int], None]) -> None:
+        """passed: told of an offset below which all of a queue counts as consumed, since nothing that came
+        after what was consumed is wanted."""
         self._pull = pull
+        self._passed = passed
         self._readers: dict[MessageQueue, _Reader] = {}
         self._line: deque[tuple[_Reader, Fetched]] = deque()
         self._arrived = asyncio.Event()
@@ -192,8 +199,18 @@ class Fetcher:
             self.problems.pop(queue, None)
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 warn_of_moved_offset(queue, reader.offset, result)
+            elif not result.messages and result.next_begin_offset > reader.offset:
+                self._pass_over(reader, result.next_begin_offset)
             reader.offset = result.next_begin_offset
             if result.messages:
                 reader.ahead += 1
-                self._line.append((reader, Fetched(queue, result.messages, result.next_begin_offset)))
+                reader.last = Fetched(queue, result.messages, result.next_begin_offset)
+                self._line.append((reader, reader.last))
                 self._arrived.set()
+
+    def _pass_over(self, reader: _Reader, offset: int) -> None:
+        """Nothing up to `offset` is wanted: a group's lag must not grow because of a filter."""
+        if reader.last is not None and not reader.last.counted:
+            reader.last.next_offset = offset
+        else:
+            self._passed(reader.queue, offset)
