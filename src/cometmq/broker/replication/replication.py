@@ -55,7 +55,8 @@ class Replication:
             core = self.slave.core
             self.sync = MetadataSync(store, tables, client, lambda: core.contradicted)
         else:
-            self.master = HaServer(config, clock, store, tick)
+            ha = self.master = HaServer(config, clock, store, tick)
+            store.retention.wanted_from = lambda: ha.core.wanted_from
         flushed = store.flusher.on_flushed
 
         def on_flushed(end: int) -> None:
