@@ -96,6 +96,11 @@ class Replication:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
             self.sync.follow(addr)
 
+    @property
+    def lacks_master(self) -> bool:
+        """Whether this is a slave that nobody has told of its master."""
+        return self.slave is not None and self.slave.core.master is None
+
     def configure(self) -> None:
         """Take over changed settings."""
         for part in (self.master, self.slave):
