@@ -33,6 +33,7 @@ from tests.interop.test_store_commands import run
 from tests.long_form import long_form
 
 UPDATE_GROUP = 200
+DELETE_TOPIC = 215
 APACHES = ("4.9.7", "5.5.0")
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
 Both = Callable[[str], list[Replicas]]
@@ -79,8 +80,21 @@ def serve(pair: Replicas) -> None:
     same(pair, QUEUES)
     # Apache's master gives an empty slave its last segment only.
     assert (min(pair.log("slave")) == 0) == (pair.makes["master"] == OURS)
+    if pair.makes["slave"] == OURS:  # Apache's goes on with the queues that it has, and leaves messages out
+        made_anew(pair)
     pair.brokers["master"].kill()
     assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
+
+
+def made_anew(pair: Replicas) -> None:
+    """A topic is deleted at the master, and begins anew."""
+    with wire.Connection(pair.port("master")) as connection:
+        feeder = store_input.Feeder(connection)
+        feeder.ask(DELETE_TOPIC, {"topic": "Gamma"})
+        feeder.update_topic("Gamma", 4)
+    assert pair.send(20, topic="Gamma") == [OK] * 20
+    pair.equal()
+    same(pair, [("Gamma", queue) for queue in range(4)])
 
 
 @long_form("a minute and a half: a slave of Apache's first reports after 5 s")

@@ -129,6 +129,7 @@ class BrokerParts:
             visible=self.writer.visible,
         )
         self.registrar.on_master = made.follow
+        self.registrar.lacks_master = lambda: made.lacks_master
         if self._config.store.broker_role == SYNC_MASTER:
             self.writer.replicas = made.master
         return made

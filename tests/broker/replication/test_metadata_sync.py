@@ -122,3 +122,33 @@ async def test_a_master_that_does_not_answer_is_asked_again(pair, caplog):
 async def test_the_answer_for_delay_offsets_says_what_they_know_of(pair):
     answer = await pair.peers["master"].call(RequestCode.GET_ALL_DELAY_OFFSET)
     assert b'"logPosition"' in bytes(answer.body)
+
+
+async def test_the_queues_of_a_topic_that_was_deleted_go_too(pair):
+    """Those of a topic whose configuration alone is lost stay."""
+    peer, store = pair.peers["master"], pair.brokers["slave"].parts.store
+    for topic in ("Orders", "Gone", "Lost"):
+        await create(peer, topic)
+        await peer.send(topic=topic)
+    await pair.equal()
+    await sync(pair)
+    await peer.delete_topic("Gone")
+    tables(pair, "master").topics.delete("Lost")
+    await sync(pair)
+    assert store.queues.topics() == ["Lost", "Orders"]
+    await create(peer, "Gone")
+    await peer.send(topic="Gone")
+    await pair.equal()
+    await sync(pair)
+    assert store.max_offset("Gone", 0) == 1
+
+
+async def test_a_topic_is_made_anew_before_the_slave_hears_of_its_end(pair):
+    peer, store = pair.peers["master"], pair.brokers["slave"].parts.store
+    for number in range(3):
+        await create(peer, "Gone", write=3)
+        for queue_id in range(number + 1):
+            await peer.send("Gone", b"%d" % number, queue_id)
+        await pair.equal()
+        assert store.queues.next_offsets("Gone") == dict.fromkeys(range(number + 1), 1)
+        await peer.delete_topic("Gone")
