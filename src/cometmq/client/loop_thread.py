@@ -18,6 +18,9 @@ __all__ = ["LoopThread"]
 
 T = TypeVar("T")
 
+_SIGNALS_S = 0.5
+"""A signal that comes just before the main thread waits for a lock is not handled before that wait ends."""
+
 
 class _Call(Generic[T]):
     """A coroutine that a thread waits for, in the thread's context.
@@ -120,7 +123,10 @@ class LoopThread:
                 self._new.append(call)
                 if len(self._new) == 1:  # the loop takes all that have come by then
                     self.loop.call_soon_threadsafe(self._begin)
-            if not call.under_way.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            if timeout_s is None:
+                while not call.under_way.acquire(timeout=_SIGNALS_S):
+                    pass
+            elif not call.under_way.acquire(timeout=timeout_s):
                 raise TimeoutError
         except BaseException:  # a handler of a signal may raise anything, anywhere
             with self._calls:

@@ -206,7 +206,7 @@ async def test_a_second_consumer_of_a_group_leaves_the_first_one_alone(namesrv: 
     [
         (SyncProducer, lambda it: it.send(Message("T", b"x"))),
         (SyncPullConsumer, lambda it: it.poll(0.01)),
-        (lambda *a, **k: SyncPushConsumer(a[0], ignore, "T", **k), lambda it: it.health()),
+        (lambda *a, **k: SyncPushConsumer(a[0], ignore, "T", **k), lambda it: it.rebalance()),
     ],
 )
 async def test_blocking_faces(

@@ -20,14 +20,13 @@ from cometmq import (
     FlowLimits,
     MessageExt,
     MessageQueue,
-    MessageStream,
     NoRouteError,
     PullOptions,
     PushConsumer,
     PushOptions,
     sql92,
 )
-from cometmq.client.consumer import acknowledging, push_session
+from cometmq.client.consumer import acknowledging
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -36,7 +35,6 @@ from cometmq.protocol.bodies import (
     GetConsumerStatusBody,
     ResetOffsetBody,
 )
-from cometmq.protocol.bodies import ConsumeStatus as TopicStatus
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -404,40 +402,6 @@ async def test_a_message_says_where_its_queue_was_and_when_its_call_began(
     for each in box.messages:
         assert before <= int(each.properties["CONSUME_START_TIME"]) <= time.time() * 1000
         assert not each.user_properties
-
-
-@pytest.mark.parametrize("kind", ["push", "stream"])
-async def test_administrators_are_told_how_fast_topics_are_consumed(
-    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr(push_session, "SAMPLE_S", 0.01)
-    broker.store_numbers(3)
-    failing = [b"1"]
-
-    async def listener(messages: list[MessageExt]) -> None:
-        if messages[0].body in failing:
-            raise ValueError("not this one")
-
-    async def status(member: PushConsumer) -> TopicStatus:
-        header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
-        answer = await broker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-        return ConsumerRunningInfo.decode(answer.body).status_table["T"]
-
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    consumer: PushConsumer = PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options)
-    if kind == "stream":
-        consumer = MessageStream("g", "T", namesrv=namesrv.addr, options=options)
-    async with asyncio.timeout(20), consumer as member:
-        if isinstance(member, MessageStream):
-            for _ in range(3):
-                message = await anext(member)
-                await (member.nack if message.body in failing else member.ack)(message)
-        while not (told := await status(member)).consume_failed_msgs or not told.consume_ok_tps:
-            await asyncio.sleep(0.01)
-    assert told.consume_failed_msgs == 1
-    assert 0 < told.pull_rt < 20_000
-    assert 0 < told.consume_rt < 20_000
-    assert told.pull_tps > told.consume_failed_tps > 0
 
 
 async def test_a_strategy_that_fails_is_named_and_nothing_is_given_up(

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import ConsumeFromWhere, MessageExt, MessageStream, PushConsumer, PushOptions
+from cometmq.client.consumer import push_session
 from cometmq.client.group.statistics import Statistics
-from cometmq.protocol.bodies import ConsumeStatus
+from cometmq.protocol.bodies import ConsumerRunningInfo, ConsumeStatus
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import GetConsumerRunningInfoRequestHeader
 
 
 @pytest.fixture
@@ -60,3 +67,37 @@ def test_after_a_quiet_minute_times_and_failures_are_of_the_hour(stats: Statisti
     work(stats)
     status = stats.of("T").status()
     assert (status.consume_rt, status.consume_failed_msgs) == (0.0, 0)
+
+
+@pytest.mark.parametrize("kind", ["push", "stream"])
+async def test_administrators_are_told_how_fast_topics_are_consumed(
+    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(push_session, "SAMPLE_S", 0.01)
+    broker.store_numbers(3)
+    failing = [b"1"]
+
+    async def listener(messages: list[MessageExt]) -> None:
+        if messages[0].body in failing:
+            raise ValueError("not this one")
+
+    async def status(member: PushConsumer) -> ConsumeStatus:
+        header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
+        answer = await broker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        return ConsumerRunningInfo.decode(answer.body).status_table["T"]
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer: PushConsumer = PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options)
+    if kind == "stream":
+        consumer = MessageStream("g", "T", namesrv=namesrv.addr, options=options)
+    async with asyncio.timeout(20), consumer as member:
+        if isinstance(member, MessageStream):
+            for _ in range(3):
+                message = await anext(member)
+                await (member.nack if message.body in failing else member.ack)(message)
+        while not (told := await status(member)).consume_failed_msgs or not told.consume_ok_tps:
+            await asyncio.sleep(0.01)
+    assert told.consume_failed_msgs == 1
+    assert 0 < told.pull_rt < 20_000
+    assert 0 < told.consume_rt < 20_000
+    assert told.pull_tps > told.consume_failed_tps > 0
