@@ -8,6 +8,7 @@ Orderly.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -16,6 +17,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from cometmq import logs
+from cometmq.client.cluster.workers import cancel_all
 from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.group.process_queue import Batch
 from cometmq.protocol.properties.values import CONSUME_START_TIME
@@ -34,6 +36,17 @@ _BATCHES_WITHOUT_YIELD = 32
 
 _FAILING = 3
 """Failures in a row after which a listener is a problem and no accident."""
+
+
+def _ends_us(error: BaseException) -> bool:
+    """Whether what a listener's call raised is meant for the task, or the program, in which it runs."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0  # otherwise something that it awaited was cancelled
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        # Only the main thread's end is the program's: a loop in a thread belongs to others as well.
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, GeneratorExit)
 
 
 class Manner(Protocol[C, S]):
@@ -112,18 +125,17 @@ class Consuming(Generic[C, S]):
     async def stop(self, drain_timeout_s: float) -> int:
         """Start no more listener calls and wait for those that run; the number that did not end in time.
 
-        Calls that overrun are cancelled (async listeners) or left alone (threads cannot be stopped); in both
-        cases their messages stay uncommitted and are delivered again.
+        Calls that overrun are cancelled (async listeners, which may ignore it) or left alone (threads cannot
+        be stopped); in all cases their messages stay uncommitted and are delivered again.
         """
         self._stopping = True
         self._wake(len(self._idle))
         overrun = 0
         if workers := list(self._workers):
-            _, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
+            done, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
+            await asyncio.gather(*done, return_exceptions=True)  # seen
             overrun = len(pending)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await cancel_all(pending, "listeners")
         self._workers.clear()
         self._ready.clear()
         return overrun
@@ -189,10 +201,9 @@ class Consuming(Generic[C, S]):
             if status not in self._manner.handled:
                 self._last_failure = "it asked for later"
             return status
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # we are cancelled; otherwise something that the listener awaited was
+        except BaseException as error:
+            if _ends_us(error):
+                raise
             self.last_error = error
             self._last_failure = printable(repr(error))  # it may quote a body
             log.warning(

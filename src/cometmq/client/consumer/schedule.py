@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cometmq import logs
+from cometmq.client.cluster.workers import cancel_all
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.errors import ConfigError, shown
@@ -111,9 +112,7 @@ class Schedule:
         tasks = [loop.task for loop in self._ending.values() if loop.task is not None]
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=_DRAIN_S)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(pending, "scheduled functions")
 
     async def _run(self, queue: MessageQueue, loop: _Loop) -> None:
         stopped = loop.stopped

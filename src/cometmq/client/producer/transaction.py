@@ -32,6 +32,7 @@ from cometmq.client.cluster.hooks import EndingTransaction, tell
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.telemetry import spanned
+from cometmq.client.cluster.workers import cancel_all, in_thread
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare_half
 from cometmq.client.producer.producer import COMPRESS_HERE, Producer, check_kind
@@ -135,9 +136,7 @@ class TransactionProducer(Producer):
     async def _end(self, *, drain: bool) -> None:
         if self._client is not None and self._client.transactions.get(self.group) is self:
             del self._client.transactions[self.group]
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await cancel_all(self._workers, "checks of transactions")
         try:
             await super()._end(drain=drain)
         finally:
@@ -234,7 +233,7 @@ class TransactionProducer(Producer):
                 if self._threads is None:
                     name = f"cometmq-{self.group}"
                     self._threads = ThreadPoolExecutor(self.options.transaction_threads, name)
-                state = await asyncio.get_running_loop().run_in_executor(self._threads, method, *given)
+                state = await in_thread(self._threads, method, *given)
             if state is None:
                 return TransactionState.UNKNOWN, None
             if not isinstance(state, TransactionState):
