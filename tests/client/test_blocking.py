@@ -428,11 +428,12 @@ def test_a_stop_of_another_thread_is_waited_for(local: LocalBroker) -> None:
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it runs"])
 def test_a_plain_listener_may_stop_its_consumer(local: LocalBroker, early: bool) -> None:
     """What it has handled then does not come again, and the group is left."""
-    topic, group = f"StopsItself{early}", f"g-stops-itself-{early}"
+    topic, group, alone = f"StopsItself{early}", f"g-stops-itself-{early}", threading.Event()
 
     def listener(messages: list[MessageExt]) -> None:
         assert consumer.health().group == group
-        consumer.stop()
+        assert early or alone.wait(10)
+        consumer.stop()  # the last user of the loop
 
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     consumer = SyncPushConsumer(group, listener, topic, namesrv=local.namesrv, options=options)
@@ -440,8 +441,9 @@ def test_a_plain_listener_may_stop_its_consumer(local: LocalBroker, early: bool)
         sent = [producer.send(Message(topic, b"last"))] if early else []
         consumer.start()
         sent += [] if early else [producer.send(Message(topic, b"last"))]
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(consumer.wait_stopped).result(10)
+    alone.set()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(consumer.wait_stopped).result(10)
     assert consumer.state == "stopped"
     with SyncPullConsumer(group, namesrv=local.namesrv) as after:
         assert after.committed(sent[0].queue) == 1
