@@ -21,6 +21,9 @@ __all__ = ["Held", "Membership"]
 
 log = logs.logger("cometmq.client.consumer.membership")
 
+_CORRECTED_AGAIN_S = 5.0
+"""A queue whose offset its broker corrects again so soon is taken up again after as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -56,6 +59,8 @@ class Membership:
         self._suspended = False
         self._ended = False
         self._limits = group.options.flow_limits
+        self._corrected: dict[MessageQueue, float] = {}
+        """When brokers did not have the offsets of queues, of late (monotonic seconds)."""
 
     def made_room(self, queue: ProcessQueue) -> None:
         held = self.held.get(queue.message_queue)
@@ -180,7 +185,14 @@ class Membership:
         await self._store_now({message_queue: corrected})
         self._group.offsets.forget(message_queue)
         self._drop(queue)
-        self.rounds.wake()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
+        if message_queue in self._corrected:
+            loop.call_later(_CORRECTED_AGAIN_S, self.rounds.wake)  # unless something else wakes them
+        else:
+            self.rounds.wake()
+        self._corrected[message_queue] = now
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """An administrator moved the group: drop what is held of these queues and start at the given

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.consumer import queue_puller
-from cometmq.client.consumer.queue_puller import unanswered
+from cometmq.client.consumer.queue_puller import IDLE_S, unanswered
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
@@ -26,6 +26,8 @@ log = logs.logger("cometmq.client.consumer")
 
 _BATCHES_AHEAD = 2
 _ERROR_DELAY_S = 1.0
+_MOVED_AGAIN_S = 5.0
+"""The longest wait to the next pull while a broker has none of the offsets that it names itself."""
 
 PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
@@ -56,6 +58,8 @@ class _Reader:
     """Monotonic seconds of the last answer, and of the last batch that the caller took."""
     asked_at: float | None = None
     """When the pull that is under way began."""
+    moved: int = 0
+    """How often in a row the broker did not have the offset."""
 
 
 class Fetcher:
@@ -188,12 +192,25 @@ class Fetcher:
                 reader.asked_at = None
                 await asyncio.sleep(_ERROR_DELAY_S)
                 continue
+            held_s = loop.time() - reader.asked_at
             reader.asked_at, reader.pulled_at = None, loop.time()
             self.problems.pop(queue, None)
-            if result.status is PullStatus.OFFSET_ILLEGAL:
-                warn_of_moved_offset(queue, reader.offset, result)
-            reader.offset = result.next_begin_offset
-            if result.messages:
-                reader.ahead += 1
-                self._line.append((reader, Fetched(queue, result.messages, result.next_begin_offset)))
-                self._arrived.set()
+            pause_s = self._took(reader, result) - held_s
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+
+    def _took(self, reader: _Reader, result: PullResult) -> float:
+        """Keep what a pull brought. The least time from its beginning to the next: a broker holds a pull that
+        finds nothing, and one that does not is not asked as fast as it answers."""
+        queue, before = reader.queue, reader.offset
+        reader.offset = result.next_begin_offset
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            warn_of_moved_offset(queue, before, result)
+            reader.moved += 1
+            return min(IDLE_S * 2.0 ** min(reader.moved - 1, 10), _MOVED_AGAIN_S)
+        reader.moved = 0
+        if result.messages:
+            reader.ahead += 1
+            self._line.append((reader, Fetched(queue, result.messages, result.next_begin_offset)))
+            self._arrived.set()
+        return 0.0 if result.next_begin_offset > before else IDLE_S
