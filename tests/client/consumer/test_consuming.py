@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cometmq.client.cluster import workers
 from cometmq.client.consumer.consuming import Consuming
 from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus, bind_listener
 from cometmq.client.group.process_queue import Batch, ProcessQueue
@@ -242,6 +243,23 @@ async def test_whatever_a_call_in_a_thread_raises_ends_the_call_only(error: Base
             await desk.complete.wait()
         assert consuming.failed == 2
         assert await consuming.stop(1) == 0
+
+
+async def test_a_listener_that_cancels_itself_fails_and_the_next_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "_AGAIN_S", 0.01)
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        task = asyncio.current_task()
+        assert task is not None
+        if messages[0].queue_offset < 4:
+            task.cancel()
+        await asyncio.sleep(0)
+        return OK
+
+    acknowledged = sorted(await consumed(listener, 6, 2))
+    assert acknowledged == [(offset, Desk.later if offset < 4 else OK) for offset in range(6)]
 
 
 async def test_a_listener_that_never_waits_leaves_the_loop_its_turn() -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from cometmq import logs
 from cometmq.text import counted, seconds
 
-__all__ = ["cancel_all", "for_each", "in_thread"]
+__all__ = ["again_if_cancelled", "cancel_all", "for_each", "in_thread"]
 
 log = logs.logger("cometmq.client")
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _CANCELLED_WITHIN_S = 1.0
+_AGAIN_S = 1.0
 
 
 async def in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
@@ -48,6 +49,17 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
             what, counted(len(pending), "task") + (" does" if len(pending) == 1 else " do"),
             seconds(_CANCELLED_WITHIN_S),
         )  # fmt: skip
+
+
+def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> None:
+    """Have `again` called a second after the task was cancelled: by the user's function that runs in it, or
+    by somebody who cancels all tasks. It has to look whether its owner has cancelled it on purpose."""
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if task.cancelled() and not task.get_loop().is_closed():
+            task.get_loop().call_later(_AGAIN_S, again)
+
+    task.add_done_callback(ended)
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:

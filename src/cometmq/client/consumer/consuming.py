@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from cometmq import logs
-from cometmq.client.cluster.workers import cancel_all
+from cometmq.client.cluster.workers import again_if_cancelled, cancel_all
 from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.group.process_queue import Batch
 from cometmq.protocol.properties.values import CONSUME_START_TIME
@@ -66,6 +66,14 @@ class Manner(Protocol[C, S]):
 
 
 @dataclass(slots=True, eq=False)
+class _Worker(Generic[C]):
+    """What a worker task is at."""
+
+    batch: Batch | None = None
+    context: C | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Consuming(Generic[C, S]):
     """Worker tasks that call the listener with batches, as they come."""
 
@@ -78,6 +86,8 @@ class Consuming(Generic[C, S]):
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
+    _failing: set[asyncio.Task[None]] = field(default_factory=set)
+    """What ends the calls of workers that were cancelled."""
     _stopping: bool = False
     running: int = 0
     """Listener calls under way."""
@@ -105,10 +115,31 @@ class Consuming(Generic[C, S]):
     def set_concurrency(self, concurrency: int) -> None:
         """How many calls run at once from now on; calls under way that are too many end first."""
         self.concurrency = concurrency
-        loop = asyncio.get_running_loop()
         while len(self._workers) < concurrency and not self._stopping:
-            self._workers.add(loop.create_task(self._work(), name="cometmq-consume"))
+            self._begin_worker()
         self._wake(len(self._workers) - concurrency)
+
+    def _begin_worker(self) -> None:
+        worker = _Worker[C]()
+        task = asyncio.get_running_loop().create_task(self._work(worker), name="cometmq-consume")
+        self._workers.add(task)
+        again_if_cancelled(task, lambda: self._replace(task, worker))
+
+    def _replace(self, task: asyncio.Task[None], worker: _Worker[C]) -> None:
+        """A worker was cancelled, by its listener's call or somebody else."""
+        if self._stopping:
+            return
+        self._workers.discard(task)
+        if worker.batch is not None and worker.context is not None:
+            queue = worker.batch.queue.message_queue
+            log.warning("a listener's call for %s was cancelled; its messages will be consumed again", queue)
+            self.last_error = asyncio.CancelledError("the listener's call was cancelled")
+            loop = asyncio.get_running_loop()
+            failing = self._acknowledge(worker.batch, self._manner.later, worker.context, loop)
+            task = loop.create_task(failing, name="cometmq-consume-cancelled")
+            self._failing.add(task)
+            task.add_done_callback(self._failing.discard)
+        self.set_concurrency(self.concurrency)
 
     def submit(self, batches: Iterable[Batch]) -> None:
         self._ready.extend(batches)
@@ -131,7 +162,7 @@ class Consuming(Generic[C, S]):
         self._stopping = True
         self._wake(len(self._idle))
         overrun = 0
-        if workers := list(self._workers):
+        if workers := [*self._workers, *self._failing]:
             done, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
             await asyncio.gather(*done, return_exceptions=True)  # seen
             overrun = len(pending)
@@ -140,7 +171,7 @@ class Consuming(Generic[C, S]):
         self._ready.clear()
         return overrun
 
-    async def _work(self) -> None:
+    async def _work(self, worker: _Worker[C]) -> None:
         self._enter()
         loop = asyncio.get_running_loop()
         ready = self._ready
@@ -161,7 +192,9 @@ class Consuming(Generic[C, S]):
             context = self._manner.begin(batch)
             if context is None:
                 continue
+            worker.batch, worker.context = batch, context
             await self._consume(batch, context, loop)
+            worker.batch = None
             in_a_row += 1
             if in_a_row >= _BATCHES_WITHOUT_YIELD:
                 in_a_row = 0
@@ -183,7 +216,12 @@ class Consuming(Generic[C, S]):
                 "no listener gets offset %d of %s: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
             )  # fmt: skip
-        if status in handled:
+        await self._acknowledge(batch, status, context, loop)
+
+    async def _acknowledge(
+        self, batch: Batch, status: S, context: C, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        if status in self._manner.handled:
             self.consumed += len(batch.messages)
         else:
             self.failed += len(batch.messages)

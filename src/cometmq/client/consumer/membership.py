@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
+from cometmq.client.cluster.workers import again_if_cancelled
 from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
@@ -133,6 +134,7 @@ class Membership:
         )
         self.held[queue] = Held(puller, task)
         task.add_done_callback(lambda done: self._pull_ended(process_queue, done))
+        again_if_cancelled(task, lambda: self._pull_cancelled(process_queue))
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
@@ -140,10 +142,20 @@ class Membership:
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
+        self._take_anew(queue)
+
+    def _pull_cancelled(self, queue: ProcessQueue) -> None:
+        if self._take_anew(queue):
+            self.rounds.wake()
+
+    def _take_anew(self, queue: ProcessQueue) -> bool:
+        """False if it was given up, or all is over."""
         held = self.held.get(queue.message_queue)
-        if held is not None and held.queue is queue:
-            del self.held[queue.message_queue]
-            self._drop(queue)
+        if held is None or held.queue is not queue or self._ended:
+            return False
+        del self.held[queue.message_queue]
+        self._drop(queue)
+        return True
 
     def _drop(self, queue: ProcessQueue) -> None:
         """What comes later of a queue that was given up changes nothing."""

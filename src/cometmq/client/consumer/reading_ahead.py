@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cometmq import logs
+from cometmq.client.cluster.workers import again_if_cancelled
 from cometmq.client.consumer import queue_puller
 from cometmq.client.consumer.queue_puller import IDLE_S, unanswered
 from cometmq.client.group.health import QueueHealth
@@ -81,12 +82,19 @@ class Fetcher:
         """Read `queue` from `offset`, forgetting what was read ahead of it before. Nothing once closed."""
         if self.closed:
             return
-        loop = asyncio.get_running_loop()
-        paused, now = self.drop(queue), loop.time()
+        paused, now = self.drop(queue), asyncio.get_running_loop().time()
         reader = self._readers[queue] = _Reader(queue, offset, offset, paused, pulled_at=now, given_at=now)
-        reader.task = loop.create_task(
+        self._begin(reader)
+
+    def _begin(self, reader: _Reader) -> None:
+        """Read, unless the reader was replaced."""
+        queue = reader.queue
+        if self._readers.get(queue) is not reader or self.closed:
+            return
+        reader.task = asyncio.get_running_loop().create_task(
             self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         )
+        again_if_cancelled(reader.task, lambda: self._begin(reader))
 
     def drop(self, queue: MessageQueue) -> bool:
         """Stop reading a queue; whether it was paused."""
