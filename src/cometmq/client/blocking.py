@@ -117,10 +117,11 @@ class _Face(Generic[C]):
 
     def stop(self) -> None:
         """As the asyncio class stops; the last one of a process ends the background thread."""
-        thread = self._thread
-        if thread is None or self._twin.state == "new":
+        if self._twin.state == "new":
             return
-        self._thread = None
+        thread, self._thread = self._thread, None  # in one step: of two stops one has it
+        if thread is None:
+            return
         asked_by_listener = False
 
         async def stop() -> None:
