@@ -58,7 +58,6 @@ client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
-    client/group/subscription
 faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings

@@ -469,3 +469,67 @@ def test_a_stop_of_another_thread_is_waited_for(local: LocalBroker) -> None:
         stop.result(20)
         waiting.result(20)
     assert consumer.state == "stopped"
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it runs"])
+def test_a_plain_listener_may_stop_its_consumer(local: LocalBroker, early: bool) -> None:
+    """What it has handled then does not come again, and the group is left."""
+    topic, group, alone = f"StopsItself{early}", f"g-stops-itself-{early}", threading.Event()
+
+    def listener(messages: list[MessageExt]) -> None:
+        assert consumer.health().group == group
+        assert early or alone.wait(10)
+        consumer.stop()  # the last user of the loop
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer = SyncPushConsumer(group, listener, topic, namesrv=local.namesrv, options=options)
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        sent = [producer.send(Message(topic, b"last"))] if early else []
+        consumer.start()
+        sent += [] if early else [producer.send(Message(topic, b"last"))]
+    alone.set()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(consumer.wait_stopped).result(10)
+    assert consumer.state == "stopped"
+    with SyncPullConsumer(group, namesrv=local.namesrv) as after:
+        assert after.committed(sent[0].queue) == 1
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_exit_in_a_listener_ends_its_call_only(local: LocalBroker, plain: bool) -> None:
+    topic, calls, handled = f"Exit{plain}", Counter[bytes](), threading.Event()
+
+    def handle(messages: list[MessageExt]) -> None:
+        calls[messages[0].body] += 1
+        if calls[messages[0].body] == 1:
+            sys.exit("cannot go on")
+        handled.set()
+
+    async def on_loop(messages: list[MessageExt]) -> None:
+        handle(messages)
+
+    options = PushOptions(
+        orderly=True, suspend_current_queue_s=0.01, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    )
+    listener: Any = handle if plain else on_loop
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        producer.send(Message(topic, b"1"))
+        with SyncPushConsumer(
+            f"g-{topic}", listener, topic, namesrv=local.namesrv, options=options
+        ) as member:
+            assert handled.wait(10)
+            assert "cannot go on" in str(member.health().last_error)
+            producer.send(Message(topic, b"2"))
+    assert calls[b"1"] == 2
+
+
+def test_an_exit_on_the_loop_harms_nobody_else(local: LocalBroker) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        thread = LoopThread.acquire()
+        with pytest.raises(SystemExit):
+            thread.run(leave())
+        thread.release()
+        producer.send(Message("Exit", b"goes on"))

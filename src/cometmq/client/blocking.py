@@ -9,6 +9,7 @@ from many threads at once. Arguments, results, errors and docstrings are those o
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -105,6 +106,7 @@ class _Face(Generic[C]):
         self._thread: LoopThread | None = None
         self._over = threading.Event()
         """stop() has ended."""
+        self._stop_for_listener: asyncio.Task[None] | None = None  # kept, so that it is not collected
 
     def __enter__(self) -> Self:
         self.start()
@@ -119,21 +121,42 @@ class _Face(Generic[C]):
         """As the asyncio class starts, with a loop in a background thread."""
         if self._thread is not None:
             raise ClientStateError(f"{self._name} is started already")
-        thread = LoopThread.acquire()
+        thread = self._thread = LoopThread.acquire()  # from now on listeners may use it, and stop it
         try:
             thread.run(self._twin.start())
         except BaseException:
-            thread.release()
+            mine, self._thread = self._thread, None
+            if mine is not None:  # else a stop has it
+                mine.release()
             raise
-        self._thread = thread
 
     def stop(self) -> None:
         """As the asyncio class stops; the last one of a process ends the background thread."""
-        thread, self._thread = self._thread, None
+        if self._twin.state == "new":
+            return
+        thread, self._thread = self._thread, None  # in one step: of two stops one has it
         if thread is None:
             return
+        asked_by_listener = False
+
+        async def stop() -> None:
+            nonlocal asked_by_listener
+            await self._twin.stop()
+            if self._twin.state != "stopped":
+                asked_by_listener = True
+                self._stop_for_listener = asyncio.create_task(self._release_later(thread))
+
         try:
-            thread.run(self._twin.stop())
+            thread.run(stop())
+        finally:
+            if not asked_by_listener:
+                thread.release()
+                self._over.set()
+
+    async def _release_later(self, thread: LoopThread) -> None:
+        """A listener has asked for the stop, which waits for the listener."""
+        try:
+            await self._twin.wait_stopped()
         finally:
             thread.release()
             self._over.set()
@@ -145,8 +168,8 @@ class _Face(Generic[C]):
 
     def wait_stopped(self) -> None:
         """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
-        if self._thread is None and self.state == "stopping":
-            self._over.wait()  # another thread stops it
+        if self._thread is None and self.state in ("running", "stopping"):
+            self._over.wait()  # another thread stops it, or a listener
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 

@@ -11,10 +11,14 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
+from cometmq import logs
+from cometmq.client.cluster.workers import cancel_all
 from cometmq.errors import ClientStateError
 from cometmq.remoting.loop import new_event_loop
 
 __all__ = ["LoopThread"]
+
+log = logs.logger("cometmq.client")
 
 T = TypeVar("T")
 
@@ -152,12 +156,12 @@ class LoopThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(self.loop)
-            for task in tasks:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+        while not self._ended:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                # A sys.exit() of some listener or hook: it ended its task, and the others need the loop.
+                log.error("%r on the loop of the blocking clients ends nothing but its task", error)
+        self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()

@@ -314,7 +314,7 @@ class PullConsumer(LookingClient):
             await self._check(addr, subscription)
         if self._session is None:
             self._session = PullSession(group, self._polling)
-        group.subscriptions[topic] = subscription
+        group.subscriptions[topic] = subscription.after(group.subscriptions.get(topic))
         await self._session.join()
 
     async def schedule(self, topic: str, function: PullTask, expression: Expression | None = "*") -> None:

@@ -151,6 +151,7 @@ class PushConsumer(LookingClient):
         if session is not None and subscription.expression_type != "TAG":
             await session.group.instance.refresh_routes([topic])
             await self._check_expressions(session, [subscription])
+        subscription = subscription.after(self._subscriptions.get(topic))
         self._subscriptions[topic] = subscription
         await self._subscriptions_changed(topic, subscription)
 

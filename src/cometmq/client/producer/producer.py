@@ -260,14 +260,15 @@ class Producer(LookingClient):
                 sent = await self.send(
                     asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
                 )
-                async with asyncio.timeout_at(end):
-                    return await reply
-            except TimeoutError:
-                pass  # its frames hold the task, which must not hold what is raised from them
             except CometError:
                 if reply.done():  # so the message got there
                     return reply.result()
                 raise
+            try:
+                async with asyncio.timeout_at(end):
+                    return await reply
+            except TimeoutError:
+                pass  # its frames hold the task, which must not hold what is raised from them
             raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
