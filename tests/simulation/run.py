@@ -306,6 +306,7 @@ class Run:
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
         self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
+        self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have come meanwhile
 
     @property
     def _dead(self) -> bool:
