@@ -226,7 +226,7 @@ class MessageStore:
             except EntriesLost as lost:
                 if not config.has_peers:
                     raise
-                log.error("%s; the log is cut there, and has no vote until its group has mended it", lost)
+                log.error("%s: this member has no vote until the group has given it again what is lost", lost)
                 write_suspect(disk, config.ledger_dir, str(lost))
                 store = make()
             store.writer.make_recovery_durable(store.recovered)

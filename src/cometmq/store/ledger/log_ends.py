@@ -176,8 +176,7 @@ class LogEnds:
         if following <= known:
             path = self.places.path_of(self.end - self.end % self._size)
             raise EntriesLost(
-                f"entry {following} at position {self.end} is lost, although {known} has been on the device: "
-                "the group must not count on this member; with an empty directory it can join again",
+                f"entry {following} at position {self.end} is lost, although {known} has been on the device",
                 path,
             )
         if mark.committed > self.last:
