@@ -149,6 +149,11 @@ class RaftMember:
         self._ledger.on_failure = self._not_written
         self._failure: CometError | OSError | None = None
 
+    @property
+    def suspect(self) -> bool:
+        """Whether its log was found damaged, and is not whole again: it has no vote."""
+        return self._state.suspect
+
     async def start(self, host: str) -> None:
         """Listen for members, and connect to them. Raises OSError."""
         _, _, port = self._addresses[self.me].rpartition(":")
@@ -271,6 +276,8 @@ class RaftMember:
                 await asyncio.to_thread(
                     raft_state.save, self._store.disk, self._ledger.directory, effects.state, self._state
                 )
+                if self._state.suspect and not effects.state.suspect:
+                    log.warning("raft: the log of %s is whole again, and has a vote", self.me)
                 self._state = effects.state
                 self.node.state_saved(effects.state)
             while any(map(_cuts, effects.log)):

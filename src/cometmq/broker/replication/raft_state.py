@@ -1,8 +1,8 @@
 """What a raft member keeps beside its log: term and vote as DLedger does, and what only our members know.
 
 `currterm` (docs/reference/storage.md, DLedger files) is for either broker. `members.json` is ours: the
-members entries of the log, and whether the log has lost entries. Both are written before the log changes, so
-they may name entries that never came to be; `load` leaves those out.
+members entries of the log. It is written before the log changes, so it may name entries that never came to
+be; `load` leaves those out. Whether the log is suspect the store says, and `save` when it is no more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ import msgspec
 
 from cometmq.errors import StoreError
 from cometmq.raft import HardState, Members, MembersEntry
-from cometmq.store import Disk, Ledger, TermAndVote, read_file, read_term, replace_file, write_term
+from cometmq.store import (
+    Disk,
+    Ledger,
+    TermAndVote,
+    forget_suspect,
+    is_suspect,
+    read_file,
+    read_term,
+    replace_file,
+    write_term,
+)
 
 _FILE = "members.json"
 _LIMIT = 1 << 20  # bytes
@@ -21,7 +31,6 @@ _LIMIT = 1 << 20  # bytes
 
 class _Kept(msgspec.Struct):
     members: tuple[MembersEntry, ...]
-    suspect: bool = False
 
 
 def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
@@ -35,7 +44,7 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = [entry for entry in found.members if _is_in(entry, ledger)]
-    return HardState(max(kept.term, 0), kept.vote, tuple(members), found.suspect)
+    return HardState(max(kept.term, 0), kept.vote, tuple(members), is_suspect(disk, ledger.directory))
 
 
 def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
@@ -48,8 +57,10 @@ def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
     """Keep what has changed since `before`; it is on the device when this returns. For a thread. Raises
     OSError."""
-    if (state.members, state.suspect) != (before.members, before.suspect):
-        data = msgspec.json.encode(_Kept(state.members, state.suspect))
+    if state.members != before.members:
+        data = msgspec.json.encode(_Kept(state.members))
         replace_file(disk, os.path.join(directory, _FILE), data)
     if (state.term, state.vote) != (before.term, before.vote):
         write_term(disk, directory, TermAndVote(state.term, state.vote))
+    if before.suspect and not state.suspect:
+        forget_suspect(disk, directory)
