@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.admin.conftest import Shell
+from tests.admin.conftest import Shell, consume
 
 from cometmq.admin import Admin, RetryLimits
 from cometmq.admin.groups import settings_of
@@ -54,22 +54,6 @@ def test_the_status_of_a_cluster_names_the_broker_on_each_line(mq: Shell) -> Non
     lines = mq.ok("brokerStatus", "-c", "DefaultCluster").lines
 
     assert {line.split()[0] for line in lines} == {mq.broker.broker_addr}
-
-
-async def consume(namesrv: str, group: str, topic: str, count: int) -> None:
-    """Consume `count` messages as a group, with the offsets stored at the end."""
-    seen = 0
-    enough = asyncio.Event()
-
-    async def take(messages: list[MessageExt]) -> None:
-        nonlocal seen
-        seen += len(messages)
-        if seen >= count:
-            enough.set()
-
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    async with PushConsumer(group, take, topic, namesrv=namesrv, options=options):
-        await asyncio.wait_for(enough.wait(), 30)
 
 
 def test_a_groups_progress_shows_what_it_has_left(mq: Shell) -> None:
