@@ -38,6 +38,7 @@ from cometmq.admin.values import (
     TopicStats,
     TopicUse,
     TrackType,
+    Undone,
 )
 from cometmq.errors import MessageNotFound
 
@@ -79,5 +80,6 @@ __all__ = [
     "TopicStats",
     "TopicUse",
     "TrackType",
+    "Undone",
     "UnknownNameError",
 ]

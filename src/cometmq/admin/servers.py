@@ -8,13 +8,12 @@ from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import PermChange, SettingsChange, Stats, StatsSpan
 from cometmq.client.cluster.instance import Client
 from cometmq.errors import BrokerError, CometError
-from cometmq.protocol.bodies import ClusterInfo, KVTable
+from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.bodies_admin import BrokerStatsData, BrokerStatsItem
 from cometmq.protocol.codes import MASTER_ID, RequestCode
 from cometmq.protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
-    GetKVListByNamespaceRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
 )
 from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
@@ -126,12 +125,6 @@ class ServerAdmin(Client):
     async def kv_config(self, namespace: str, key: str) -> str | None:
         """A value of the name servers' tables, None without one."""
         return await self.client.namesrv.kv_config(namespace, key)
-
-    async def kv_namespace(self, namespace: str) -> dict[str, str]:
-        """All keys and values of a namespace. Raises BrokerError, QUERY_NOT_FOUND, without any."""
-        header = GetKVListByNamespaceRequestHeader(namespace=namespace)
-        answer = await self.client.namesrv.ask_any(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
-        return dict(KVTable.decode(answer.body).table)
 
     async def put_kv_config(self, namespace: str, key: str, value: str) -> None:
         """Set a value at all name servers."""

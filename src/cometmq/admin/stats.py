@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from cometmq.admin import groups
 from cometmq.admin.group_admin import GroupAdmin
-from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats
+from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats, Undone
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError
@@ -108,32 +110,47 @@ class StatsAdmin(GroupAdmin):
         answer = await self.client.brokers.call(addr, RequestCode.QUERY_CONSUME_QUEUE, header, topic=topic)
         return QueryConsumeQueueBody.decode(answer.body)
 
-    async def undone(self) -> AsyncIterator[tuple[str, str, list[QueueProgress]]]:
-        """(group, topic, its queues) of all groups that are online."""
-        for topic in await self.client.namesrv.topics():
-            if not topic.startswith(RETRY_PREFIX):
+    async def undone(self) -> AsyncIterator[Undone]:
+        """What groups that are online have left and could not do, by topic. Groups and members that do not
+        answer are left out."""
+        for name in await self.client.namesrv.topics():
+            if not name.startswith(RETRY_PREFIX):
                 continue
-            group = topic.removeprefix(RETRY_PREFIX)
+            group = name.removeprefix(RETRY_PREFIX)
             try:
-                await self.consumer_connection(group)
+                members = (await self.consumer_connection(group)).connection_set
                 rows = (await groups.progress(self.client, group)).queues
             except CometError:
-                continue  # offline, or none of its brokers answers
-            for name in sorted({row.topic for row in rows}):
-                yield group, name, [row for row in rows if row.topic == name]
+                continue
+            failed: Counter[str] = Counter()
+            for member in members:
+                with suppress(CometError):
+                    table = (await self.running_info(group, member.client_id)).status_table
+                    failed.update({topic: status.consume_failed_msgs for topic, status in table.items()})
+            for topic in sorted({row.topic for row in rows}):
+                of_topic = [row for row in rows if row.topic == topic]
+                yield Undone(
+                    consumer_group=group,
+                    topic=topic,
+                    undone_msgs_total=sum(max(row.diff, 0) for row in of_topic),
+                    undone_msgs_single_mq=max(max(row.diff, 0) for row in of_topic),
+                    undone_msgs_delay_time_mills=max([await self._delay_ms(row) for row in of_topic]),
+                    failed_msgs_total_recently=failed[topic],
+                )
 
-    async def newest_store_time(self, queue: MessageQueue) -> int:
-        """Store time (ms) of the last message of a queue, -1 without one."""
-        addr = broker_addrs(await self.client.namesrv.route(queue.topic)).get(queue.broker_name)
-        if addr is None:
-            return -1
-        end = await self.client.brokers.max_offset(addr, queue)
-        if not end:
-            return -1
-        result = await self.client.brokers.pull(
-            addr, queue, pull_request(TOOLS_CONSUMER_GROUP, queue, end - 1, 1)
-        )
-        return result.messages[0].store_timestamp_ms if result.messages else -1
+    async def _delay_ms(self, row: QueueProgress) -> int:
+        """By how much the last message of a queue is younger than the last one consumed; 0 if nobody can
+        tell."""
+        queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+        if row.last_timestamp <= 0 or row.broker_offset <= 0:
+            return 0
+        try:
+            addr = broker_addrs(await self.client.namesrv.route(row.topic))[row.broker_name]
+            request = pull_request(TOOLS_CONSUMER_GROUP, queue, row.broker_offset - 1, 1)
+            found = (await self.client.brokers.pull(addr, queue, request)).messages
+        except (CometError, KeyError):
+            return 0
+        return max(0, found[0].store_timestamp_ms - row.last_timestamp) if found else 0
 
     # -- what a broker has, and what is exported
 

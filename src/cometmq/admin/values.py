@@ -430,6 +430,18 @@ class GroupQueueProgress(Value, frozen=True, kw_only=True):
     queue: QueueProgress
 
 
+class Undone(Value, frozen=True, kw_only=True):
+    """What a group has left in a topic: in all queues, in the one with most, how much older its last message
+    is than the topic's, and how many messages its listeners failed in the last hour."""
+
+    consumer_group: str
+    topic: str
+    undone_msgs_total: int
+    undone_msgs_single_mq: int = msgspec.field(name="undoneMsgsSingleMQ")
+    undone_msgs_delay_time_mills: int
+    failed_msgs_total_recently: int
+
+
 class OffsetWay(StrEnum):
     """How offsets are set. MEMBERS: the broker tells the members (222). STORED: at the broker, which members
     ask when they start (15)."""

@@ -63,7 +63,7 @@ checkMsgSendRT -t/--topic* -a/--amount -s/--size
 cleanExpiredCQ -b/--brokerAddr -c/--cluster
 cleanUnusedTopic -b/--brokerAddr -c/--cluster
 cloneGroupOffset -s/--srcGroup* -d/--destGroup* -t/--topic* -o/--offline
-clusterList -m/--moreStats -i/--interval
+clusterList -m/--moreStats -i/--interval -c/--clusterName
 clusterRT -a/--amount -s/--size -c/--cluster -p/--printLog -m/--machineRoom -i/--interval
 consumeMessage -t/--topic* -b/--brokerName -i/--queueId -o/--offset -g/--consumerGroup -s/--beginTimestamp -e/--endTimestamp -c/--MessageNumber
 consumerConnection -g/--consumerGroup* -b/--brokerAddr

@@ -29,15 +29,18 @@ from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 
-@admin_command("clusterList")
-@click.option("-m", "--moreStats", "more_stats", is_flag=True, help="Print more stats.")
-@click.option(
-    "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
+@admin_command(
+    "clusterList",
+    click.option("-m", "--moreStats", "more_stats", is_flag=True, help="Print more stats."),
+    click.option(
+        "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
+    ),
+    name_option("-c", "--clusterName", "cluster", help="Only this cluster (5.x)."),
 )
-async def cluster_list(admin: Admin, more_stats: bool, interval: int | None) -> None:
+async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, cluster: str | None) -> None:
     """List all of clusters."""
     while True:
-        brokers = await admin.brokers()
+        brokers = await admin.brokers(cluster)
         if wants_json():
             show_json(brokers)
         elif more_stats:

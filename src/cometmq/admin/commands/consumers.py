@@ -26,8 +26,6 @@ from cometmq.admin.commands.shell import (
     tell,
     wants_json,
 )
-from cometmq.errors import CometError
-from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.settings import INT_MAX, LONG_MAX
@@ -281,25 +279,11 @@ async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) 
     done = 0
     while True:
         began = time.monotonic()
-        async for group, topic, rows in admin.undone():
-            delay_ms = 0
-            for row in rows:
-                if row.last_timestamp > 0:
-                    queue = MessageQueue(topic, row.broker_name, row.queue_id)
-                    try:
-                        newest = await admin.newest_store_time(queue)
-                    except CometError:
-                        continue
-                    delay_ms = max(delay_ms, newest - row.last_timestamp)
-            undone = {
-                "consumerGroup": group,
-                "topic": topic,
-                "undoneMsgsTotal": sum(max(row.diff, 0) for row in rows),
-                "undoneMsgsSingleMQ": max(max(row.diff, 0) for row in rows),
-                "undoneMsgsDelayTimeMills": delay_ms,
-            }
-            said = ", ".join(f"{name}={value}" for name, value in undone.items())
-            show_json(undone, indent=None) if wants_json() else show([f"UndoneMsgs [{said}]"])
+        async for undone in admin.undone():
+            if wants_json():
+                show_json(undone, indent=None)
+            else:
+                show(formats.undone(undone))
         done += 1
         if rounds is not None and done >= rounds:
             return

@@ -26,6 +26,7 @@ from cometmq.admin.values import (
     TopicStats,
     TopicUse,
     TraceView,
+    Undone,
 )
 from cometmq.message import MessageExt, MessageQueue, SendResult
 from cometmq.protocol.bodies import (
@@ -403,6 +404,18 @@ def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iter
         )
     yield ""
     yield f"Diff Total: {total}"
+
+
+def undone(found: Undone) -> Iterator[str]:
+    """As Apache's monitor logs it."""
+    where = f"consumerGroup={found.consumer_group}, topic={found.topic}"
+    yield (
+        f"UndoneMsgs [{where}, undoneMsgsTotal={found.undone_msgs_total}, "
+        f"undoneMsgsSingleMQ={found.undone_msgs_single_mq}, "
+        f"undoneMsgsDelayTimeMills={found.undone_msgs_delay_time_mills}]"
+    )
+    if found.failed_msgs_total_recently:
+        yield f"FailedMsgs [{where}, failedMsgsTotalRecently={found.failed_msgs_total_recently}]"
 
 
 def resets(done: list[QueueReset]) -> Iterator[str]:

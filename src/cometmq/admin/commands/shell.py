@@ -38,15 +38,8 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 class MqAdmin(click.Group):
     """A group as RocketMQ's users know it: names in any case, `help <command>`, a plain listing."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.aliases: dict[str, str] = {}
-        """Another name of a command, in lower case -> its name."""
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        name = cmd_name.lower()
-        name = self.aliases.get(name, name).lower()
-        return {name.lower(): found for name, found in self.commands.items()}.get(name)
+        return {name.lower(): found for name, found in self.commands.items()}.get(cmd_name.lower())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         start = incomplete.lower()

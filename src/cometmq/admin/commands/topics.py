@@ -163,12 +163,9 @@ async def update_topic_perm(
     """Update topic perm."""
     new = int(perm)
     if broker_addr:
-        name_of = {
-            data.broker_addrs.get(MASTER_ID): data.broker_name
-            for data in (await admin.route(topic)).broker_datas
-        }
-        queues = {data.broker_name: data.perm for data in (await admin.route(topic)).queue_datas}
-        if queues.get(name_of.get(broker_addr, "")) == new:
+        route = await admin.route(topic)
+        names = {data.broker_addrs.get(MASTER_ID): data.broker_name for data in route.broker_datas}
+        if (names.get(broker_addr), new) in {(data.broker_name, data.perm) for data in route.queue_datas}:
             raise click.ClickException("new perm equals to the old one!")
     changes = []
     async for addr, old in admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster):

@@ -49,7 +49,7 @@ class Stats:
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
-        self._topic_totals: dict[str, int] | None = None
+        self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
@@ -93,7 +93,7 @@ class Stats:
         if before is not None:
             new = {topic: total - before.get(topic, 0) for topic, total in totals.items()}
             self.topic_counts.add({topic: count for topic, count in new.items() if count > 0}, mono_ms)
-        self._topic_totals = dict(totals)
+        self._topic_totals = totals
 
     def topic_put(self, topic: str, total: int, mono_ms: int) -> list[Counted]:
         """Messages stored in a topic in the last minute, hour and day; total: that it has had so far."""
