@@ -176,12 +176,20 @@ def members(broker: LocalBroker) -> Iterator[None]:
 
 
 def steady(text: str) -> list[str]:
-    """Lines as words, sorted as tables of Java have no order, without blank ones and times; what the first
-    command of a JVM logs is left out."""
+    """Lines without blanks and times, sorted, since tables of Java have no order. Producers that clients of
+    Java have for themselves come and go."""
     masked = re.sub(r"\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d(,\d+)?", "TIME", text)
     masked = re.sub(r"(lastUpdateTimestamp=)\d+|\d+\.\d\d", r"\1N", masked)
     lines = [" ".join(line.split()) for line in masked.splitlines()]
-    return sorted(line for line in lines if line and not line.startswith(("RocketMQLog", "SLF4J", "Load ")))
+    return sorted(line for line in lines if line and "CLIENT_INNER_PRODUCER" not in line)
+
+
+@pytest.fixture
+def apaches(admin_shells: Callable[[str], AdminShell], broker: LocalBroker) -> AdminShell:
+    """Apache's 4.9.7, behind its first command, which also logs."""
+    shell = admin_shells("4.9.7")
+    shell.run("topicList", "-n", broker.namesrv)
+    return shell
 
 
 # {addr}, {name}: of the broker; {path}: a directory.
@@ -197,7 +205,6 @@ ALIKE = [
     "statsAll -t telling",
     "queryCq -t telling -q 0 -i 1 -c 2",
     "printMsgByQueue -t telling -a {name} -i 0 -f true",
-    "printMsgByQueue -t telling -a {name} -i 0 -p true -d true",
     *(
         pytest.param(command, marks=long_form("Apache's command takes a second"))
         for command in (
@@ -233,30 +240,39 @@ class TestApachesBesideOurs:
     def test_a_command_prints_the_same(
         self,
         broker: LocalBroker,
-        admin_shells: Callable[[str], AdminShell],
+        apaches: AdminShell,
         command: str,
         tmp_path: Path,
     ) -> None:
         words = command.format(addr=broker.broker_addr, name=broker.broker_name, path=tmp_path).split()
 
-        theirs = admin_shells("4.9.7").run(*words, "-n", broker.namesrv)
+        theirs = apaches.run(*words, "-n", broker.namesrv)
         ours = our_mqadmin(broker.namesrv, *words)
 
         assert "Exception" not in theirs
         assert steady(ours) == steady(theirs)
 
-    def test_all_messages_are_printed_alike(
-        self, broker: LocalBroker, admin_shells: Callable[[str], AdminShell]
+    @pytest.mark.parametrize(
+        "words", [("printMsg",), ("printMsgByQueue", "-a", "{name}", "-i", "0", "-p", "true", "-d", "true")]
+    )
+    def test_messages_are_printed_alike(
+        self, broker: LocalBroker, apaches: AdminShell, words: tuple[str, ...]
     ) -> None:
-        def facts(text: str) -> list[set[str]]:
-            """Of each line its words, since Java's properties have no order."""
-            return [set(re.split(r"[ ,{}]+", line)) for line in text.splitlines() if "=" in line]
+        command = [word.format(name=broker.broker_name) for word in (*words, "-t", TOPIC)]
 
-        theirs = facts(admin_shells("4.9.7").run("printMsg", "-t", TOPIC, "-n", broker.namesrv))
-        ours = facts(our_mqadmin(broker.namesrv, "printMsg", "-t", TOPIC))
+        def facts(text: str) -> list[list[str]]:
+            """Of each line its words in order, since Java's properties have none. MIN_OFFSET and MAX_OFFSET
+            are its client's, which adds them to what it has pulled."""
+            lines = [re.split(r"[ ,{}]+", line) for line in text.splitlines() if "=" in line]
+            return sorted(
+                sorted(word for word in line if "N_OFFSET" not in word and "X_OFFSET" not in word)
+                for line in lines
+            )
 
-        assert len(ours) == 5
-        assert sorted(ours, key=sorted) == sorted(theirs, key=sorted)
+        ours = facts(our_mqadmin(broker.namesrv, *command))
+
+        assert len(ours) >= 3
+        assert ours == facts(apaches.run(*command, "-n", broker.namesrv))
 
     @pytest.mark.parametrize("version", SERVER_VERSIONS)
     def test_apaches_commands_move_a_group_that_is_stopped(
@@ -267,11 +283,9 @@ class TestApachesBesideOurs:
         our_mqadmin(broker.namesrv, "updateSubGroup", "-c", "DefaultCluster", "-g", group)
         our_mqadmin(broker.namesrv, "sendMessage", "-t", topic, "-p", "x")
 
-        words = ("resetOffsetByTime", "-g", group, "-t", topic, "-s", "now", "-n", broker.namesrv)
-        shown = admin_shells(version).run(*words)
+        our_mqadmin(broker.namesrv, "resetOffsetByTime", "-g", group, "-t", topic, "-s", "now")
 
-        # now is the end for 4.9, and a time for 5.x, which finds the end just so.
-        assert any(
-            line.split()[:2] == [broker.broker_name, "0"] and line.split()[-1] == "1"
-            for line in shown.splitlines()
-        ), shown
+        words = ("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0", "-n", broker.namesrv)
+        shown = [line.split() for line in admin_shells(version).run(*words).splitlines()]
+
+        assert [broker.broker_name, "0", "1", "1", "0", "0"] in shown

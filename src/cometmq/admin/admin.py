@@ -37,6 +37,7 @@ from cometmq.admin.values import (
     with_lags,
 )
 from cometmq.client.cluster import lookups
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
@@ -241,29 +242,34 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         return found
 
     async def send_times(self, topic: str, amount: int, size: int) -> AsyncIterator[SendTime]:
-        """Send messages of a topic one after the other, queue by queue, and say how long each took. Raises
-        NoRouteError; a send that fails is a value, too."""
-        route = await self.route(topic)
-        queues = [
-            MessageQueue(topic, data.broker_name, queue_id)
-            for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
-            if data.perm & Perm.WRITE
-            for queue_id in range(data.write_queue_nums)
-        ]
+        """Send messages of a topic one after the other, queue by queue, and say how long each took; the first
+        one may make the topic. A send that fails is a value, too. Raises NoRouteError if no name server
+        answers."""
+        queues: list[MessageQueue] = []
+        try:
+            queues = [
+                MessageQueue(topic, data.broker_name, queue_id)
+                for data in sorted((await self.route(topic)).queue_datas, key=lambda data: data.broker_name)
+                if data.perm & Perm.WRITE
+                for queue_id in range(data.write_queue_nums)
+            ]
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            pass
         producer = await self._started_producer()
-        for number in range(amount if queues else 0):
-            queue = queues[number % len(queues)]
+        for number in range(amount):
+            queue = queues[number % len(queues)] if queues else None
             began = time.perf_counter()
             sent, result = True, ""
             try:
-                result = (
-                    await producer.send(Message(topic=topic, body=b"a" * size), queue=queue)
-                ).status.name
+                done = await producer.send(Message(topic=topic, body=b"a" * size), queue=queue)
+                queue, result = done.queue, done.status.name
             except CometError as error:
                 sent, result = False, str(error)
             yield SendTime(
-                broker_name=queue.broker_name,
-                queue_id=queue.queue_id,
+                broker_name=queue.broker_name if queue else "",
+                queue_id=queue.queue_id if queue else -1,
                 sent=sent,
                 result=result,
                 millis=(time.perf_counter() - began) * 1000,

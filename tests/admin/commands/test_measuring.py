@@ -43,3 +43,9 @@ def test_a_topic_that_may_not_be_written_is_a_failure(mq: Shell) -> None:
     failed = mq.run("checkMsgSendRT", "-t", "read-only", "-a", "1")
 
     assert (failed.code, "no message was sent" in failed.err) == (1, True)
+
+
+def test_a_topic_that_is_not_there_yet_is_made(mq: Shell) -> None:
+    lines = mq.ok("checkMsgSendRT", "-t", "measured-first", "-a", "2").lines
+
+    assert [line.split()[2] for line in lines[1:3]] == ["true", "true"]

@@ -227,4 +227,4 @@ async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
     if not members:
         raise click.UsageError("-i/--ipList names nobody")
     value = {"result": await admin.allocation(topic, members)}
-    show_json(value) if wants_json() else show([msgspec.json.encode(value).decode()])
+    tell(value, [msgspec.json.encode(value, order="sorted").decode()])
