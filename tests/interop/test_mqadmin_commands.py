@@ -106,7 +106,15 @@ class TestOursOnApachesServers:
         metadata = json.loads((tmp_path / "metadata.json").read_text())
         assert metadata["topicConfigTable"][TOPIC]["readQueueNums"] == 2
 
-    @pytest.mark.parametrize("version", SERVER_VERSIONS)
+    @pytest.mark.parametrize(
+        "version",
+        [
+            "4.9.7",
+            pytest.param(
+                "5.5.0", marks=long_form("members of 5.x hear of it when their pulls end, after 15 s")
+            ),
+        ],
+    )
     def test_a_group_is_moved_while_it_runs_and_when_it_is_stopped(
         self, apache_clusters: Callable[[str], ApacheCluster], version: str
     ) -> None:
@@ -205,32 +213,27 @@ ALIKE = [
     "statsAll -t telling",
     "queryCq -t telling -q 0 -i 1 -c 2",
     "printMsgByQueue -t telling -a {name} -i 0 -f true",
-    *(
-        pytest.param(command, marks=long_form("Apache's command takes a second"))
-        for command in (
-            "consumerConnection -g told",
-            "producer -b {addr}",
-            "topicClusterList -t telling",
-            "allocateMQ -t telling -i a,b",
-            "updateKvConfig -s N -k k -v v",
-            "deleteKvConfig -s N -k k",
-            "updateOrderConf -t telling -m put -v {name}:2",
-            "updateOrderConf -t telling -m get",
-            "updateOrderConf -t telling -m delete",
-            "getNamesrvConfig",
-            "updateNamesrvConfig -k orderMessageEnable -v false",
-            "getBrokerConfig -c DefaultCluster",
-            "updateBrokerConfig -c DefaultCluster -k slaveReadEnable -v false",
-            "updateSubGroup -b {addr} -g other -r 3",
-            "deleteSubGroup -b {addr} -g other",
-            "cleanExpiredCQ -b {addr}",
-            "cleanUnusedTopic -c DefaultCluster",
-            "deleteExpiredCommitLog",
-            "cloneGroupOffset -s told -d copy -t telling",
-            "exportConfigs -c DefaultCluster -f {path}",
-            "exportMetadata -c DefaultCluster -f {path}",
-        )
-    ),
+    "consumerConnection -g told",
+    "producer -b {addr}",
+    "topicClusterList -t telling",
+    "allocateMQ -t telling -i a,b",
+    "updateKvConfig -s N -k k -v v",
+    "deleteKvConfig -s N -k k",
+    "updateOrderConf -t telling -m put -v {name}:2",
+    "updateOrderConf -t telling -m get",
+    "updateOrderConf -t telling -m delete",
+    "getNamesrvConfig",
+    "updateNamesrvConfig -k orderMessageEnable -v false",
+    "getBrokerConfig -c DefaultCluster",
+    "updateBrokerConfig -c DefaultCluster -k slaveReadEnable -v false",
+    "updateSubGroup -b {addr} -g other -r 3",
+    "deleteSubGroup -b {addr} -g other",
+    "cleanExpiredCQ -b {addr}",
+    "cleanUnusedTopic -c DefaultCluster",
+    "deleteExpiredCommitLog",
+    "cloneGroupOffset -s told -d copy -t telling",
+    "exportConfigs -c DefaultCluster -f {path}",
+    "exportMetadata -c DefaultCluster -f {path}",
 ]
 
 

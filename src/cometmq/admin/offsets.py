@@ -25,8 +25,9 @@ from cometmq.protocol.headers import GetConsumerStatusRequestHeader, ResetOffset
 QUEUES_AT_ONCE = 16
 END = -1
 """A time of 222 that stands for the end of each queue."""
-MEMBERS_S = 20.0
-"""Java's members stop for 10 s before they go on at other offsets, and store them every 5 s."""
+MEMBERS_S = 30.0
+"""Java's members stop for 10 s before they go on at other offsets, and store them every 5 s. Those of a 5.x
+broker hear of it when their pulls end, after 15 s."""
 KEPT_S = 6.0
 """Members that pull store their offsets every 5 s: what was stored meanwhile must still be there then."""
 LOOK_S = 0.1
