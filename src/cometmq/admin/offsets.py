@@ -84,6 +84,9 @@ class OffsetAdmin(ServerAdmin):
         if wanted.cluster is not None:
             there = set(await self.master_addrs(wanted.cluster))
             addrs = {name: addr for name, addr in addrs.items() if addr in there}
+            if not addrs:
+                names = {data.cluster for data in route.broker_datas}
+                raise UnknownNameError("cluster with the topic", wanted.cluster, sorted(names))
         if wanted.broker_addr is not None:
             addrs = {name: addr for name, addr in addrs.items() if addr == wanted.broker_addr}
             if not addrs:
@@ -97,12 +100,12 @@ class OffsetAdmin(ServerAdmin):
     ) -> list[QueueProgress]:
         """Give a group the offsets that another one has in a topic; returns them. Apache's tool also stores
         those of the other topics, at brokers that may not have them. Raises NoRouteError, BrokerError,
-        UnknownNameError for a source that has none."""
+        UnknownNameError for a topic in which the source has none."""
         found = await groups.progress(self.client, source)
         addrs = broker_addrs(await self.client.namesrv.route(topic))
         rows = [row for row in found.queues if row.topic == topic and row.broker_name in addrs]
         if not rows:
-            raise UnknownNameError("consumer group", source, sorted({row.topic for row in found.queues}))
+            raise UnknownNameError("topic of the group", topic, sorted({row.topic for row in found.queues}))
         for row in rows if execute else ():
             queue = MessageQueue(topic, row.broker_name, row.queue_id)
             await self.client.brokers.update_consumer_offset(
@@ -139,7 +142,7 @@ class BrokerReset:
             if wanted.queue_id not in queue_ids:
                 raise UnknownNameError("queue", str(wanted.queue_id), [str(each) for each in queue_ids])
             queue_ids = (wanted.queue_id,)
-            if made._way is OffsetWay.MEMBERS and not await knows_single_queues(client, addr):
+            if made._way is OffsetWay.MEMBERS and not await made._may_tell():
                 raise AllQueuesOnly(addr)
 
         async def of(queue_id: int) -> QueueReset:
@@ -183,10 +186,9 @@ class BrokerReset:
         """Have the group begin at the new offsets."""
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
-            if self._online is not None:
-                with contextlib.suppress(
-                    BrokerError
-                ):  # Java's members that pull take no notice of it, ours do
+            if self._online is not None and await self._may_tell():
+                # Java's members that pull take no notice of it, ours do.
+                with contextlib.suppress(BrokerError):
                     await self._tell()
             return
         try:
@@ -219,6 +221,14 @@ class BrokerReset:
                 await self._client.brokers.update_consumer_offset(
                     self._addr, self._wanted.group, self._queue(each), each.rollback_offset
                 )
+
+    async def _may_tell(self) -> bool:
+        """Whether the broker tells members of no other queues than are wanted: ours heeds the queue of a 222,
+        and so does 5.x."""
+        if self._wanted.queue_id is None:
+            return True
+        runtime = await self._client.brokers.runtime_info(self._addr)
+        return "flowControl" in runtime or runtime.get("brokerVersionDesc", "").startswith("V5")
 
     async def _tell(self) -> dict[MessageQueue, int]:
         wanted = self._wanted
@@ -296,12 +306,6 @@ class BrokerReset:
             for queue, offset in offsets.items():
                 found[queue] = min(offset, found.get(queue, offset))
         return found
-
-
-async def knows_single_queues(client: ClientInstance, addr: str) -> bool:
-    """Whether a broker heeds the queue of a 222: ours does, and 5.x."""
-    runtime = await client.brokers.runtime_info(addr)
-    return "flowControl" in runtime or runtime.get("brokerVersionDesc", "").startswith("V5")
 
 
 async def online_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection | None:
