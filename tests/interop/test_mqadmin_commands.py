@@ -18,7 +18,7 @@ from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.mqadmin import AdminShell
 from tests.long_form import long_form
 
-from cometmq.admin import Admin, OffsetWay, Reset
+from cometmq.admin import Admin, AllQueuesOnly, OffsetWay, Reset
 from cometmq.admin.commands import mqadmin
 from cometmq.client import ConsumeFromWhere, Producer, PushConsumer, PushOptions
 from cometmq.message import MessageExt
@@ -137,6 +137,12 @@ class TestOursOnApachesServers:
                     done = await admin.reset_offset(Reset(group=GROUP, topic=topic, at_ms=0))
                     assert {(each.way, each.problem) for each in done} == {(OffsetWay.MEMBERS, "")}
                     await members.wait_for(4)
+                    alone = Reset(group=GROUP, topic=topic, broker_addr=addr, queue_id=0, offset=1)
+                    if version == "4.9.7":
+                        with pytest.raises(AllQueuesOnly):
+                            await admin.plan_reset(alone)
+                    else:
+                        assert [each.rollback_offset for each in await admin.plan_reset(alone)] == [1]
                 done = await admin.reset_offset(Reset(group=GROUP, topic=topic, at_ms=0))
                 assert {(each.way, each.problem) for each in done} == {(OffsetWay.STORED, "")}
                 assert [each.seen for each in done] == [0, 0]
