@@ -17,11 +17,8 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-admin/test_cluster_commands.py: admin/consumer_commands admin/groups
-admin/test_formats.py: admin/values
-admin/test_message_commands.py: admin/messages
-admin/test_shell.py: admin/commands
-admin/test_topic_commands.py: admin/admin admin/errors
+admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/servers admin/stats
+    admin/topic_admin admin/values
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
 broker/test_ending.py: broker/send/half broker/transactions/records
@@ -36,7 +33,8 @@ broker/test_replication.py: broker/replication/commit_waits broker/replication/h
     broker/replication/rates
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
-broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
+broker/test_send.py: broker/base/members broker/base/replies broker/base/span_counts broker/base/writer
+    broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/duties broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following

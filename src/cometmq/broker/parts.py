@@ -65,6 +65,7 @@ CLIENT_SCAN_S = 10.0
 NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 VIP_OFFSET = -2
 STATS_PERIOD_S = 1.0
+TOPIC_COUNTS_S = 10.0
 
 
 class BrokerParts:
@@ -111,6 +112,7 @@ class BrokerParts:
         self._periodic = [
             Periodic(self._loop, CLIENT_SCAN_S, self.clients.expire, name="scan for silent clients"),
             Periodic(self._loop, STATS_PERIOD_S, self._sample, name="sampling of statistics"),
+            Periodic(self._loop, TOPIC_COUNTS_S, self._count_topics, name="counting of topics' messages"),
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
         tick.at_end(self.writer.end_tick)
@@ -352,6 +354,7 @@ class BrokerParts:
         await self._open_vip()
         self._use_topic_limits()
         self.tables.start()
+        self._count_topics()
         self.pulls.start()
         if not self.store.slave:
             self.schedule.start()
@@ -426,6 +429,12 @@ class BrokerParts:
 
     def _sample(self) -> None:
         self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))
+
+    def _count_topics(self) -> None:
+        totals: dict[str, int] = {}
+        for queue in self.store.queues:
+            totals[queue.topic] = totals.get(queue.topic, 0) + queue.max_offset
+        self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
         self.sends.configure()

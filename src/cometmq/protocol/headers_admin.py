@@ -104,3 +104,18 @@ class ChangeRaftGroupHeader(Header, gc=False):
 
     action: str
     member: str
+
+
+class UpdateBrokerConfigResponseHeader(Header, gc=False):
+    """Answer to 25; the fields are ours. Keys with blanks between: those that count from the next start on,
+    and those that nobody knows, which were ignored."""
+
+    at_next_start: str | None = None
+    unknown: str | None = None
+
+
+class ViewBrokerStatsDataRequestHeader(Header, gc=False):
+    """Code 315."""
+
+    stats_name: str
+    stats_key: str

@@ -13,30 +13,21 @@ from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, ResponseCode, check_group_name, is_legal_name
+from cometmq.protocol.codes import (
+    BUILT_IN_GROUPS,
+    GROUP_LENGTH_MAX,
+    ResponseCode,
+    check_group_name,
+    is_legal_name,
+    is_system_group,
+)
 
 log = logs.logger(__name__)
 
-# Created at start (docs/reference/storage.md, Topics and groups at start).
-BUILT_IN = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-)
-CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 # From so many groups on, none is created automatically; only administrators create more.
 MOST_BY_ITSELF = 15_000
 # From so many on, not even they do: 30 MB.
 MOST_GROUPS = 50_000
-
-
-def is_system_group(group: str) -> bool:
-    """Whether a group belongs to RocketMQ itself."""
-    return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN
 
 
 @dataclass(eq=False)
@@ -49,7 +40,8 @@ class SubscriptionGroups:
 
     def __post_init__(self) -> None:
         self.table: dict[str, SubscriptionGroupConfig] = {
-            name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
+            name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True)
+            for name in BUILT_IN_GROUPS
         }
         self.version = DataVersion(timestamp=self.now_ms(), counter=0)
 
