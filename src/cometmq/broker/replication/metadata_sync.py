@@ -34,7 +34,7 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetMaxOffsetRequestHeader,
@@ -180,11 +180,13 @@ class MetadataSync:
             self._deleted[topic] = end
 
     def _delete(self) -> None:
-        store = self._store
+        store, waiting = self._store, self._store.dispatcher
+        done = store.checkpointing.covered().position
         for topic, end in list(self._deleted.items()):
-            if store.replica.end >= end and not store.dispatcher.own_wait:
+            reached = done >= end or (store.replica.end >= end and not waiting.waits)
+            if reached and not waiting.own_wait:
                 del self._deleted[topic]
-                store.deletion.delete_before(topic, end, store.checkpointing.covered().position)
+                store.deletion.delete_before(topic, end, done)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
@@ -212,13 +214,15 @@ class MetadataSync:
         self._before = said.offsets
         tables.offsets.replace(outcome.offsets)
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        taken = 0
         for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
             topic, group = split_key(key)
             header = UpdateConsumerOffsetRequestHeader(
                 consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
             )
             frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-            success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
+            answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
+            taken += answer.code == ResponseCode.SUCCESS  # 5.x refuses those of groups that it does not know
         if outcome.returned:
-            count = min(len(outcome.returned), MOST_RETURNED)
-            log.info("%d offsets that were stored here are given to %s", count, self.master_addr)
+            text = "of %d offsets that were stored here %s has taken %d"
+            log.info(text, len(outcome.returned), self.master_addr, taken)
