@@ -104,3 +104,11 @@ class ChangeRaftGroupHeader(Header, gc=False):
 
     action: str
     member: str
+
+
+class CopySettingsHeader(Header, gc=False):
+    """Code 21005, ours: a raft leader has its followers copy topics and groups. leader: a member; term: the
+    one in which it leads."""
+
+    leader: str
+    term: I64

@@ -7,7 +7,8 @@ offset behind a message that was delivered or sent back, without the copy of tha
 
 While the master is away consumers store their offsets here. What the master does not know of them is sent to
 it when it is back; the larger offset holds. Everything else is as the master says, smaller offsets too: those
-may have been reset.
+may have been reset. In a raft group only newer tables are taken: who has just been elected may not know yet
+what its own followers have (see raft_tables.py).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from cometmq import logs
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.versions import order
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
     Body,
     ConsumerOffsetTable,
+    DataVersion,
     DelayOffsetTable,
     KVTable,
     SubscriptionGroupTable,
@@ -57,7 +60,7 @@ class NotTheMaster(CometError):
 class Said(NamedTuple):
     """Offsets as the master gave them, and where its log ended afterwards."""
 
-    offsets: Offsets
+    offsets: ConsumerOffsetTable
     delays: DelayOffsetTable
     log_end: int
 
@@ -95,8 +98,12 @@ class MetadataSync:
         contradicted: Callable[[], bool] = lambda: False,
         first_s: float = FIRST_S,
         period_s: float = PERIOD_S,
+        newer_only: bool = False,
     ) -> None:
-        """contradicted: whether the master's log is not this one's; then its tables are not, either."""
+        """contradicted: whether the master's log is not this one's; then its tables are not, either.
+        newer_only: take no table that is older than the own one."""
+        self._newer_only = newer_only
+        self._turn = asyncio.Lock()  # an older answer must not come after a newer one
         self._contradicted = contradicted
         self._store = store
         self._tables = tables
@@ -127,8 +134,7 @@ class MetadataSync:
         if not self.master_addr or self._contradicted():
             return
         try:
-            await self._topics()
-            await self._groups()
+            await self.settings()
             await self._offsets()
         except CometError as error:
             if str(error) != self.failure:
@@ -136,6 +142,17 @@ class MetadataSync:
             self.failure = str(error)
         else:
             self.failure = ""
+
+    async def settings(self) -> None:
+        """Copy topics and groups. Raises CometError."""
+        async with self._turn:
+            await self._topics()
+            await self._groups()
+
+    def _is_wanted(self, version: DataVersion | None, own: DataVersion | None) -> bool:
+        if self._newer_only:
+            return order(version) > order(own)
+        return version is not None and version != own
 
     async def _ask(self, code: int, kind: type[Table]) -> Table:
         """A table of the master's, read by a thread: it may be long. Without a header 5.5 gives its tables as
@@ -150,13 +167,13 @@ class MetadataSync:
     async def _topics(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
-        if table.data_version is not None and table.data_version != topics.version:
+        if table.data_version is not None and self._is_wanted(table.data_version, topics.version):
             topics.replace(table.data_version, table.topic_config_table)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
         groups = self._tables.groups
-        if table.data_version is not None and table.data_version != groups.version:
+        if table.data_version is not None and self._is_wanted(table.data_version, groups.version):
             groups.replace(table.data_version, table.subscription_group_table)
 
     async def _offsets(self) -> None:
@@ -165,17 +182,28 @@ class MetadataSync:
             delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
             facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
             end = int(facts.table.get("commitLogMaxOffset", 0))
-            self._said = Said(offsets.offset_table, delays, end)
+            self._said = Said(offsets, delays, end)
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None
             await self._take(said)
 
     async def _take(self, said: Said) -> None:
-        tables = self._tables
-        outcome = merged(tables.offsets.to_table()["offsetTable"], self._before, said.offsets)
-        self._before = said.offsets
-        tables.offsets.replace(outcome.offsets)
+        tables, given = self._tables, said.offsets
+        if self._newer_only and order(given.data_version) <= order(tables.offsets.version):
+            return
+        outcome = self.merge(given)
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        await self._give_back(outcome)
+
+    def merge(self, given: ConsumerOffsetTable) -> Merged:
+        """Take consumer offsets, with what was stored here since the last ones came."""
+        offsets = self._tables.offsets
+        outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
+        self._before = given.offset_table
+        offsets.replace(outcome.offsets, given.data_version)
+        return outcome
+
+    async def _give_back(self, outcome: Merged) -> None:
         for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
             topic, group = split_key(key)
             header = UpdateConsumerOffsetRequestHeader(

@@ -1,7 +1,7 @@
 """The replication of a broker that is a member of a raft group (enableDLegerCommitLog).
 
 Its log is written by RaftMember. Its tables (topics, groups, offsets) are not in the log: a follower copies
-them from the leader, as a slave does from its master.
+them from the leader, as a slave does from its master; RaftTables sees that none of what was answered is lost.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.replication.metadata_sync import MetadataSync
 from cometmq.broker.replication.raft_member import RaftMember
+from cometmq.broker.replication.raft_tables import RaftTables
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.errors import RaftRefused
+from cometmq.errors import CommandError, RaftRefused
 from cometmq.protocol.bodies_admin import (
     HaClientInfo,
     HaConnectionInfo,
@@ -26,7 +27,7 @@ from cometmq.protocol.bodies_admin import (
 )
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CopySettingsHeader
 from cometmq.raft import RaftOptions, Role
 from cometmq.remoting import Connection, RemotingClient, Tick
 from cometmq.store import Clock, MessageStore
@@ -77,7 +78,10 @@ class RaftReplication:
         self._tick = tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = MetadataSync(store, tables, client, first_s=SYNC_S, period_s=SYNC_S)
+        self._sync = MetadataSync(store, tables, client, first_s=SYNC_S, period_s=SYNC_S, newer_only=True)
+        self._tables = RaftTables(self, tables, client, self._sync)
+        tables.replicas = self._tables
+        tables.versions.term, tables.versions.counts = 0, False
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
 
@@ -111,6 +115,7 @@ class RaftReplication:
     async def stop(self) -> None:
         """Take part no more."""
         self._sync.stop()
+        self._tables.stop()
         if self._member is not None:
             await self._member.stop()
         await self._duties.stop()
@@ -129,15 +134,18 @@ class RaftReplication:
 
     async def prepare(self) -> None:
         """See Office."""
+        await self._tables.take_up()
         await self._duties.prepare()
 
     def lead(self) -> None:
         """See Office."""
         self._sync.follow("")
+        self._tables.lead()
         self._duties.lead()
 
     def follow(self) -> None:
         """See Office."""
+        self._tables.follow()
         self._duties.follow()
         self.met()
 
@@ -146,8 +154,46 @@ class RaftReplication:
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
-            if known is not None:
-                self._sync.follow(known.broker_addr)
+            self._sync.follow("" if known is None else known.broker_addr)
+
+    # -- what its tables ask
+
+    @property
+    def me(self) -> str:
+        """Its name."""
+        return self._config.store.d_leger_self_id
+
+    @property
+    def term(self) -> int:
+        """See Group."""
+        return -1 if self._member is None else self._member.node.term
+
+    @property
+    def leader(self) -> str:
+        """See Group."""
+        return "" if self._member is None else self._member.node.leader
+
+    @property
+    def leading(self) -> bool:
+        """See Group."""
+        return self.serves
+
+    @property
+    def voters(self) -> frozenset[str]:
+        """See Group."""
+        return frozenset() if self._member is None else self._member.node.members.voters
+
+    def answering(self) -> dict[str, str]:
+        """See Group."""
+        member = self._member
+        if member is None:
+            return {}
+        learned, voters = member.peers.learned, self.voters
+        return {
+            name: learned[name].broker_addr
+            for name, peer in member.node.status().peers.items()
+            if name in voters and name in learned and peer.match >= 0
+        }
 
     @property
     def serves(self) -> bool:
@@ -248,6 +294,16 @@ class RaftReplication:
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
         """What this member knows of its group."""
         return frame.response(body=self.status().encode())
+
+    async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
+        """The leader wants this member to have its topics and groups."""
+        try:
+            await self._tables.copy(frame.header(CopySettingsHeader))
+        except OSError as error:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"not written: {error.strerror or error}"
+            ) from error
+        return frame.response()
 
     def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Hand the leadership over, or change the members; asked of the leader."""

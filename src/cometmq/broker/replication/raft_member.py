@@ -158,8 +158,12 @@ class RaftMember:
 
     async def stop(self) -> None:
         """Take part no more. A leader hands over first, so that the group need not miss it."""
-        if self.leading:
-            await self._hand_over()
+        if self.leading and self._give_away():
+            self._led = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._led.wait(), HAND_OVER_S)
+            except TimeoutError:
+                log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -168,20 +172,15 @@ class RaftMember:
         await self.peers.stop()
         self.waits.give_up("the broker stops")
 
-    async def _hand_over(self) -> None:
+    def _give_away(self) -> bool:
+        """Begin to hand the leadership over to the voter that has most; False if nobody can have it."""
         peers = self.node.status().peers
         voters = self.node.members.voters & set(peers)
-        if not voters:
-            return
         try:
-            self.transfer(max(voters, key=lambda member: peers[member].match))
+            self.transfer(max(sorted(voters), key=lambda member: peers[member].match, default=""))
         except RaftRefused:
-            return
-        self._led = asyncio.Event()
-        try:
-            await asyncio.wait_for(self._led.wait(), HAND_OVER_S)
-        except TimeoutError:
-            log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
+            return False
+        return True
 
     # -- sends
 
@@ -352,6 +351,9 @@ class RaftMember:
                 self._prefer_at = self._clock.boottime() + PREFER_S
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
                 self._office.lead()
+        except RaftRefused as refusal:
+            log.error("raft: %s takes no messages yet: %s", self.me, refusal)
+            self._give_away()
         except (CometError, OSError) as error:
             self._failure = error
         except Exception as error:

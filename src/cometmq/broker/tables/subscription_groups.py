@@ -11,6 +11,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
 from cometmq.protocol.codes import GROUP_LENGTH_MAX, ResponseCode, check_group_name, is_legal_name
@@ -44,14 +45,14 @@ class SubscriptionGroups:
     """group -> settings. changed: called after each change."""
 
     config: BrokerConfig
-    now_ms: Callable[[], int]
+    versions: Versions
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.table: dict[str, SubscriptionGroupConfig] = {
             name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
         }
-        self.version = DataVersion(timestamp=self.now_ms(), counter=0)
+        self.version = self.versions.first()
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
         """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
@@ -80,7 +81,7 @@ class SubscriptionGroups:
                 f"group {config.group_name} is not created: there are {MOST_GROUPS}, and no more are kept",
             )
         self.table[config.group_name] = config
-        self._bump()
+        self.touch()
 
     def disable_consume(self, group: str) -> bool:
         """Let a group's pulls be refused from now on; False if they are already, or it is not known."""
@@ -94,7 +95,7 @@ class SubscriptionGroups:
         """Forget a group; False if it was not known."""
         if self.table.pop(group, None) is None:
             return False
-        self._bump()
+        self.touch()
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
@@ -121,6 +122,7 @@ class SubscriptionGroups:
         self.load(version, groups)
         self.changed()
 
-    def _bump(self) -> None:
-        self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
+    def touch(self) -> None:
+        """Count the version up."""
+        self.version = self.versions.after(self.version)
         self.changed()

@@ -1,0 +1,248 @@
+"""The tables of a raft group, which are not in its log: what was answered outlives the leader.
+
+A leader answers a change of topics or groups once a majority of the voters has both tables on its disks: it
+asks them to copy (COPY_SETTINGS), and they do as long as they follow it in its term. Who is elected reads the
+tables of a majority before it takes messages, keeps the newest of each, and counts their versions on with its
+own term. The two majorities share a member, and that one is asked only after it has answered the new leader
+in the new term, so it copies nothing from the old one any more.
+
+Consumer and delay offsets are copied each second and waited for by nobody; a new leader takes the newest of a
+majority, too, so that one which was away for long does not begin with those from before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from cometmq.broker.replication.ha_client import success
+from cometmq.broker.replication.metadata_sync import MetadataSync, Table
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.versions import order
+from cometmq.errors import CometError, CommandError, RaftRefused
+from cometmq.protocol.bodies import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    SubscriptionGroupTable,
+    TopicConfigTable,
+)
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers_admin import CopySettingsHeader
+from cometmq.remoting import RemotingClient
+
+TIMEOUT_S = 3.0
+"""A member is given so long to answer."""
+AGAIN_S = 0.1
+"""Between two looks whether more members can be asked."""
+PATIENCE_S = 5.0
+"""A new leader asks for so long; then another one may try."""
+
+
+class Group(Protocol):
+    """What must be known of the group."""
+
+    @property
+    def me(self) -> str: ...
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def leader(self) -> str: ...
+
+    @property
+    def leading(self) -> bool:
+        """Whether it takes messages."""
+
+    @property
+    def voters(self) -> frozenset[str]: ...
+
+    def answering(self) -> Mapping[str, str]:
+        """The members that have answered this leader in its term, and where their brokers are."""
+
+
+class Copies(NamedTuple):
+    """A member's tables."""
+
+    topics: TopicConfigTable
+    groups: SubscriptionGroupTable
+    offsets: ConsumerOffsetTable
+    delays: DelayOffsetTable
+
+
+class RaftTables:
+    """See above. Loop thread only."""
+
+    def __init__(
+        self, group: Group, tables: DurableTables, client: RemotingClient, sync: MetadataSync
+    ) -> None:
+        self._group = group
+        self._tables = tables
+        self._client = client
+        self._sync = sync
+        self._copying: dict[str, asyncio.Task[str | None]] = {}
+        self._one_round = asyncio.Lock()
+        self._asked = 0  # calls of `keep` so far
+        self._done = 0  # those of them that a round has covered
+        self._failure: CommandError | None = None  # of that round
+
+    @property
+    def member(self) -> str:
+        """Whose tables these are."""
+        return self._group.me
+
+    def stop(self) -> None:
+        """Ask nobody any more."""
+        for task in self._copying.values():
+            task.cancel()
+
+    # -- the leader
+
+    def lead(self) -> None:
+        """From now on changes are this leader's. Before its first one its tables are newer than all."""
+        versions = self._tables.versions
+        versions.counts, versions.term = True, self._group.term
+        self._tables.topics.touch()
+        self._tables.groups.touch()
+
+    def follow(self) -> None:
+        """Another one has the word."""
+        self._tables.versions.counts = False
+
+    def check(self) -> None:
+        """See SettingsReplicas."""
+        if not self._group.leading:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{self._group.me} does not lead its raft group, {self._group.leader or 'nobody'} does: "
+                "topics and groups are changed there",
+            )
+
+    async def keep(self) -> None:
+        """See SettingsReplicas. Those who ask during a round share the next one."""
+        self._asked += 1
+        mine = self._asked
+        async with self._one_round:
+            if self._done < mine:
+                covered = self._asked
+                self._failure = await self._round()
+                self._done = covered
+        if self._failure is not None:
+            raise self._failure
+
+    async def _round(self) -> CommandError | None:
+        group = self._group
+        have, enough = int(group.me in group.voters), len(group.voters) // 2 + 1
+        header = CopySettingsHeader(leader=group.me, term=self._tables.versions.term or 0)
+        asking = {self._copy(each, addr, header) for each, addr in group.answering().items()}
+        problems = []
+        while have < enough and asking:
+            done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                problem = None if task.cancelled() else task.result()
+                have += problem is None and not task.cancelled()
+                problems += [problem] if problem else []
+        if have >= enough:
+            return None
+        return CommandError(
+            ResponseCode.SYSTEM_ERROR,
+            f"it is done, but only {have} of {len(group.voters)} members are known to have it, and the next "
+            f"leader may not: {'; '.join(problems) or 'no other one answers'}",
+        )
+
+    def _copy(self, member: str, addr: str, header: CopySettingsHeader) -> asyncio.Task[str | None]:
+        """Have a member copy; the problem, if there is one. One at a time: a new one ends the one before."""
+        if member in self._copying:
+            self._copying[member].cancel()
+
+        async def ask() -> str | None:
+            frame = Frame.request(RequestCode.COPY_SETTINGS, header)
+            try:
+                success(await self._client.call(addr, frame, TIMEOUT_S))
+            except CometError as error:
+                return f"{member}: {error}"
+            return None
+
+        task = self._copying[member] = asyncio.get_running_loop().create_task(ask())
+        return task
+
+    async def take_up(self) -> None:
+        """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it
+        does not learn them, or leads no more."""
+        group, loop = self._group, asyncio.get_running_loop()
+        term, end = group.term, loop.time() + PATIENCE_S
+        found: dict[str, Copies] = {}
+        problem = "no other one answers"
+        while True:
+            missing = {each: at for each, at in group.answering().items() if each not in found}
+            for member, answer in zip(
+                missing, await asyncio.gather(*map(self.read, missing.values())), strict=True
+            ):
+                if isinstance(answer, str):
+                    problem = f"{member}: {answer}"
+                else:
+                    found[member] = answer
+            if group.term != term or group.leader != group.me:
+                raise RaftRefused(f"{group.me} leads no more", group.leader)
+            have = int(group.me in group.voters) + len(found.keys() & group.voters)
+            if have > len(group.voters) // 2:
+                break
+            if loop.time() >= end:
+                raise RaftRefused(f"the tables of {have} members of {len(group.voters)} are known: {problem}")
+            await asyncio.sleep(AGAIN_S)
+        for copies in found.values():
+            self._take(copies)
+
+    async def read(self, addr: str) -> Copies | str:
+        """A member's tables, or why they cannot be had."""
+
+        async def ask(code: int, kind: type[Table]) -> Table:
+            answer = success(await self._client.call(addr, Frame.request(code), TIMEOUT_S))
+            return await asyncio.to_thread(kind.decode, bytes(answer.body))
+
+        try:
+            return Copies(
+                await ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
+                await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable),
+                await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable),
+                await ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable),
+            )
+        except CometError as error:
+            return str(error)
+
+    def _take(self, given: Copies) -> None:
+        """What is newer than the own."""
+        tables = self._tables
+        version = given.topics.data_version
+        if version is not None and order(version) > order(tables.topics.version):
+            tables.topics.replace(version, given.topics.topic_config_table)
+        version = given.groups.data_version
+        if version is not None and order(version) > order(tables.groups.version):
+            tables.groups.replace(version, given.groups.subscription_group_table)
+        if order(given.offsets.data_version) > order(tables.offsets.version):
+            self._sync.merge(given.offsets)
+        for level, offset in given.delays.offset_table.items():
+            if offset > tables.delays.get(level):
+                tables.delays.move(level, offset)
+
+    # -- a follower
+
+    async def copy(self, header: CopySettingsHeader) -> None:
+        """Have the leader's topics and groups on the disk. Raises CometError, OSError."""
+        group = self._group
+
+        def check() -> None:
+            if (group.leader, group.term) != (header.leader, header.term) or group.leading:
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{group.me} follows {group.leader or 'nobody'} in term {group.term}, "
+                    f"not {header.leader} in {header.term}",
+                )
+
+        check()
+        await self._sync.settings()
+        await self._tables.topics_file.saved()
+        await self._tables.groups_file.saved()
+        check()

@@ -1,0 +1,193 @@
+"""Topics, groups and offsets of a raft group: what was answered outlives the leader."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.conftest import commit, create, until
+from tests.broker.replication.raft_group import RaftGroup
+
+from cometmq.broker.replication import raft, raft_tables
+from cometmq.broker.replication.metadata_sync import MetadataSync
+from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.tables.versions import Versions, order
+from cometmq.errors import RequestTimeout
+from cometmq.protocol.bodies import DataVersion
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.headers_admin import CopySettingsHeader, DeleteSubscriptionGroupRequestHeader
+from cometmq.raft import RaftOptions
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Elections within tenths of a second, and no copies but those that somebody asks for."""
+    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "SYNC_S", 1000.0)
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with RaftGroup(tmp_path) as made:
+        yield made
+
+
+def tables(group, member):
+    return group.brokers[member].parts.tables
+
+
+async def test_settings_that_were_answered_are_known_to_whoever_leads_next(group):
+    first = await group.leader()
+    peer = group.peers[first]
+    await create(peer, "Wide", read=7, write=7, perm=4)
+    await create(peer, "Gone")
+    for name in (b"G", b"H"):
+        assert (await peer.set_group(b'{"groupName":"%b","retryMaxTimes":3}' % name)).code == 0
+    assert (await peer.delete_topic("Gone")).code == 0
+    header = DeleteSubscriptionGroupRequestHeader(group_name="H")
+    assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
+    await group.stop(first)
+    found = tables(group, await group.leader())
+    assert (found.topics.table["Wide"].read_queue_nums, found.topics.table["Wide"].perm) == (7, 4)
+    assert found.groups.table["G"].retry_max_times == 3
+    assert "Gone" not in found.topics.table
+    assert "H" not in found.groups.table
+
+
+@pytest.fixture
+def without_copies(monkeypatch):
+    """Members in this list copy nothing."""
+    members = []
+    copy = RaftTables.copy
+
+    async def refuse(self, header):
+        if self.member in members:
+            raise RequestTimeout("nobody", 0, 0.0)
+        await copy(self, header)
+
+    monkeypatch.setattr(RaftTables, "copy", refuse)
+    return members
+
+
+async def test_a_leader_that_has_not_copied_asks_the_others(group, without_copies):
+    first = await group.leader()
+    other = group.followers()[0]
+    without_copies.append(other)
+    await create(group.peers[first], "Wide", read=7, write=7)
+    assert (await group.peers[first].set_group(b'{"groupName":"G","retryMaxTimes":3}')).code == 0
+    assert "Wide" not in tables(group, other).topics.table
+    await group.equal()
+    assert (await group.change(first, "transfer", other)).code == 0
+    await until(lambda: group.leads(other))
+    assert tables(group, other).topics.table["Wide"].read_queue_nums == 7
+    assert tables(group, other).groups.table["G"].retry_max_times == 3
+
+
+async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, without_copies):
+    without_copies += group.brokers
+    answer = await create(group.peers[await group.leader()], "Wide")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "only 1 of 3 members are known to have it" in answer.remark
+    without_copies.clear()
+    assert (await create(group.peers[await group.leader()], "Wide")).code == 0
+
+
+async def test_settings_are_changed_at_the_leader_alone(group):
+    leader = await group.leader()
+    peer = group.peers[group.followers()[0]]
+    for answer in (
+        await create(peer, "Wide"),
+        await peer.delete_topic("Wide"),
+        await peer.set_group(b'{"groupName":"G"}'),
+    ):
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"does not lead its raft group, {leader} does" in answer.remark
+
+
+async def test_only_the_leader_of_the_term_is_copied(group):
+    leader = await group.leader()
+    follower = group.followers()[0]
+    term = (await group.status(leader)).term
+    for header in (
+        CopySettingsHeader(leader=leader, term=term - 1),
+        CopySettingsHeader(leader=follower, term=term),
+    ):
+        answer = await group.peers[follower].call(RequestCode.COPY_SETTINGS, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"{follower} follows {leader} in term {term}" in answer.remark
+
+
+async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monkeypatch):
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)
+    first = await group.leader()
+    peer = group.peers[first]
+    await peer.send_numbers(9)
+    await commit(peer, 0, 2)
+    away, stays = group.followers()
+    await group.stop(away)
+    await group.stop(stays)
+    await group.start(stays)  # with the short period
+    await commit(peer, 0, 7)
+    await until(lambda: tables(group, stays).offsets.query("G", "Orders", 0) == 7, 20)
+    monkeypatch.setattr(raft, "SYNC_S", 1000.0)
+    await group.start(away)
+    await group.equal()
+    assert (await group.change(await group.leader(), "transfer", away)).code == 0
+    await until(lambda: group.leads(away), 20)
+    assert tables(group, away).offsets.query("G", "Orders", 0) == 7
+
+
+async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):
+    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.1)
+    first = await group.leader()
+    lonely = group.followers()[0]
+    read = RaftTables.read
+
+    async def ask(self, addr):
+        return "a test" if self.member == lonely else await read(self, addr)
+
+    monkeypatch.setattr(RaftTables, "read", ask)
+    await group.equal()
+    assert (await group.change(first, "transfer", lonely)).code == 0
+    await until(
+        lambda: f"{lonely} takes no messages yet: the tables of 1 members of 3 are known" in caplog.text
+    )
+    await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely), 20)
+
+
+async def test_copies_never_go_back(group):
+    leader = await group.leader()
+    follower = group.followers()[0]
+    await create(group.peers[leader], "Wide")
+    own = tables(group, follower).topics
+    own.replace(DataVersion(timestamp=0, counter=0, state_version=1000), {})
+    sync = MetadataSync(
+        group.brokers[follower].parts.store, tables(group, follower), group.peers[leader].remoting,
+        newer_only=True,
+    )  # fmt: skip
+    sync.follow(group.brokers[leader].addr)
+    await sync.settings()
+    assert not own.table
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        (None, DataVersion(timestamp=5, counter=0)),
+        (DataVersion(timestamp=5, counter=0), DataVersion(timestamp=1, counter=1)),
+        (DataVersion(timestamp=5, counter=9), DataVersion(timestamp=1, counter=1, state_version=1)),
+        (
+            DataVersion(timestamp=5, counter=9, state_version=1),
+            DataVersion(timestamp=1, counter=1, state_version=2),
+        ),
+    ],
+)
+def test_versions_have_an_order(older, newer):
+    assert order(older) < order(newer)
+
+
+def test_a_follower_counts_no_versions():
+    versions = Versions(lambda: 7, term=3, counts=False)
+    version = DataVersion(timestamp=1, counter=2, state_version=1)
+    assert versions.after(version) == version
+    versions.counts = True
+    assert versions.after(version) == DataVersion(timestamp=7, counter=3, state_version=3)
