@@ -82,7 +82,8 @@ async def test_a_leader_that_has_not_copied_asks_the_others(group, without_copie
     assert tables(group, other).groups.table["G"].retry_max_times == 3
 
 
-async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, without_copies):
+async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, without_copies, monkeypatch):
+    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.3)
     without_copies += group.brokers
     answer = await create(group.peers[await group.leader()], "Wide")
     assert answer.code == ResponseCode.SYSTEM_ERROR

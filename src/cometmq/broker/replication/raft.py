@@ -13,11 +13,10 @@ from cometmq import logs
 from cometmq.broker.base.address import HA_OFFSET, BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.metadata_sync import MetadataSync
 from cometmq.broker.replication.raft_member import RaftMember
-from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.errors import CommandError, RaftRefused
+from cometmq.errors import CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies_admin import (
     HaClientInfo,
     HaConnectionInfo,
@@ -78,7 +77,7 @@ class RaftReplication:
         self._tick = tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = MetadataSync(store, tables, client, first_s=SYNC_S, period_s=SYNC_S, newer_only=True)
+        self._sync = GroupSync(self, store, tables, client, SYNC_S)
         self._tables = RaftTables(self, tables, client, self._sync)
         tables.replicas = self._tables
         tables.versions.term, tables.versions.counts = 0, False
@@ -115,7 +114,6 @@ class RaftReplication:
     async def stop(self) -> None:
         """Take part no more."""
         self._sync.stop()
-        self._tables.stop()
         if self._member is not None:
             await self._member.stop()
         await self._duties.stop()
@@ -297,8 +295,13 @@ class RaftReplication:
 
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
         """The leader wants this member to have its topics and groups."""
+        header = frame.header(CopySettingsHeader)
         try:
-            await self._tables.copy(frame.header(CopySettingsHeader))
+            await self._tables.copy(header)
+        except CommandError:
+            raise
+        except CometError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"not written: {error.strerror or error}"

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from cometmq import logs
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.replication.metadata_sync import MetadataSync, Table
 from cometmq.broker.tables.durable import DurableTables
@@ -31,13 +32,16 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import CopySettingsHeader
 from cometmq.remoting import RemotingClient
+from cometmq.store import MessageStore
+
+log = logs.logger(__name__)
 
 TIMEOUT_S = 3.0
 """A member is given so long to answer."""
 AGAIN_S = 0.1
 """Between two looks whether more members can be asked."""
-PATIENCE_S = 5.0
-"""A new leader asks for so long; then another one may try."""
+PATIENCE_S = 3.0
+"""A majority is asked for so long; then a change is answered as failed, and another one may lead."""
 
 
 class Group(Protocol):
@@ -63,6 +67,53 @@ class Group(Protocol):
         """The members that have answered this leader in its term, and where their brokers are."""
 
 
+class GroupSync(MetadataSync):
+    """A follower's copies of its leader's tables. Topics that the leader has deleted lose their queues."""
+
+    def __init__(
+        self,
+        group: Group,
+        store: MessageStore,
+        tables: DurableTables,
+        client: RemotingClient,
+        period_s: float,
+    ) -> None:
+        super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
+        self._group = group
+
+    async def settings(self) -> None:
+        """Copy topics and groups. Raises CometError."""
+        shown, term = self._shown(), self._group.term
+        await super().settings()
+        if self._tables.topics.version.state_version == term == self._group.term and not self._group.leading:
+            await self._forget_topics(shown)
+
+    def _shown(self) -> int:
+        """The log position up to which messages are in their queues."""
+        ledger = self._store.ledger
+        if ledger is None or not ledger.first <= ledger.committed <= ledger.last:
+            return 0
+        return ledger.place_of(ledger.committed).end
+
+    async def _forget_topics(self, shown: int) -> None:
+        """Of messages in front of `shown` the leader knew the topics when it was asked: it makes a topic
+        before the first message, and begins with those of all messages."""
+        queues, topics = self._store.queues, self._tables.topics
+        gone = [
+            topic
+            for topic in queues.topics()
+            if topic not in topics.table
+            and not topics.is_system(topic)
+            and all(queue.max_physical <= shown for queue in queues.of_topic(topic))
+        ]
+        if gone:
+            log.info("topics that the leader has deleted lose their queues: %s", ", ".join(gone))
+            try:
+                await self._store.deletion.delete(gone, before=shown)
+            except OSError as error:
+                log.error("queues of deleted topics are still there: %s", error)
+
+
 class Copies(NamedTuple):
     """A member's tables."""
 
@@ -82,7 +133,6 @@ class RaftTables:
         self._tables = tables
         self._client = client
         self._sync = sync
-        self._copying: dict[str, asyncio.Task[str | None]] = {}
         self._one_round = asyncio.Lock()
         self._asked = 0  # calls of `keep` so far
         self._done = 0  # those of them that a round has covered
@@ -92,11 +142,6 @@ class RaftTables:
     def member(self) -> str:
         """Whose tables these are."""
         return self._group.me
-
-    def stop(self) -> None:
-        """Ask nobody any more."""
-        for task in self._copying.values():
-            task.cancel()
 
     # -- the leader
 
@@ -136,37 +181,37 @@ class RaftTables:
         group = self._group
         have, enough = int(group.me in group.voters), len(group.voters) // 2 + 1
         header = CopySettingsHeader(leader=group.me, term=self._tables.versions.term or 0)
-        asking = {self._copy(each, addr, header) for each, addr in group.answering().items()}
-        problems = []
-        while have < enough and asking:
-            done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                problem = None if task.cancelled() else task.result()
-                have += problem is None and not task.cancelled()
-                problems += [problem] if problem else []
-        if have >= enough:
-            return None
-        return CommandError(
-            ResponseCode.SYSTEM_ERROR,
-            f"it is done, but only {have} of {len(group.voters)} members are known to have it, and the next "
-            f"leader may not: {'; '.join(problems) or 'no other one answers'}",
-        )
+        problems: dict[str, str] = {}
+        others = group.voters - {group.me}
+        asking = {asyncio.create_task(self._copied(each, header, problems)) for each in others}
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while have < enough:
+                    done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                    have += sum(task.exception() is None for task in done)
+        except TimeoutError:
+            return CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"it is done, but only {have} of {len(group.voters)} members are known to have it, and the "
+                f"next leader may not: {'; '.join(problems.values()) or 'no other one answers'}",
+            )
+        finally:
+            for task in asking:
+                task.cancel()
+        return None
 
-    def _copy(self, member: str, addr: str, header: CopySettingsHeader) -> asyncio.Task[str | None]:
-        """Have a member copy; the problem, if there is one. One at a time: a new one ends the one before."""
-        if member in self._copying:
-            self._copying[member].cancel()
-
-        async def ask() -> str | None:
-            frame = Frame.request(RequestCode.COPY_SETTINGS, header)
-            try:
-                success(await self._client.call(addr, frame, TIMEOUT_S))
-            except CometError as error:
-                return f"{member}: {error}"
-            return None
-
-        task = self._copying[member] = asyncio.get_running_loop().create_task(ask())
-        return task
+    async def _copied(self, member: str, header: CopySettingsHeader, problems: dict[str, str]) -> None:
+        """Have a member copy; it may just be coming."""
+        while True:
+            addr = self._group.answering().get(member)
+            if addr is not None:
+                try:
+                    frame = Frame.request(RequestCode.COPY_SETTINGS, header)
+                    success(await self._client.call(addr, frame, TIMEOUT_S))
+                    return
+                except CometError as error:
+                    problems[member] = f"{member}: {error}"
+            await asyncio.sleep(AGAIN_S)
 
     async def take_up(self) -> None:
         """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it

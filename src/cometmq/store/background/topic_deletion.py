@@ -43,10 +43,13 @@ class TopicDeletion:
         # One at a time: they share the table of the deleted, which a thread writes, and the trash.
         self._turn = asyncio.Lock()
 
-    async def delete(self, topics: Sequence[str]) -> int:
+    async def delete(self, topics: Sequence[str], before: int | None = None) -> int:
         """Destroy the queues of topics, those of this tick's messages included; the records go with their
         segments. Returns the number of queues. Raises OSError; then what is left of the topics goes on as if
-        nothing had been asked for."""
+        nothing had been asked for.
+
+        before: the log position in front of which all their messages lie, for a copy of the log that may hold
+        later ones; a topic that gets one meanwhile is left alone."""
         async with self._turn:
             left = list(dict.fromkeys(topics))
             deleted, floors = self.deleted.ends, self.min_offsets.by_topic
@@ -55,7 +58,11 @@ class TopicDeletion:
             try:
                 while left:
                     tries += 1
-                    gone += await self._attempt(left, tries)
+                    gone += await self._attempt(left, tries, before)
+                    if before is not None:
+                        break
+                if left:
+                    self._restore(left, deleted, floors)
             except OSError:
                 self._restore(left, deleted, floors)
                 raise
@@ -70,7 +77,7 @@ class TopicDeletion:
         await self.delete(gone)
         return gone
 
-    async def _attempt(self, left: list[str], tries: int) -> int:
+    async def _attempt(self, left: list[str], tries: int, before: int | None) -> int:
         """Remove those topics that get no message while their deletion is being noted, also from `left`;
         after some tries the loop waits for the device, so that none gets any. Returns the number of queues.
         Raises OSError."""
@@ -80,6 +87,7 @@ class TopicDeletion:
         self.appender.encode_pending()
         seen = {topic: self.queues.next_offsets(topic) for topic in left}
         end, begin = self.commit_log.next, self.commit_log.min_position
+        end = end if before is None else min(end, before)
         self.min_offsets.drop(left)
         if wait:
             self._note(left, end, begin)
