@@ -80,9 +80,9 @@ class LogView(Protocol):
 class HardState(msgspec.Struct, frozen=True):
     """What a member must keep beside its log, synced.
 
-    members: all members entries of the log that are known here, oldest first. suspect: the log has lost
-    entries that were acknowledged (it was found damaged, not only torn); such a member has no vote until a
-    leader has given it all that it may have had.
+    members: all members entries of the log that are known here, oldest first. suspect: the log may have lost
+    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote
+    until a leader has given it all that it may have had.
     """
 
     term: int = 0

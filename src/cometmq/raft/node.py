@@ -221,6 +221,11 @@ class RaftNode:
         self._able = True
         self._asked_to_save = self._saved  # what was not saved is asked for again
 
+    def trust(self) -> None:
+        """A log that is suspect, and empty, has lost nothing: the shell knows that the group only begins."""
+        if self._state.suspect:
+            self._state = msgspec.structs.replace(self._state, suspect=False)
+
     def begins_at(self, first: int) -> None:
         """Retention has deleted the entries before `first`. That one is committed."""
         if first > self._account.visible:

@@ -170,6 +170,37 @@ async def test_members_change_under_load_and_every_send_is_answered(group):
     assert set(answers) <= {ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE}
 
 
+async def test_a_member_that_lost_its_disk_has_no_vote_until_it_is_whole(group):
+    has_all = await group.leader()
+    lost, late = group.followers()
+    await group.stop(late)
+    await send(group, has_all, b"one")
+    await group.equal()
+    await group.stop(lost)
+    await group.stop(has_all)
+    group.wipe(lost)
+    await asyncio.gather(group.start(lost), group.start(late))
+    await asyncio.sleep(3 * 0.6)  # three election time-outs: the two would be a majority
+    assert not any(map(group.leads, group.brokers))
+    await group.start(has_all)
+    assert await group.leader() == has_all
+    await group.equal()
+    await group.stop(late)
+    await send(group, await group.leader(), b"two")  # with the vote of the one that was lost
+    assert await bodies(group.peers[lost]) == [b"one", b"two"]
+
+
+async def test_a_group_begins_when_all_of_its_members_are_there(group):
+    for member in list(group.brokers):
+        await group.stop(member)
+        group.wipe(member)
+    await asyncio.gather(group.start("n0"), group.start("n1"))
+    await asyncio.sleep(3 * 0.6)
+    assert {(await group.status(each)).term for each in group.brokers} == {0}
+    await group.start("n2")
+    await send(group, await group.leader(), b"one")
+
+
 async def test_a_leader_whose_disk_fails_leaves(group):
     leader = await group.leader()
     await group.equal()

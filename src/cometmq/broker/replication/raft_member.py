@@ -16,21 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import msgspec
-
 from cometmq import logs
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import CommitWaits
+from cometmq.broker.replication.raft_entries import NodeLog, behind, body_of, with_entries
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.broker.replication.rates import Rate
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
-from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import (
     AnyMessage,
     Append,
     AppendOwn,
     AppendRequest,
     Effects,
+    HardState,
     LogChange,
     Proposed,
     RaftNode,
@@ -44,8 +43,6 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, Not
 
 log = logs.logger(__name__)
 
-MOST_FRAME = 1 << 20
-"""Bytes of the entries of one message; a longer entry goes alone."""
 HAND_OVER_S = 1.0
 """A leader that stops waits so long for another one."""
 DISK_AGAIN_S = 5.0
@@ -126,12 +123,12 @@ class RaftMember:
         voters = frozenset() if joins else frozenset(addresses)
         self._state = raft_state.load(store.disk, self._ledger, voters)
         self.node = RaftNode(
-            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, self._options,
+            me, group, NodeLog(self._ledger), self._state, random.SystemRandom().randint, self._options,
             self._ledger.committed,
         )  # fmt: skip
         self.peers = Peers(
             group, me, addresses[me], broker_addr,
-            receive=self._receive, heard=self._schedule, met=self._met,
+            receive=self._receive, heard=self._schedule, met=self._met, blank=self._is_blank,
         )  # fmt: skip
         self.leading = False
         self._led = asyncio.Event()  # set when it leads no more
@@ -154,6 +151,7 @@ class RaftMember:
         _, _, port = self._addresses[self.me].rpartition(":")
         await self.peers.listen(host, int(port))
         self._use_members()
+        self._found()
         self.turn()
 
     async def stop(self) -> None:
@@ -264,14 +262,12 @@ class RaftMember:
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
         """What must be on the device before the node goes on."""
-        cuts = any(map(_cuts, effects.log))
+        cuts, state = any(map(_cuts, effects.log)), effects.state
         try:
-            if effects.state is not None:
-                await asyncio.to_thread(
-                    raft_state.save, self._store.disk, self._ledger.directory, effects.state, self._state
-                )
-                self._state = effects.state
-                self.node.state_saved(effects.state)
+            if state is not None:
+                truncates = any(isinstance(change, Truncate) for change in effects.log)
+                await self._save(raft_state.before_cut(state, self._state) if truncates else state)
+                self.node.state_saved(state)
             while any(map(_cuts, effects.log)):
                 change = effects.log.pop(0)
                 if isinstance(change, Truncate):
@@ -280,6 +276,9 @@ class RaftMember:
                     await self._ledger.reset(change.first)
                 else:
                     self._write([change])
+            cuts = False
+            if state is not None and state is not self._state:
+                await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
             if cuts:  # the node counts on them
@@ -290,6 +289,11 @@ class RaftMember:
             self._give_in(error)
         self._slow = None
         self.turn()
+
+    async def _save(self, state: HardState) -> None:
+        disk, directory = self._store.disk, self._ledger.directory
+        await asyncio.to_thread(raft_state.save, disk, directory, state, self._state)
+        self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
         """Changes of the log, and what is committed."""
@@ -319,10 +323,10 @@ class RaftMember:
             for change in changes:
                 if isinstance(change, AppendOwn):
                     self._ledger.lead(change.term)
-                    self._ledger.append_own(_body(change))
+                    self._ledger.append_own(body_of(change))
                     written = True
                 elif isinstance(change, Append):
-                    last = self._ledger.append(_behind(change.payload, change.skip))
+                    last = self._ledger.append(behind(change.payload, change.skip))
                     self.received.written_ms = self._clock.time_ms()
                     written = True
                     if last != change.first + change.count - 1:
@@ -475,7 +479,21 @@ class RaftMember:
 
     def _met(self) -> None:
         self._use_members()
+        self._found()
         self._office.met()
+
+    def _is_blank(self) -> bool:
+        return self._ledger.last < 0
+
+    def _found(self) -> None:
+        """A new member of a group that begins has a vote once all others have said that they have nothing
+        either. Else it may be one that has lost its disk: then those who acknowledged with it have more."""
+        voters = self.node.members.voters
+        if self._is_blank() and self.me in voters:
+            others = [self.peers.learned.get(each) for each in voters - {self.me}]
+            if all(each is not None and each.blank for each in others):
+                self.node.trust()
+                self._schedule()
 
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""
@@ -501,7 +519,7 @@ class RaftMember:
         try:
             entries = self._ledger.range(first, first + message.count, 1 << 62)
             question = partial(self._ledger.read, entries)
-            return _with(message, question(CACHED))
+            return with_entries(message, question(CACHED))
         except NotInMemory as miss:
             task = self._loop.create_task(self._send_cold(message, question, miss))
             self._reading.add(task)
@@ -518,7 +536,7 @@ class RaftMember:
         except (CometError, OSError) as error:
             log.error("raft: entries for %s cannot be read: %s", message.to, error)
             return
-        self.peers.send([_with(message, data)])
+        self.peers.send([with_entries(message, data)])
 
     def _forget_deleted(self) -> None:
         """Retention may have deleted the oldest entries, or the log has begun anew."""
@@ -528,33 +546,6 @@ class RaftMember:
             self.node.begins_at(first)
 
 
-def _with(message: AppendRequest, data: Buffer) -> AppendRequest:
-    return msgspec.structs.replace(message, payload=bytes(data))
-
-
-class _Log:
-    """What the node sees of the log."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self.term_of = ledger.term_of
-
-    @property
-    def first(self) -> int:
-        return self._ledger.first
-
-    @property
-    def last(self) -> int:
-        return self._ledger.last
-
-    def fit(self, first: int, stop: int) -> int:
-        """Entries of one frame."""
-        try:
-            return self._ledger.range(first, stop, MOST_FRAME).stop
-        except (StoreError, OSError):  # to be sent it is looked up again
-            return first + 1
-
-
 def _cuts(change: LogChange) -> bool:
     return isinstance(change, Truncate | Reset)
 
@@ -562,22 +553,4 @@ def _cuts(change: LogChange) -> bool:
 def _is_something(effects: Effects) -> bool:
     return bool(
         effects.log or effects.state is not None or effects.committed is not None or effects.role is not None
-    )
-
-
-def _behind(payload: bytes, count: int) -> bytes:
-    """Entries without the first `count` of them."""
-    at = 0
-    for _ in range(count):
-        at += EntryHead.read(payload, at).size
-    return payload[at:] if at else payload
-
-
-def _body(change: AppendOwn) -> bytes:
-    """What an entry says that is no message."""
-    if change.members is None:
-        return msgspec.json.encode({"type": "term", "term": change.term})
-    members = change.members.members
-    return msgspec.json.encode(
-        {"type": "members", "voters": sorted(members.voters), "learners": sorted(members.learners)}
     )

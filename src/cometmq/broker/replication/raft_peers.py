@@ -86,7 +86,7 @@ class _Link(asyncio.Protocol):
     """The connection to one member, made again whenever it breaks."""
 
     addr: str
-    hello: bytes
+    hello: Callable[[], bytes]
     transport: asyncio.Transport | None = None
     sent: Rate = field(default_factory=Rate)
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -126,7 +126,7 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         _ends_when_silent(transport)
-        transport.write(self.hello)
+        transport.write(self.hello())
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.transport = None
@@ -155,9 +155,11 @@ class Peers:
         receive: Receive,
         heard: Callable[[], None],
         met: Callable[[], None],
+        blank: Callable[[], bool] = lambda: False,
     ) -> None:
         """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
-        heard: called when all messages of some bytes were received; met: when one has said who it is."""
+        heard: called when all messages of some bytes were received; met: when one has said who it is. blank:
+        whether the log has no entry."""
         self.group = group
         self.receive = receive
         self.heard = heard
@@ -165,7 +167,7 @@ class Peers:
         self.learned: dict[str, raft_wire.Greeting] = {}
         """What members have said of themselves."""
         self.incoming: set[_Incoming] = set()
-        self._hello = raft_wire.greeting(group, me, addr, broker_addr)
+        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, blank())
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 

@@ -1,8 +1,11 @@
 """What a raft member keeps beside its log: term and vote as DLedger does, and what only our members know.
 
 `currterm` (docs/reference/storage.md, DLedger files) is for either broker. `members.json` is ours: the
-members entries of the log, and whether the log has lost entries. Both are written before the log changes, so
-they may name entries that never came to be; `load` leaves those out.
+members entries of the log, and whether the log may have lost entries. Both are written before the log
+changes, so they may name entries that never came to be; `load` leaves those out.
+
+A member without any of this is a new one, or has lost its disk. Nobody can tell from here, so its log is
+suspect.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ _LIMIT = 1 << 20  # bytes
 
 
 class _Kept(msgspec.Struct):
-    members: tuple[MembersEntry, ...]
+    members: tuple[MembersEntry, ...] = ()  # none while the group has not begun for this member
     suspect: bool = False
 
 
@@ -31,11 +34,16 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     try:
         found = msgspec.json.decode(read_file(disk, path, _LIMIT), type=_Kept)
     except FileNotFoundError:
-        found = _Kept((MembersEntry(-1, -1, Members(voters)),))
+        found = _Kept(suspect=ledger.last < 0 and kept == TermAndVote())
+        if found.suspect:
+            replace_file(disk, path, msgspec.json.encode(found))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
-    members = [entry for entry in found.members if _is_in(entry, ledger)]
-    return HardState(max(kept.term, 0), kept.vote, tuple(members), found.suspect)
+    entries = found.members or (MembersEntry(-1, -1, Members(voters)),)
+    members = tuple(entry for entry in entries if _is_in(entry, ledger))
+    if len(members) < len(entries):  # else they would be back when the log no longer begins in front of them
+        replace_file(disk, path, msgspec.json.encode(_Kept(members, found.suspect)))
+    return HardState(max(kept.term, 0), kept.vote, members, found.suspect)
 
 
 def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
@@ -43,6 +51,15 @@ def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
     if entry.index < ledger.first:
         return True
     return entry.index <= ledger.last and ledger.term_of(entry.index) == entry.term
+
+
+def before_cut(state: HardState, before: HardState) -> HardState:
+    """What is to be saved before the log is cut, with the members entries that the cut takes: until it is
+    done they are in the log, and after a crash they would still hold."""
+    if set(before.members) <= set(state.members):
+        return state
+    members = sorted({*state.members, *before.members}, key=lambda entry: (entry.index, entry.term))
+    return msgspec.structs.replace(state, members=tuple(members))
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
