@@ -350,6 +350,7 @@ class BrokerParts:
 
     async def stop(self, drain_s: float) -> None:
         """The reverse of the start."""
+        self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()

@@ -148,7 +148,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
     written: the same, durable or not.
 
     rejected: it does not have the entry prev_index of the request; hint_index and hint_term are its last
-    entry that may agree with the leader's.
+    entry that may agree with the leader's. full: its disk has little room.
     """
 
     match: int
@@ -157,6 +157,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
     prev_index: int = NO_INDEX
     hint_index: int = NO_INDEX
     hint_term: int = NO_TERM
+    full: bool = False
 
 
 class TransferRequest(Message, frozen=True, kw_only=True):

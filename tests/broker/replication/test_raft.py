@@ -13,6 +13,8 @@ from cometmq.broker.replication import raft_member
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.headers import ViewMessageRequestHeader
+from cometmq.protocol.record.framing import ENTRY_SIZE
 from cometmq.raft import RaftOptions
 from cometmq.store import Flag
 
@@ -187,6 +189,8 @@ async def test_a_member_that_lost_its_disk_has_no_vote_until_it_is_whole(group):
     await group.equal()
     await group.stop(late)
     await send(group, await group.leader(), b"two")  # with the vote of the one that was lost
+    await until(lambda: "Orders" in group.brokers[lost].parts.tables.topics.table)
+    await group.equal()
     assert await bodies(group.peers[lost]) == [b"one", b"two"]
 
 
@@ -334,6 +338,7 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
         raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now)
     )
     async with RaftGroup(tmp_path, preferredLeaderId="n2") as group:
+        await group.leader()  # a group begins with all of its members
         await group.stop("n2")
         leader = await group.leader()
         term = (await group.status(leader)).term
@@ -341,3 +346,55 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
         assert await group.leader() == leader
         assert (await group.status(leader)).term == term
         assert all(second - first >= 0.1 for first, second in itertools.pairwise(looks))
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_a_leader_with_a_full_disk_hands_over_to_one_with_room(group):
+    first = await group.leader()
+    full, room = group.followers()
+    for member in (full, first):
+        group.brokers[member].parts.store.flags.raise_flag(Flag.DISK_FULL, "a test")
+    await until(lambda: group.leads(room), 20)
+    await send(group, room, b"one")
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_where_all_disks_are_full_the_leader_refuses_and_stays(group):
+    leader = await group.leader()
+    for broker in group.brokers.values():
+        broker.parts.store.flags.raise_flag(Flag.DISK_FULL, "a test")
+    term = (await group.status(leader)).term
+    await asyncio.sleep(1.0)
+    assert (await group.status(leader)).term == term
+    assert (await group.peers[leader].send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_a_member_that_is_about_to_stop_does_not_lead_any_more(group):
+    leader = await group.leader()
+    leaving, stays = group.followers()
+    await group.equal()
+    group.brokers[leaving].parts.replication.retire()
+    assert (await group.change(leader, "transfer", leaving)).code == ResponseCode.SUCCESS
+    await group.stop(leader)
+    assert await group.leader() == stays
+
+
+async def test_a_message_that_is_not_committed_cannot_be_viewed(group):
+    leader = await group.leader()
+    store = group.brokers[leader].parts.store
+    await send(group, leader, b"one")
+    await group.equal()
+    for member in group.followers():
+        await group.stop(member)
+    end = store.log.end
+    sending = asyncio.create_task(group.peers[leader].send(body=b"lost"))
+    await until(lambda: store.log.end > end)
+
+    async def view(position):
+        header = ViewMessageRequestHeader(offset=position + ENTRY_SIZE)
+        return await group.peers[leader].call(RequestCode.VIEW_MESSAGE_BY_ID, header)
+
+    assert (await view(end)).code == ResponseCode.SYSTEM_ERROR
+    place = store.ledger.place_of(store.ledger.committed)
+    assert (await view(place.position)).code == ResponseCode.SUCCESS
+    assert (await sending).code != ResponseCode.SUCCESS

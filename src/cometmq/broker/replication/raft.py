@@ -111,6 +111,11 @@ class RaftReplication:
         if self._member is not None:
             self._member.end_tick()
 
+    def retire(self) -> None:
+        """The broker is about to stop."""
+        if self._member is not None:
+            self._member.retire()
+
     async def stop(self) -> None:
         """Take part no more."""
         self._sync.stop()
@@ -238,7 +243,7 @@ class RaftReplication:
         ]
         return RaftStatus(
             member=self._member.me,
-            role=found.role.value,
+            role="failed" if self._member.failed else found.role.value,
             term=found.term,
             leader=found.leader,
             first=found.first,
@@ -258,7 +263,7 @@ class RaftReplication:
         if member is None:
             return HaRuntimeInfo(master=False)
         node = member.node.status()
-        if node.role is Role.LEADER:
+        if node.role is Role.LEADER and not member.failed:
             infos = [
                 HaConnectionInfo(
                     addr=f"{name}-{member.address_of(name)}",

@@ -48,7 +48,7 @@ HAND_OVER_S = 1.0
 DISK_AGAIN_S = 5.0
 """After a failure of the disk it is looked at again so often."""
 PREFER_S = 10.0
-"""A leader that is not preferred looks this often whether a preferred member can take over."""
+"""A leader that is not preferred, or has a full disk, looks this often whether another one can take over."""
 
 
 class Office(Protocol):
@@ -139,20 +139,26 @@ class RaftMember:
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self.failed = False
+        """Whether it takes no part any more until it is started again."""
         self._due = False
         self._failed_at: float | None = None
         self._ledger.on_synced = self._synced
         self._ledger.propose = self.propose
         self._ledger.on_failure = self._not_written
         self._failure: CometError | OSError | None = None
+        self._found()
 
     async def start(self, host: str) -> None:
         """Listen for members, and connect to them. Raises OSError."""
         _, _, port = self._addresses[self.me].rpartition(":")
         await self.peers.listen(host, int(port))
         self._use_members()
-        self._found()
         self.turn()
+
+    def retire(self) -> None:
+        """It is about to stop: it does not become the leader any more."""
+        self.node.stands = False
 
     async def stop(self) -> None:
         """Take part no more. A leader hands over first, so that the group need not miss it."""
@@ -256,7 +262,7 @@ class RaftMember:
         if self._may_take_office() and self._taking is None:
             self._taking = self._loop.create_task(self._take_office(self.node.term))
         now = self._clock.boottime()
-        if self.leading and self._preferred and now >= self._prefer_at:
+        if self.leading and (self._preferred or self.node.full) and now >= self._prefer_at:
             self.prefer(now)
         return True
 
@@ -369,7 +375,7 @@ class RaftMember:
     def _give_in(self, error: Exception) -> None:
         """A member that does not know what it has done must not go on."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
-        self._stopped = True
+        self._stopped = self.failed = True
         self._stop_leading("it has failed")
         self._office.follow()
 
@@ -415,6 +421,7 @@ class RaftMember:
     def _watch_disk(self) -> None:
         """A leader whose disk has failed leaves; it is looked at again now and then."""
         reasons, now = self._store.flags.reasons, self._clock.boottime()
+        self.node.full = Flag.DISK_FULL in reasons
         failure, self._failure = self._failure, None
         if failure is not None:
             self._failed(failure)
@@ -433,17 +440,23 @@ class RaftMember:
         self._asked(self.node.transfer, to)
 
     def prefer(self, now: float) -> None:
-        """Hand over to the preferred member that has most, if one is alive and has nearly all. What comes of
-        it shows at the next look."""
+        """Hand over to the preferred member that has most, or with a full disk to any, if one is alive, has
+        room and nearly all. What comes of it shows at the next look."""
         self._prefer_at = now + PREFER_S
-        if self.me in self._preferred:
+        full, peers = self.node.full, self.node.status().peers
+        if self.me in self._preferred and not full:
             return
-        peers = self.node.status().peers
-        able = [each for each in self._preferred if each in self.node.members.voters and self.keeps_up(each)]
-        if not able:
+        able = [
+            each
+            for each in sorted(self.node.members.voters & peers.keys())
+            if self.keeps_up(each) and not peers[each].full
+        ]
+        wanted = [each for each in able if each in self._preferred]
+        if not (wanted or (full and able)):
             return
-        to = max(able, key=lambda member: peers[member].match)
-        log.warning("raft: %s hands over to %s, which is preferred", self.me, to)
+        to = max(wanted or able, key=lambda member: peers[member].match)
+        why = "its disk is full" if full else f"{to} is preferred"
+        log.warning("raft: %s hands over to %s: %s", self.me, to, why)
         with contextlib.suppress(RaftRefused):  # a transfer that an operator has begun, or a change under way
             self.transfer(to)
 

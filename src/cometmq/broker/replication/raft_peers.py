@@ -22,6 +22,8 @@ from cometmq.raft import AnyMessage
 log = logs.logger(__name__)
 
 RETRY_S = 0.3
+SILENCE_S = 60.0
+"""That a member cannot be reached is said again after so long, or once it was reached for so long."""
 CONNECT_S = 2.0
 MOST_WAITING = 32 << 20
 """Bytes in the buffer of one connection, above which nothing more is put there."""
@@ -90,7 +92,7 @@ class _Link(asyncio.Protocol):
     transport: asyncio.Transport | None = None
     sent: Rate = field(default_factory=Rate)
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
-    _known: bool = False
+    _said_at: float | None = None
 
     async def run(self) -> None:
         """Keep it up until cancelled."""
@@ -103,12 +105,14 @@ class _Link(asyncio.Protocol):
                 async with asyncio.timeout(CONNECT_S):
                     await loop.create_connection(lambda: self, *address)
             except OSError as error:  # TimeoutError is one
-                if not self._known:
-                    self._known = True
+                if self._said_at is None or loop.time() - self._said_at >= SILENCE_S:
+                    self._said_at = loop.time()
                     log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")
             else:
-                self._known = False
+                begun = loop.time()
                 await self._broken.wait()
+                if loop.time() - begun >= SILENCE_S:
+                    self._said_at = None
             await asyncio.sleep(RETRY_S)
 
     def send(self, data: bytes) -> None:

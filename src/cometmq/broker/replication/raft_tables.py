@@ -83,17 +83,11 @@ class GroupSync(MetadataSync):
 
     async def settings(self) -> None:
         """Copy topics and groups. Raises CometError."""
-        shown, term = self._shown(), self._group.term
+        ledger = self._store.ledger
+        shown, term = 0 if ledger is None else ledger.shown, self._group.term
         await super().settings()
         if self._tables.topics.version.state_version == term == self._group.term and not self._group.leading:
             await self._forget_topics(shown)
-
-    def _shown(self) -> int:
-        """The log position up to which messages are in their queues."""
-        ledger = self._store.ledger
-        if ledger is None or not ledger.first <= ledger.committed <= ledger.last:
-            return 0
-        return ledger.place_of(ledger.committed).end
 
     async def _forget_topics(self, shown: int) -> None:
         """Of messages in front of `shown` the leader knew the topics when it was asked: it makes a topic

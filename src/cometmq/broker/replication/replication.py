@@ -101,6 +101,9 @@ class Replication:
             if part is not None:
                 part.configure()
 
+    def retire(self) -> None:
+        """Nobody need know beforehand that the broker stops."""
+
     async def stop(self) -> None:
         """Close the connections."""
         if self.master is not None:

@@ -130,6 +130,12 @@ class Ledger:
         return self._written - 1
 
     @property
+    def shown(self) -> int:
+        """Log position behind the last committed entry: readers see nothing beyond."""
+        there = self.first <= self.committed <= self.last
+        return self.place_of(self.committed).end if there else self._log.min_position
+
+    @property
     def persisted(self) -> int:
         """Index of the last entry that is as durable as the flush mode promises."""
         return self.synced if self._flusher.config.sync_flush else self.last
