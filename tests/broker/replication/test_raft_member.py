@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.broker.conftest import until
@@ -133,7 +134,7 @@ async def test_whatever_bytes_come_the_member_goes_on(alone: Alone, tmp_path: Pa
     """Frames of a member with some bytes changed: each is refused, or says what a member could say."""
     source = leader(tmp_path / "old", name="n1")
     add(source, b"one", b"two")
-    said = dict(group="g", sender="n1", to="n0", term=1)
+    said: dict[str, Any] = {"group": "g", "sender": "n1", "to": "n0", "term": 1}
     frames = raft_wire.frame([entries(source, "n1", 1, 0, 3)]) + raft_wire.frame([
         VoteRequest(**said, last_index=3, last_term=1), VoteResponse(**said, granted=True),
         AppendResponse(**said, match=1, written=1), TransferRequest(**said),
