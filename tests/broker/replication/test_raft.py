@@ -9,8 +9,7 @@ import pytest
 from tests.broker.conftest import commit, records, running, until
 from tests.broker.replication.raft_group import RaftGroup, free_port
 
-from cometmq.broker.replication import raft_member
-from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication import raft, raft_member
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import ViewMessageRequestHeader
@@ -22,7 +21,7 @@ from cometmq.store import Flag
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Elections within tenths of a second."""
-    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.broker.replication.raft_group import HOST, free_port
 from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member
 
 from cometmq.broker.replication import raft_state, raft_wire
-from cometmq.broker.replication.raft_member import RaftMember
+from cometmq.broker.replication.raft_member import RaftMember, Seat
 from cometmq.errors import CometError, RaftMessageError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.raft import (
@@ -64,8 +64,10 @@ class Alone:
         begun = HardState(members=(MembersEntry(-1, -1, Members(frozenset(names))),))
         raft_state.save(store.disk, ledger(store).directory, begun, HardState())
         self.member = RaftMember(
-            me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
-            broker_addr="h:1", preferred=(), joins=False, store=store, clock=SystemClock(), timeout_s=5.0,
+            Seat(
+                me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
+                broker_addr="h:1",
+            ), store=store, clock=SystemClock(), timeout_s=5.0,
             tick=self.tick, end_tick=lambda: None, office=self.desk,
             options=RaftOptions(heartbeat_ms=20, election_ms=100),
         )  # fmt: skip

@@ -8,7 +8,6 @@ from tests.broker.replication.raft_group import RaftGroup
 
 from cometmq.broker.replication import raft, raft_tables
 from cometmq.broker.replication.metadata_sync import MetadataSync
-from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.raft_tables import RaftTables
 from cometmq.broker.tables.versions import Versions, order
 from cometmq.errors import RequestTimeout
@@ -21,7 +20,7 @@ from cometmq.raft import RaftOptions
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Elections within tenths of a second, and no copies but those that somebody asks for."""
-    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
     monkeypatch.setattr(raft, "SYNC_S", 1000.0)
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cometmq import logs
-from cometmq.broker.base.address import HA_OFFSET, BrokerAddress
-from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.raft_member import RaftMember
+from cometmq.broker.replication.means import Means
+from cometmq.broker.replication.raft_member import RaftMember, Seat
 from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
-from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies_admin import (
     HaClientInfo,
@@ -28,11 +27,12 @@ from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CopySettingsHeader
 from cometmq.raft import RaftOptions, Role
-from cometmq.remoting import Connection, RemotingClient, Tick
-from cometmq.store import Clock, MessageStore
+from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
+OPTIONS = RaftOptions()
+"""How its nodes behave."""
 SYNC_S = 1.0
 """Between two copies of the leader's tables. Any follower may be the next leader, with what it has then."""
 
@@ -54,27 +54,15 @@ class RaftReplication:
 
     decide = True
     """See Replicas."""
-    options: RaftOptions | None = None
-    """How its node behaves, where that is not as usual."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MessageStore,
-        tables: DurableTables,
-        address: BrokerAddress,
-        client: RemotingClient,
-        tick: Tick,
-        end_tick: Callable[[], None],
-        duties: Duties,
-    ) -> None:
+    def __init__(self, means: Means, end_tick: Callable[[], None], duties: Duties) -> None:
+        """end_tick: commits what the broker has appended in this tick."""
+        config, store, tables, client = means.config, means.store, means.tables, means.client
         self._config = config
-        self._clock = clock
+        self._clock = means.clock
         self._store = store
-        self._address = address
-        self._tick = tick
+        self._address = means.address
+        self._tick = means.tick
         self._commit_tick = end_tick
         self._duties = duties
         self._sync = GroupSync(self, store, tables, client, SYNC_S)
@@ -88,20 +76,23 @@ class RaftReplication:
         """Take part. The broker's port is known. Raises OSError, StoreError."""
         config, settings = self._config, self._config.store
         self._address.ha_port = self._address.port + HA_OFFSET  # nobody listens there; name servers want one
-        self._member = RaftMember(
+        seat = Seat(
             me=settings.d_leger_self_id,
             group=settings.d_leger_group,
             addresses=self._addresses,
             broker_addr=self._address.text,
             joins=config.d_leger_join,
             preferred=preferred_of(settings.preferred_leader_id),
+        )
+        self._member = RaftMember(
+            seat,
             store=self._store,
             clock=self._clock,
             timeout_s=config.slave_timeout / 1000,
             tick=self._tick,
             end_tick=self._commit_tick,
             office=self,
-            options=self.options,
+            options=OPTIONS,
         )
         await self._member.start(self._address.interface)
         self._sync.start()

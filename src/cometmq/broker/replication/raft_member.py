@@ -71,6 +71,20 @@ class Office(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Which member this is. addresses: of all members, by name; this one's too. broker_addr: of this broker.
+    joins: whether it waits to be taken into a group that is there. preferred: the members that are to lead
+    rather than others (preferredLeaderId)."""
+
+    me: str
+    group: str
+    addresses: Mapping[str, str]
+    broker_addr: str
+    joins: bool = False
+    preferred: Collection[str] = ()
+
+
 @dataclass(slots=True)
 class Received:
     """What has come from the leader, for people who watch. last: index of its last entry; times in ms."""
@@ -86,32 +100,25 @@ class RaftMember:
 
     def __init__(
         self,
+        seat: Seat,
         *,
-        me: str,
-        group: str,
-        addresses: Mapping[str, str],
-        broker_addr: str,
-        joins: bool,
-        preferred: Collection[str],
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
         tick: Tick,
         end_tick: Callable[[], None],
         office: Office,
-        options: RaftOptions | None = None,
+        options: RaftOptions,
     ) -> None:
-        """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
-        waits to be taken into a group that is there. preferred: the members that are to lead rather than
-        others (preferredLeaderId). timeout_s: how long a send waits for its commit.
-        tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError,
-        OSError."""
+        """timeout_s: how long a send waits for its commit. tick: at its end `end_tick` is called, which
+        commits what the broker has appended. Raises StoreError, OSError."""
         assert store.ledger is not None
+        me, group = seat.me, seat.group
         self.me = me
-        self._addresses = addresses
-        self._preferred = preferred
+        self._addresses = seat.addresses
+        self._preferred = seat.preferred
         self._prefer_at = 0.0
-        self._options = options or RaftOptions()
+        self._options = options
         self.received = Received()
         self._store = store
         self._ledger: Ledger = store.ledger
@@ -120,14 +127,14 @@ class RaftMember:
         self._commit_tick = end_tick
         self._office = office
         self._loop = asyncio.get_running_loop()
-        voters = frozenset() if joins else frozenset(addresses)
+        voters = frozenset() if seat.joins else frozenset(seat.addresses)
         self._state = raft_state.load(store.disk, self._ledger, voters)
         self.node = RaftNode(
             me, group, NodeLog(self._ledger), self._state, random.SystemRandom().randint, self._options,
             self._ledger.committed,
         )  # fmt: skip
         self.peers = Peers(
-            group, me, addresses[me], broker_addr,
+            group, me, seat.addresses[me], seat.broker_addr,
             receive=self._receive, heard=self._schedule, met=self._met, blank=self._is_blank,
         )  # fmt: skip
         self.leading = False
