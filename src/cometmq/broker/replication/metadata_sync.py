@@ -103,7 +103,6 @@ class MetadataSync:
         """contradicted: whether the master's log is not this one's; then its tables are not, either.
         newer_only: take no table that is older than the own one."""
         self._newer_only = newer_only
-        self._turn = asyncio.Lock()  # an older answer must not come after a newer one
         self._contradicted = contradicted
         self._store = store
         self._tables = tables
@@ -145,9 +144,8 @@ class MetadataSync:
 
     async def settings(self) -> None:
         """Copy topics and groups. Raises CometError."""
-        async with self._turn:
-            await self._topics()
-            await self._groups()
+        await self._topics()
+        await self._groups()
 
     def _is_wanted(self, version: DataVersion | None, own: DataVersion | None) -> bool:
         if self._newer_only:

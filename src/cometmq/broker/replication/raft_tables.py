@@ -13,8 +13,8 @@ majority, too, so that one which was away for long does not begin with those fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
 
 from cometmq import logs
 from cometmq.broker.replication.ha_client import success
@@ -30,11 +30,14 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import Header
 from cometmq.protocol.headers_admin import CopySettingsHeader
 from cometmq.remoting import RemotingClient
 from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
+
+T = TypeVar("T")
 
 TIMEOUT_S = 3.0
 """A member is given so long to answer."""
@@ -80,9 +83,21 @@ class GroupSync(MetadataSync):
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
         self._group = group
+        self._one_copy = asyncio.Lock()  # an older answer must not come after a newer one
+        self._wanted = 0  # calls of `settings` so far
+        self._copied = 0  # those of them that a copy has covered
 
     async def settings(self) -> None:
-        """Copy topics and groups. Raises CometError."""
+        """Copy topics and groups; calls during a copy share the next one. Raises CometError."""
+        self._wanted += 1
+        mine = self._wanted
+        async with self._one_copy:
+            if self._copied < mine:
+                covered = self._wanted
+                await self._copy_settings()
+                self._copied = covered
+
+    async def _copy_settings(self) -> None:
         ledger = self._store.ledger
         shown, term = 0 if ledger is None else ledger.shown, self._group.term
         await super().settings()
@@ -130,7 +145,7 @@ class RaftTables:
         self._one_round = asyncio.Lock()
         self._asked = 0  # calls of `keep` so far
         self._done = 0  # those of them that a round has covered
-        self._failure: CommandError | None = None  # of that round
+        self._failure = ""  # of that round
 
     @property
     def member(self) -> str:
@@ -165,91 +180,76 @@ class RaftTables:
         mine = self._asked
         async with self._one_round:
             if self._done < mine:
-                covered = self._asked
-                self._failure = await self._round()
-                self._done = covered
-        if self._failure is not None:
-            raise self._failure
-
-    async def _round(self) -> CommandError | None:
-        group = self._group
-        have, enough = int(group.me in group.voters), len(group.voters) // 2 + 1
-        header = CopySettingsHeader(leader=group.me, term=self._tables.versions.term or 0)
-        problems: dict[str, str] = {}
-        others = group.voters - {group.me}
-        asking = {asyncio.create_task(self._copied(each, header, problems)) for each in others}
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while have < enough:
-                    done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-                    have += sum(task.exception() is None for task in done)
-        except TimeoutError:
-            return CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"it is done, but only {have} of {len(group.voters)} members are known to have it, and the "
-                f"next leader may not: {'; '.join(problems.values()) or 'no other one answers'}",
-            )
-        finally:
-            for task in asking:
-                task.cancel()
-        return None
-
-    async def _copied(self, member: str, header: CopySettingsHeader, problems: dict[str, str]) -> None:
-        """Have a member copy; it may just be coming."""
-        while True:
-            addr = self._group.answering().get(member)
-            if addr is not None:
+                covered, self._failure = self._asked, ""
+                header = CopySettingsHeader(leader=self.member, term=self._tables.versions.term or 0)
                 try:
-                    frame = Frame.request(RequestCode.COPY_SETTINGS, header)
-                    success(await self._client.call(addr, frame, TIMEOUT_S))
-                    return
-                except CometError as error:
-                    problems[member] = f"{member}: {error}"
-            await asyncio.sleep(AGAIN_S)
+                    await self._of_majority(lambda addr: self._call(addr, RequestCode.COPY_SETTINGS, header))
+                except RaftRefused as refusal:
+                    self._failure = f"it is done, but the next leader may not know it: {refusal}"
+                self._done = covered
+        if self._failure:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, self._failure)
 
     async def take_up(self) -> None:
         """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it
         does not learn them, or leads no more."""
-        group, loop = self._group, asyncio.get_running_loop()
-        term, end = group.term, loop.time() + PATIENCE_S
-        found: dict[str, Copies] = {}
-        problem = "no other one answers"
-        while True:
-            missing = {each: at for each, at in group.answering().items() if each not in found}
-            for member, answer in zip(
-                missing, await asyncio.gather(*map(self.read, missing.values())), strict=True
-            ):
-                if isinstance(answer, str):
-                    problem = f"{member}: {answer}"
-                else:
-                    found[member] = answer
-            if group.term != term or group.leader != group.me:
-                raise RaftRefused(f"{group.me} leads no more", group.leader)
-            have = int(group.me in group.voters) + len(found.keys() & group.voters)
-            if have > len(group.voters) // 2:
-                break
-            if loop.time() >= end:
-                raise RaftRefused(f"the tables of {have} members of {len(group.voters)} are known: {problem}")
-            await asyncio.sleep(AGAIN_S)
-        for copies in found.values():
+        term = self._group.term
+        found = await self._of_majority(self.read)
+        if self._group.term != term:
+            raise RaftRefused(f"{self.member} leads no more", self._group.leader)
+        for copies in found:
             self._take(copies)
 
-    async def read(self, addr: str) -> Copies | str:
-        """A member's tables, or why they cannot be had."""
+    async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
+        """The answers of as many voters as are a majority with this one; who has not answered in this
+        leader's term may just be coming. Raises RaftRefused if they do not answer in time."""
+        group = self._group
+        others = group.voters - {group.me}
+        enough = len(group.voters) // 2 + 1 - int(group.me in group.voters)
+        problems: dict[str, str] = {}
 
-        async def ask(code: int, kind: type[Table]) -> Table:
-            answer = success(await self._client.call(addr, Frame.request(code), TIMEOUT_S))
-            return await asyncio.to_thread(kind.decode, bytes(answer.body))
+        async def answer(member: str) -> T:
+            while True:
+                addr = group.answering().get(member)
+                if addr is not None:
+                    try:
+                        return await ask(addr)
+                    except CometError as error:
+                        problems[member] = f"{member}: {error}"
+                await asyncio.sleep(AGAIN_S)
 
+        asked = pending = {asyncio.create_task(answer(member)) for member in others}
+        found: list[T] = []
         try:
-            return Copies(
-                await ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
-                await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable),
-                await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable),
-                await ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable),
-            )
-        except CometError as error:
-            return str(error)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < enough:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    found += [task.result() for task in done]
+        except TimeoutError:
+            raise RaftRefused(
+                f"{len(found)} of {len(others)} other members have answered: "
+                f"{'; '.join(problems.values()) or 'the others are away'}"
+            ) from None
+        finally:
+            for task in asked:
+                task.cancel()
+        return found
+
+    async def _call(self, addr: str, code: int, header: Header | None = None) -> bytes:
+        return bytes(success(await self._client.call(addr, Frame.request(code, header), TIMEOUT_S)).body)
+
+    async def read(self, addr: str) -> Copies:
+        """A member's tables. Raises CometError."""
+
+        async def table(code: int, kind: type[Table]) -> Table:
+            return await asyncio.to_thread(kind.decode, await self._call(addr, code))
+
+        return Copies(
+            await table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
+            await table(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable),
+            await table(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable),
+            await table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable),
+        )
 
     def _take(self, given: Copies) -> None:
         """What is newer than the own."""
