@@ -40,8 +40,10 @@ def test_a_member_without_anything_is_suspect_until_the_group_begins(tmp_path: P
     assert state.suspect
     more = NAMES | {"n3"}
     assert load(store, more).members == (MembersEntry(-1, -1, Members(more)),)  # the settings still count
+    save(store, msgspec.structs.replace(state, term=1, vote="n1"), state)
+    assert load(store).suspect
     save(store, msgspec.structs.replace(state, suspect=False), state)
-    assert load(store, more) == HardState(members=(START,))
+    assert load(store, more) == HardState(1, "n1", (START,))
     store.close()
 
 

@@ -93,6 +93,7 @@ async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, witho
 
 async def test_settings_are_changed_at_the_leader_alone(group):
     leader = await group.leader()
+    await group.equal()
     peer = group.peers[group.followers()[0]]
     for answer in (
         await create(peer, "Wide"),
@@ -105,6 +106,7 @@ async def test_settings_are_changed_at_the_leader_alone(group):
 
 async def test_only_the_leader_of_the_term_is_copied(group):
     leader = await group.leader()
+    await group.equal()
     follower = group.followers()[0]
     term = (await group.status(leader)).term
     for header in (
@@ -156,6 +158,7 @@ async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, m
 
 async def test_copies_never_go_back(group):
     leader = await group.leader()
+    await group.equal()
     follower = group.followers()[0]
     await create(group.peers[leader], "Wide")
     own = tables(group, follower).topics

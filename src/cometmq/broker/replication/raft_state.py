@@ -1,8 +1,8 @@
 """What a raft member keeps beside its log: term and vote as DLedger does, and what only our members know.
 
 `currterm` (docs/reference/storage.md, DLedger files) is for either broker. `members.json` is ours: the
-members entries of the log, and whether the log may have lost entries. Both are written before the log
-changes, so they may name entries that never came to be; `load` leaves those out.
+members entries of the log. It is written before the log changes, so it may name entries that never came to
+be; `load` leaves those out. Whether the log is suspect the store says, and `save` when it is no more.
 
 A member without any of this is a new one, or has lost its disk. Nobody can tell from here, so its log is
 suspect.
@@ -16,15 +16,24 @@ import msgspec
 
 from cometmq.errors import StoreError
 from cometmq.raft import HardState, Members, MembersEntry
-from cometmq.store import Disk, Ledger, TermAndVote, read_file, read_term, replace_file, write_term
+from cometmq.store import (
+    Disk,
+    Ledger,
+    TermAndVote,
+    forget_suspect,
+    is_suspect,
+    read_file,
+    read_term,
+    replace_file,
+    write_term,
+)
 
 _FILE = "members.json"
 _LIMIT = 1 << 20  # bytes
 
 
 class _Kept(msgspec.Struct):
-    members: tuple[MembersEntry, ...] = ()  # none while the group has not begun for this member
-    suspect: bool = False
+    members: tuple[MembersEntry, ...]
 
 
 def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
@@ -34,16 +43,15 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     try:
         found = msgspec.json.decode(read_file(disk, path, _LIMIT), type=_Kept)
     except FileNotFoundError:
-        found = _Kept(suspect=ledger.last < 0 and kept == TermAndVote())
-        if found.suspect:
-            replace_file(disk, path, msgspec.json.encode(found))
+        found = _Kept((MembersEntry(-1, -1, Members(voters)),))
+        if ledger.last < 0 and kept == TermAndVote():
+            ledger.distrust("nothing is here: the member is new, or its disk")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
-    entries = found.members or (MembersEntry(-1, -1, Members(voters)),)
-    members = tuple(entry for entry in entries if _is_in(entry, ledger))
-    if len(members) < len(entries):  # else they would be back when the log no longer begins in front of them
-        replace_file(disk, path, msgspec.json.encode(_Kept(members, found.suspect)))
-    return HardState(max(kept.term, 0), kept.vote, members, found.suspect)
+    members = tuple(entry for entry in found.members if _is_in(entry, ledger))
+    if members != found.members:  # else they would be back when the log no longer begins in front of them
+        replace_file(disk, path, msgspec.json.encode(_Kept(members)))
+    return HardState(max(kept.term, 0), kept.vote, members, is_suspect(disk, ledger.directory))
 
 
 def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
@@ -65,8 +73,10 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
     """Keep what has changed since `before`; it is on the device when this returns. For a thread. Raises
     OSError."""
-    if (state.members, state.suspect) != (before.members, before.suspect):
-        data = msgspec.json.encode(_Kept(state.members, state.suspect))
-        replace_file(disk, os.path.join(directory, _FILE), data)
+    whole = before.suspect and not state.suspect
+    if whole or state.members != before.members:
+        replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))
     if (state.term, state.vote) != (before.term, before.vote):
         write_term(disk, directory, TermAndVote(state.term, state.vote))
+    if whole:
+        forget_suspect(disk, directory)
