@@ -71,7 +71,7 @@ class Group(Protocol):
 
 
 class GroupSync(MetadataSync):
-    """A follower's copies of its leader's tables. Topics that the leader has deleted lose their queues."""
+    """A follower's copies of its leader's tables. Topics that the leader has deleted lose their messages."""
 
     def __init__(
         self,
@@ -114,13 +114,14 @@ class GroupSync(MetadataSync):
             if topic not in topics.table
             and not topics.is_system(topic)
             and all(queue.max_physical <= shown for queue in queues.of_topic(topic))
+            and any(queue.max_offset > queue.min_offset for queue in queues.of_topic(topic))
         ]
         if gone:
-            log.info("topics that the leader has deleted lose their queues: %s", ", ".join(gone))
+            log.info("topics that the leader has deleted lose their messages: %s", ", ".join(gone))
             try:
-                await self._store.deletion.delete(gone, before=shown)
+                await self._store.deletion.delete(gone)
             except OSError as error:
-                log.error("queues of deleted topics are still there: %s", error)
+                log.error("messages of deleted topics are still there: %s", error)
 
 
 class Copies(NamedTuple):
