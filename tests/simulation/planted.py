@@ -171,7 +171,7 @@ async def cut_committed(was: Any, ledger: Ledger, index: int) -> None:
     await was(ledger, index - 1)
 
 
-async def answered_at_once(_tables: RaftTables) -> None:
+async def answered_at_once(_tables: RaftTables, _since: int) -> None:
     """Nobody is waited for."""
 
 

@@ -21,7 +21,7 @@ from cometmq.broker.replication.ha_client import success
 from cometmq.broker.replication.metadata_sync import MetadataSync, Table
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.versions import order
-from cometmq.errors import CometError, CommandError, RaftRefused
+from cometmq.errors import BrokerError, CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies import (
     ConsumerOffsetTable,
     DelayOffsetTable,
@@ -125,12 +125,12 @@ class GroupSync(MetadataSync):
 
 
 class Copies(NamedTuple):
-    """A member's tables."""
+    """A member's tables, as far as each fits an answer."""
 
-    topics: TopicConfigTable
-    groups: SubscriptionGroupTable
-    offsets: ConsumerOffsetTable
-    delays: DelayOffsetTable
+    topics: TopicConfigTable | None
+    groups: SubscriptionGroupTable | None
+    offsets: ConsumerOffsetTable | None
+    delays: DelayOffsetTable | None
 
 
 class RaftTables:
@@ -166,7 +166,7 @@ class RaftTables:
         """Another one has the word."""
         self._tables.versions.counts = False
 
-    def check(self) -> None:
+    def check(self) -> int:
         """See SettingsReplicas."""
         if not self._group.leading:
             raise CommandError(
@@ -174,22 +174,25 @@ class RaftTables:
                 f"{self._group.me} does not lead its raft group, {self._group.leader or 'nobody'} does: "
                 "topics and groups are changed there",
             )
+        return self._tables.versions.term or 0
 
-    async def keep(self) -> None:
+    async def keep(self, since: int) -> None:
         """See SettingsReplicas. Those who ask during a round share the next one."""
         self._asked += 1
         mine = self._asked
         async with self._one_round:
-            if self._done < mine:
+            if since != self.check():
+                self._failure = "another member has led meanwhile, and may not know it"
+            elif self._done < mine:
                 covered, self._failure = self._asked, ""
-                header = CopySettingsHeader(leader=self.member, term=self._tables.versions.term or 0)
+                header = CopySettingsHeader(leader=self.member, term=since)
                 try:
                     await self._of_majority(lambda addr: self._call(addr, RequestCode.COPY_SETTINGS, header))
                 except RaftRefused as refusal:
                     self._failure = f"it is done, but the next leader may not know it: {refusal}"
                 self._done = covered
-        if self._failure:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, self._failure)
+            if self._failure:
+                raise CommandError(ResponseCode.SYSTEM_ERROR, self._failure)
 
     async def take_up(self) -> None:
         """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it
@@ -242,8 +245,12 @@ class RaftTables:
     async def read(self, addr: str) -> Copies:
         """A member's tables. Raises CometError."""
 
-        async def table(code: int, kind: type[Table]) -> Table:
-            return await asyncio.to_thread(kind.decode, await self._call(addr, code))
+        async def table(code: int, kind: type[Table]) -> Table | None:
+            try:
+                return await asyncio.to_thread(kind.decode, await self._call(addr, code))
+            except BrokerError as error:  # it may be too long; messages are worth more
+                log.error("a table of %s is not known to the new leader: %s", addr, error)
+                return None
 
         return Copies(
             await table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
@@ -255,15 +262,14 @@ class RaftTables:
     def _take(self, given: Copies) -> None:
         """What is newer than the own."""
         tables = self._tables
-        version = given.topics.data_version
-        if version is not None and order(version) > order(tables.topics.version):
-            tables.topics.replace(version, given.topics.topic_config_table)
-        version = given.groups.data_version
-        if version is not None and order(version) > order(tables.groups.version):
-            tables.groups.replace(version, given.groups.subscription_group_table)
-        if order(given.offsets.data_version) > order(tables.offsets.version):
-            self._sync.merge(given.offsets)
-        for level, offset in given.delays.offset_table.items():
+        topics, groups, offsets, delays = given
+        if topics and topics.data_version and order(topics.data_version) > order(tables.topics.version):
+            tables.topics.replace(topics.data_version, topics.topic_config_table)
+        if groups and groups.data_version and order(groups.data_version) > order(tables.groups.version):
+            tables.groups.replace(groups.data_version, groups.subscription_group_table)
+        if offsets and order(offsets.data_version) > order(tables.offsets.version):
+            self._sync.merge(offsets)
+        for level, offset in delays.offset_table.items() if delays else ():
             if offset > tables.delays.get(level):
                 tables.delays.move(level, offset)
 

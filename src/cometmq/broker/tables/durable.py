@@ -48,11 +48,12 @@ FIRST_WRITE_S = 10.0
 class SettingsReplicas(Protocol):
     """Those who have copies of the topics and groups."""
 
-    def check(self) -> None:
-        """Raises CommandError if this broker may not change them."""
+    def check(self) -> int:
+        """Since when this broker may change them. Raises CommandError if it may not."""
 
-    async def keep(self) -> None:
-        """Come back when they are sure to have them as they are now. Raises CommandError."""
+    async def keep(self, since: int) -> None:
+        """Come back when they are sure to have them as they are now. Raises CommandError, also if this broker
+        has not been the one to change them all the time `since`."""
 
 
 class DurableTables:
@@ -136,24 +137,24 @@ class DurableTables:
         for timer in self._timers:
             timer.start()
 
-    def check_changeable(self) -> None:
-        """Raises CommandError if topics and groups are changed elsewhere: at the leader of a raft group."""
-        if self.replicas is not None:
-            self.replicas.check()
+    def check_changeable(self) -> int:
+        """To be asked before a change, and given to `topics_kept` or `groups_kept` afterwards. Raises
+        CommandError if topics and groups are changed elsewhere: at the leader of a raft group."""
+        return 0 if self.replicas is None else self.replicas.check()
 
-    async def topics_kept(self) -> None:
+    async def topics_kept(self, since: int) -> None:
         """Come back when every change of the topics so far outlives this broker's end. Raises OSError,
         CommandError."""
-        await self._kept(self.topics_file)
+        await self._kept(self.topics_file, since)
 
-    async def groups_kept(self) -> None:
+    async def groups_kept(self, since: int) -> None:
         """The same of the groups."""
-        await self._kept(self.groups_file)
+        await self._kept(self.groups_file, since)
 
-    async def _kept(self, file: TableFile) -> None:
+    async def _kept(self, file: TableFile, since: int) -> None:
         await file.saved()
         if self.replicas is not None:
-            await self.replicas.keep()
+            await self.replicas.keep(since)
 
     def offsets_version(self) -> DataVersion | None:
         """In a raft group: which state of its leader's offsets is here. A leader's own is a new one each time
