@@ -9,8 +9,9 @@ from tests.broker.replication.raft_group import RaftGroup
 from cometmq.broker.replication import raft, raft_tables
 from cometmq.broker.replication.metadata_sync import MetadataSync
 from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.tables.versions import Versions, order
-from cometmq.errors import RequestTimeout
+from cometmq.errors import CommandError, RequestTimeout
 from cometmq.protocol.bodies import DataVersion
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers_admin import CopySettingsHeader, DeleteSubscriptionGroupRequestHeader
@@ -146,6 +147,24 @@ async def test_settings_are_changed_at_the_leader_alone(group):
     ):
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert f"does not lead its raft group, {leader} does" in answer.remark
+
+
+async def test_a_change_of_a_former_leadership_is_not_kept_by_this_one(group):
+    leader = await group.leader()
+    own = tables(group, leader)
+    since = own.check_changeable()
+    await own.topics_kept(since)
+    with pytest.raises(CommandError, match="has led since"):
+        await own.topics_kept(since - 1)
+
+
+async def test_a_table_that_is_too_long_keeps_nobody_from_leading(group, monkeypatch, caplog):
+    monkeypatch.setattr(ConsumerOffsets, "groups", lambda _self: 1 / 0)  # a handler that fails
+    first = await group.leader()
+    await create(group.peers[first], "Wide", read=7, write=7)
+    await group.stop(first)
+    assert tables(group, await group.leader()).topics.table["Wide"].read_queue_nums == 7
+    assert "a table of 127.0.0.1" in caplog.text
 
 
 async def test_only_the_leader_of_the_term_is_copied(group):

@@ -181,9 +181,11 @@ class RaftTables:
         self._asked += 1
         mine = self._asked
         async with self._one_round:
-            if since != self.check():
-                self._failure = "another member has led meanwhile, and may not know it"
-            elif self._done < mine:
+            if not self._group.leading or since != self._tables.versions.term:
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR, "it is done, but another member leads, or has led since"
+                )
+            if self._done < mine:
                 covered, self._failure = self._asked, ""
                 header = CopySettingsHeader(leader=self.member, term=since)
                 try:
