@@ -14,7 +14,7 @@ from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.record.framing import ENTRY_SIZE
-from cometmq.raft import RaftOptions
+from cometmq.raft import RaftNode, RaftOptions
 from cometmq.store import Flag
 
 
@@ -397,3 +397,19 @@ async def test_a_message_that_is_not_committed_cannot_be_viewed(group):
     place = store.ledger.place_of(store.ledger.committed)
     assert (await view(place.position)).code == ResponseCode.SUCCESS
     assert (await sending).code != ResponseCode.SUCCESS
+
+
+async def test_a_member_that_has_failed_says_so(group, monkeypatch):
+    leader = await group.leader()
+    tick = RaftNode.tick
+
+    def broken(self, now_ms):
+        if self.me == leader:
+            raise ZeroDivisionError("a test")
+        tick(self, now_ms)
+
+    monkeypatch.setattr(RaftNode, "tick", broken)
+    await until(lambda: any(group.leads(member) for member in group.brokers if member != leader), 20)
+    assert (await group.status(leader)).role == "failed"
+    assert group.brokers[leader].parts.replication.facts()["brokerRole"] == "SLAVE"
+    assert not group.brokers[leader].parts.replication.ha_status().master
