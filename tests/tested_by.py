@@ -47,7 +47,7 @@ cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipelin
     cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_send_input.py: cli/send
-cli/test_servers.py: cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
+cli/test_servers.py: cli/doctor cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread

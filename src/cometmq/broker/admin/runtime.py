@@ -119,6 +119,7 @@ class RuntimeAdmin:
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
             "bootTimestamp": str(stats.boot_ms),
+            "systemTimeMillis": str(self.clock.time_ms()),
             "runtime": span_text(mono_ms(self.clock) - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             "putTps": stats.rates("put"),
