@@ -57,9 +57,7 @@ class LeaderDuties:
         if self._resting is not None:
             await self._resting
         queues = self.store.queues
-        self.topics.adopt(
-            (queue.topic, queue.queue_id) for queue in queues if queue.max_offset > queue.min_offset
-        )
+        self.topics.adopt((queue.topic, queue.queue_id) for queue in queues if queue.max_offset)
         self.schedule.restart()
         self.timers.restart()
         self.transactions.restart()

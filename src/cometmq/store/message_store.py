@@ -145,13 +145,13 @@ class MessageStore:
             steady=steady, off_loop=off_loop, passes=passes, queues=queues, lookups=self.lookups,
             min_offsets=self.min_offsets,
         )  # fmt: skip
+        self.deletion = TopicDeletion(
+            disk=disk, off_loop=off_loop, commit_log=self.log, appender=self.appender, queues=queues, ext=ext,
+            deleted=deleted, min_offsets=self.min_offsets,
+        )  # fmt: skip
         self.purge = Purge(
             off_loop=off_loop, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
         )
-        self.deletion = TopicDeletion(
-            disk=disk, off_loop=off_loop, commit_log=self.log, appender=self.appender, queues=queues, ext=ext,
-            deleted=deleted, min_offsets=self.min_offsets, raft=self.ledger is not None, purge=self.purge,
-        )  # fmt: skip
         self.upkeep = self._make_upkeep()
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False

@@ -65,7 +65,7 @@ class RaftReplication:
         self._tick = means.tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = GroupSync(self, store, tables, client, SYNC_S)
+        self._sync = GroupSync(store, tables, client, SYNC_S)
         self._tables = RaftTables(self, tables, client, self._sync)
         tables.replicas = self._tables
         tables.versions.term, tables.versions.counts = 0, False

@@ -71,18 +71,12 @@ class Group(Protocol):
 
 
 class GroupSync(MetadataSync):
-    """A follower's copies of its leader's tables. Topics that the leader has deleted lose their messages."""
+    """A follower's copies of its leader's tables."""
 
     def __init__(
-        self,
-        group: Group,
-        store: MessageStore,
-        tables: DurableTables,
-        client: RemotingClient,
-        period_s: float,
+        self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
-        self._group = group
         self._one_copy = asyncio.Lock()  # an older answer must not come after a newer one
         self._wanted = 0  # calls of `settings` so far
         self._copied = 0  # those of them that a copy has covered
@@ -94,34 +88,8 @@ class GroupSync(MetadataSync):
         async with self._one_copy:
             if self._copied < mine:
                 covered = self._wanted
-                await self._copy_settings()
+                await super().settings()
                 self._copied = covered
-
-    async def _copy_settings(self) -> None:
-        ledger = self._store.ledger
-        shown, term = 0 if ledger is None else ledger.shown, self._group.term
-        await super().settings()
-        if self._tables.topics.version.state_version == term == self._group.term and not self._group.leading:
-            await self._forget_topics(shown)
-
-    async def _forget_topics(self, shown: int) -> None:
-        """Of messages in front of `shown` the leader knew the topics when it was asked: it makes a topic
-        before the first message, and begins with those of all messages."""
-        queues, topics = self._store.queues, self._tables.topics
-        gone = [
-            topic
-            for topic in queues.topics()
-            if topic not in topics.table
-            and not topics.is_system(topic)
-            and all(queue.max_physical <= shown for queue in queues.of_topic(topic))
-            and any(queue.max_offset > queue.min_offset for queue in queues.of_topic(topic))
-        ]
-        if gone:
-            log.info("topics that the leader has deleted lose their messages: %s", ", ".join(gone))
-            try:
-                await self._store.deletion.delete(gone)
-            except OSError as error:
-                log.error("messages of deleted topics are still there: %s", error)
 
 
 class Copies(NamedTuple):

@@ -3,9 +3,6 @@
 Three steps. The deletion is noted on the device (a thread syncs the tables). The topic's directory is moved
 out of the way, and its queues are forgotten: one rename on the loop, from where on a new topic of the name
 may begin. A thread removes the files. A crash after the first step leaves the rest to the next start.
-
-In a raft log the messages are only hidden, and a topic of the name that is made anew goes on behind them:
-members that get the log later meet the records of both, and would leave out offsets that begin again.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
-from cometmq.store.background.purge import Purge
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.queue_ext import ExtFiles
@@ -42,8 +38,6 @@ class TopicDeletion:
     ext: ExtFiles
     deleted: DeletedTopics
     min_offsets: MinOffsets
-    raft: bool
-    purge: Purge
 
     def __post_init__(self) -> None:
         # One at a time: they share the table of the deleted, which a thread writes, and the trash.
@@ -53,8 +47,6 @@ class TopicDeletion:
         """Destroy the queues of topics, those of this tick's messages included; the records go with their
         segments. Returns the number of queues. Raises OSError; then what is left of the topics goes on as if
         nothing had been asked for."""
-        if self.raft:
-            return await self._hide(topics)
         async with self._turn:
             left = list(dict.fromkeys(topics))
             deleted, floors = self.deleted.ends, self.min_offsets.by_topic
@@ -77,15 +69,6 @@ class TopicDeletion:
         gone = [topic for topic in self.queues.topics() if topic not in known]
         await self.delete(gone)
         return gone
-
-    async def _hide(self, topics: Sequence[str]) -> int:
-        floors = {
-            topic: {queue.queue_id: queue.max_offset for queue in self.queues.of_topic(topic)}
-            for topic in topics
-        }
-        for topic, ends in floors.items():
-            await self.purge.raise_min_offsets(topic, ends)
-        return sum(map(len, floors.values()))
 
     async def _attempt(self, left: list[str], tries: int) -> int:
         """Remove those topics that get no message while their deletion is being noted, also from `left`;
