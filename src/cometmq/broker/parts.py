@@ -132,6 +132,7 @@ class BrokerParts:
     def _with_slaves(self) -> Replication:
         made = Replication(self._means(), self.writer.visible)
         self.registrar.on_master = made.follow
+        self.registrar.lacks_master = lambda: made.lacks_master
         if self._config.store.broker_role == SYNC_MASTER:
             self.writer.replicas = made.master
         return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import commit, create, until
+from tests.broker.conftest import commit, create, records, until
 from tests.broker.replication.raft_group import RaftGroup
 
 from cometmq.broker.replication import raft, raft_tables
@@ -51,6 +51,50 @@ async def test_settings_that_were_answered_are_known_to_whoever_leads_next(group
     assert found.groups.table["G"].retry_max_times == 3
     assert "Gone" not in found.topics.table
     assert "H" not in found.groups.table
+
+
+async def test_a_topic_that_was_deleted_stays_so_with_its_messages(group):
+    first = await group.leader()
+    peer = group.peers[first]
+    for topic in ("Gone", "Kept"):
+        await create(peer, topic)
+        for number in range(3):
+            assert (await peer.send(topic, b"%d" % number)).code == 0
+    await group.equal()
+    assert (await peer.delete_topic("Gone")).code == 0
+    await group.stop(first)
+    parts = group.brokers[await group.leader()].parts
+    assert "Gone" not in parts.tables.topics.table
+    assert lengths(parts, "Gone") == []
+    assert lengths(parts, "Kept") == [3]
+
+
+def lengths(parts, topic):
+    return [queue.max_offset - queue.min_offset for queue in parts.store.queues.of_topic(topic)]
+
+
+async def test_a_topic_that_is_made_anew_is_whole_on_who_was_away(group):
+    """Its records follow on those of the old topic, which a member that comes later meets first."""
+    leader = await group.leader()
+    away = group.followers()[0]
+    await group.equal()
+    await group.stop(away)
+    peer = group.peers[leader]
+    for bodies in ((b"old", b"older", b"oldest"), (b"new", b"newer")):
+        await create(peer, "Again")
+        for body in bodies:
+            assert (await peer.send("Again", body)).code == 0
+        if bodies[0] == b"old":
+            assert (await peer.delete_topic("Again")).code == 0
+    await group.start(away)
+    await group.equal()
+    assert (await group.change(leader, "transfer", away)).code == 0
+    await until(lambda: group.leads(away), 20)
+    assert (await group.peers[away].send("Again", b"newest")).code == 0
+    found = [bytes(each.body) for each in records(await group.peers[away].pull("Again"))]
+    assert found == [b"new", b"newer", b"newest"]
+    await group.equal()
+    assert lengths(group.brokers[leader].parts, "Again") == [3]
 
 
 @pytest.fixture

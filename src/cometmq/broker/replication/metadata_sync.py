@@ -9,6 +9,9 @@ While the master is away consumers store their offsets here. What the master doe
 it when it is back; the larger offset holds. Everything else is as the master says, smaller offsets too: those
 may have been reset. In a raft group only newer tables are taken: who has just been elected may not know yet
 what its own followers have (see raft_tables.py).
+
+The queues of a topic that the master has deleted go here, too. Without that a topic made anew would show its
+old messages in those queues that have got no new one yet (RecordDispatch sees to the others).
 """
 
 from __future__ import annotations
@@ -34,9 +37,13 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from cometmq.protocol.headers import (
+    GetMaxOffsetRequestHeader,
+    OffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from cometmq.remoting import RemotingClient
 from cometmq.store import MessageStore
 
@@ -109,6 +116,7 @@ class MetadataSync:
         self._client = client
         self._said: Said | None = None  # waits for the log
         self._before: Offsets | None = None
+        self._deleted: dict[str, int] = {}  # topic -> end of the master's log when it was gone
         self.master_addr = ""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
@@ -127,6 +135,7 @@ class MetadataSync:
         if master_addr != self.master_addr:
             self.master_addr = master_addr
             self._said = None
+            self._deleted.clear()
 
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""
@@ -165,8 +174,32 @@ class MetadataSync:
     async def _topics(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
-        if table.data_version is not None and self._is_wanted(table.data_version, topics.version):
-            topics.replace(table.data_version, table.topic_config_table)
+        if self._is_wanted(table.data_version, topics.version):
+            end = await self._end()
+            table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
+            for topic in self._store.queues.topics():
+                if topic not in table.topic_config_table and not topics.is_system(topic):
+                    await self._look_for(topic, end)
+            if table.data_version is not None:
+                topics.replace(table.data_version, table.topic_config_table)
+        self._delete()
+
+    async def _look_for(self, topic: str, end: int) -> None:
+        """Note a topic as deleted that the master did not know when its log went as far as `end` at least, if
+        its queues are not there either: a table may be lost."""
+        longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
+        header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
+        frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
+        answer = success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
+        if answer.header(OffsetResponseHeader).offset < longest.max_offset:
+            self._deleted[topic] = end
+
+    def _delete(self) -> None:
+        store = self._store
+        for topic, end in list(self._deleted.items()):
+            if store.replica.end >= end and not store.dispatcher.own_wait:
+                del self._deleted[topic]
+                store.deletion.delete_before(topic, end, store.checkpointing.covered().position)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
@@ -178,12 +211,15 @@ class MetadataSync:
         if self._said is None:
             offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
             delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
-            facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
-            end = int(facts.table.get("commitLogMaxOffset", 0))
-            self._said = Said(offsets, delays, end)
+            self._said = Said(offsets, delays, await self._end())
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None
             await self._take(said)
+
+    async def _end(self) -> int:
+        """Where the master's log ends now."""
+        facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+        return int(facts.table.get("commitLogMaxOffset", 0))
 
     async def _take(self, said: Said) -> None:
         tables, given = self._tables, said.offsets
@@ -202,13 +238,15 @@ class MetadataSync:
         return outcome
 
     async def _give_back(self, outcome: Merged) -> None:
+        taken = 0
         for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
             topic, group = split_key(key)
             header = UpdateConsumerOffsetRequestHeader(
                 consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
             )
             frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-            success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
+            answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
+            taken += answer.code == ResponseCode.SUCCESS  # 5.x refuses those of groups that it does not know
         if outcome.returned:
-            count = min(len(outcome.returned), MOST_RETURNED)
-            log.info("%d offsets that were stored here are given to %s", count, self.master_addr)
+            text = "of %d offsets that were stored here %s has taken %d"
+            log.info(text, len(outcome.returned), self.master_addr, taken)

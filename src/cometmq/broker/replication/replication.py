@@ -44,7 +44,8 @@ class Replication:
             core = self.slave.core
             self.sync = MetadataSync(store, means.tables, means.client, lambda: core.contradicted)
         else:
-            self.master = HaServer(config, clock, store, tick)
+            ha = self.master = HaServer(config, clock, store, tick)
+            store.retention.wanted_from = lambda: ha.core.wanted_from
         flushed = store.flusher.on_flushed
 
         def on_flushed(end: int) -> None:
@@ -83,6 +84,11 @@ class Replication:
         if self.slave is not None and self.sync is not None:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
             self.sync.follow(addr)
+
+    @property
+    def lacks_master(self) -> bool:
+        """Whether this is a slave that nobody has told of its master."""
+        return self.slave is not None and self.slave.core.master is None
 
     def configure(self) -> None:
         """Take over changed settings."""

@@ -207,6 +207,11 @@ class ConsumeQueue:
                 yield offset, *unit
                 offset += 1
 
+    def first_position(self) -> int:
+        """Log position of the first record that is still there; -1 without one."""
+        units = self.units(self.min_offset, self.max_offset)
+        return next((position for _, position, size, _ in units if size != FILLER_SIZE), -1)
+
     def next_file_offset(self, offset: int) -> int:
         """First offset of the file behind the one that holds `offset`."""
         per_file = self.file_size // UNIT
