@@ -124,11 +124,13 @@ class Run:
         )
         self.problems += [each for each in report.problems if each.rule not in self._forgiven()]
         self.problems += [Problem("no errors", repr(each)) for each in self.scheduler.failures]
-        return Outcome(
+        outcome = Outcome(
             seed=self.seed, plan=self.plan, problems=self.problems, seen=self.cluster.seen, sent=report.sent,
             events=self.scheduler.events, simulated_s=self.scheduler.now, digest=self.scheduler.digest,
             history=lines,
         )  # fmt: skip
+        self.scheduler.forget()
+        return outcome
 
     def _forgiven(self) -> set[str]:
         """Rules that these faults may break: after a crash listeners are called again, timers come late."""
@@ -308,6 +310,7 @@ class Run:
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
         self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
+        self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have come meanwhile
 
     @property
     def _dead(self) -> bool:

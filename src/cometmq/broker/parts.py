@@ -208,6 +208,7 @@ class BrokerParts:
         )
         self.clients = ClientProcessor(
             clock=self._clock,
+            store=store,
             tables=tables,
             producers=self.producers,
             consumers=self.consumers,

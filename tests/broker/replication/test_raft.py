@@ -6,13 +6,16 @@ import asyncio
 import itertools
 
 import pytest
-from tests.broker.conftest import commit, records, running, until
+from tests.broker.conftest import Peer, commit, records, running, until
 from tests.broker.replication.raft_group import RaftGroup, free_port
 
 from cometmq.broker.replication import raft, raft_member
+from cometmq.broker.tables.topics import READ_WRITE, topic_of
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import LockBatchBody
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.headers import ViewMessageRequestHeader
+from cometmq.protocol.headers import GetRouteInfoRequestHeader, ViewMessageRequestHeader
 from cometmq.protocol.record.framing import ENTRY_SIZE
 from cometmq.raft import RaftNode, RaftOptions
 from cometmq.store import Flag
@@ -61,6 +64,10 @@ async def test_followers_refuse_and_say_what_they_are(group):
     assert (status.role, status.leader, status.member) == ("follower", leader, follower)
     facts = group.brokers[follower].parts.replication.facts()
     assert (facts["brokerRole"], facts["raftLeader"]) == ("SLAVE", leader)
+    locks = LockBatchBody(consumer_group="G", client_id="c", mq_set=[MessageQueue("Orders", "broker-a", 0)])
+    for member, code in ((leader, ResponseCode.SUCCESS), (follower, ResponseCode.SLAVE_NOT_AVAILABLE)):
+        answer = await group.peers[member].call(RequestCode.LOCK_BATCH_MQ, None, locks.encode())
+        assert answer.code == code
 
 
 async def test_another_leads_when_the_leader_stops_and_nothing_is_lost(group):
@@ -211,6 +218,49 @@ async def test_a_leader_whose_disk_fails_leaves(group):
     await until(lambda: any(group.leads(member) for member in group.brokers if member != leader), 20)
     assert not group.leads(leader)
     await send(group, await group.leader(), b"one")
+
+
+async def test_a_member_whose_log_rots_gets_it_again_and_then_its_vote(tmp_path, caplog):
+    async with RaftGroup(tmp_path, flushDiskType="SYNC_FLUSH") as group:
+        leader = await group.leader()
+        await send(group, leader, b"one", b"two", b"three")
+        await group.equal()
+        rots, other = group.followers()
+        await group.stop(rots)
+        path = next((tmp_path / rots / f"dledger-{rots}" / "data").iterdir())
+        data = path.read_bytes()
+        at = data.index(b"three")
+        path.write_bytes(data[:at] + b"eerht" + data[at + 5 :])
+        await group.start(rots)
+        assert group.brokers[rots].parts.replication.facts()["raftSuspect"] == "true"
+        await group.equal()
+        await until(lambda: group.brokers[rots].parts.replication.facts()["raftSuspect"] == "false")
+        assert await bodies(group.peers[rots]) == [b"one", b"two", b"three"]
+        await group.stop(leader)  # now it counts in a majority
+        assert await group.leader() in (rots, other)
+    assert "is lost" in caplog.text
+
+
+async def test_name_servers_know_what_a_new_leader_had_as_a_follower(tmp_path, monkeypatch):
+    monkeypatch.setattr(raft, "SYNC_S", 3600.0)
+    async with RaftGroup(tmp_path) as group:
+        leader = await group.leader()
+        for follower in group.followers():
+            parts = group.brokers[follower].parts
+            parts.tables.topics.put(topic_of("Own", 3, READ_WRITE))
+            await parts.registrar.registered()
+        await group.stop(leader)
+        second = await group.leader()
+        async with Peer(group.namesrv) as asking:
+
+            async def known():
+                answer = await asking.call(
+                    RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="Own")
+                )
+                return answer.code == ResponseCode.SUCCESS
+
+            await group.brokers[second].parts.registrar.registered()
+            assert await known()
 
 
 async def test_offsets_and_topics_are_copied_from_the_leader(group):

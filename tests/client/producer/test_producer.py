@@ -123,6 +123,9 @@ async def test_a_route_without_writable_queues_is_explained(
     namesrv.serve("T", broker, perm=4)
     with pytest.raises(NoRouteError, match="without a queue that may be written"):
         await sender.send(Message("T", b"x"))
+    del namesrv.routes["T"]  # now that it is known
+    with pytest.raises(NoRouteError, match="No topic route info"):
+        await sender.send(Message("T", b"x"))
 
 
 async def test_concurrent_sends_share_one_route_request(

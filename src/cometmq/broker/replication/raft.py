@@ -207,6 +207,7 @@ class RaftReplication:
             "raftLeader": status.leader,
             "raftCommitted": str(status.committed),
             "raftLast": str(status.last),
+            "raftSuspect": "true" if member is not None and member.suspect else "false",
         }
         if leads:
             others = [each.match for each in status.members if each.member != status.member]

@@ -156,6 +156,11 @@ class RaftMember:
         self._failure: CometError | OSError | None = None
         self._found()
 
+    @property
+    def suspect(self) -> bool:
+        """Whether its log was found damaged, or empty, and is not whole again: it has no vote."""
+        return self._state.suspect
+
     async def start(self, host: str) -> None:
         """Listen for members, and connect to them. Raises OSError."""
         _, _, port = self._addresses[self.me].rpartition(":")
@@ -306,6 +311,8 @@ class RaftMember:
     async def _save(self, state: HardState) -> None:
         disk, directory = self._store.disk, self._ledger.directory
         await asyncio.to_thread(raft_state.save, disk, directory, state, self._state)
+        if self._state.suspect and not state.suspect:
+            log.warning("raft: the log of %s is whole, and has a vote", self.me)
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:

@@ -178,7 +178,7 @@ class ClientInstance(LifeCycle):
         try:
             route = await self._fetch(topic)
         except NoRouteError as error:
-            if route is not None:
+            if route is not None and route.write_queues:
                 return route  # the template's route, still good for sending
             return await self._from_template(topic, template, template_queue_nums, error)
         if not route.write_queues:

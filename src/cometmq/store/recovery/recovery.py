@@ -43,6 +43,10 @@ _WORTH_IT = 16 << 20  # bytes of a segment
 _NOWHERE = 1 << 62  # a log position that no log reaches
 
 
+class EntriesLost(StoreCorrupt):
+    """Entries of a raft log that others of its group may count on are not there."""
+
+
 class LedgerEnds(Protocol):
     """In a raft log: positions behind what readers may see, and behind everything."""
 
@@ -228,8 +232,8 @@ class Recovery:
             self.index.forget_waiting()
             self.index.resume(clean=False, cut_at=start)
             replay = self._replay(start, start, result)
-        if self.config.broker_role == SLAVE:
-            return replay  # its queues go on where the master's records say
+        if self.config.broker_role == SLAVE or self.ledger is not None:
+            return replay  # its queues go on where the records of its master, or group, say
         for topic, queue_id, end in self._shorter(result):
             # Its last messages are lost, or have expired with its files: no offset is given out twice.
             try:
@@ -258,7 +262,7 @@ class Recovery:
             if result.damage:
                 damage = result.damage[0]
                 problem = f"entries at positions {damage.start} to {damage.stop} are damaged"
-                raise StoreCorrupt(f"{problem}, though committed", damage.path)
+                raise EntriesLost(f"{problem}, though committed", damage.path)
             result.end, replay.torn = self.ledger.end, False
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
         if self._segments and not keep:  # by one segment an empty log knows where it begins
