@@ -45,7 +45,7 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     except FileNotFoundError:
         found = _Kept((MembersEntry(-1, -1, Members(voters)),))
         if ledger.last < 0 and kept == TermAndVote():
-            ledger.distrust("nothing is here: the member is new, or its disk")
+            ledger.distrust("no log, vote or members are here: the member is new, or its disk is")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, ledger))
