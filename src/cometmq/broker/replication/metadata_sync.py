@@ -7,7 +7,8 @@ offset behind a message that was delivered or sent back, without the copy of tha
 
 While the master is away consumers store their offsets here. What the master does not know of them is sent to
 it when it is back; the larger offset holds. Everything else is as the master says, smaller offsets too: those
-may have been reset.
+may have been reset. In a raft group only newer tables are taken: who has just been elected may not know yet
+what its own followers have (see raft_tables.py).
 
 The queues of a topic that the master has deleted go here, too. Without that a topic made anew would show its
 old messages in those queues that have got no new one yet (RecordDispatch sees to the others).
@@ -24,11 +25,13 @@ from cometmq import logs
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.versions import order
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
     Body,
     ConsumerOffsetTable,
+    DataVersion,
     DelayOffsetTable,
     KVTable,
     SubscriptionGroupTable,
@@ -64,7 +67,7 @@ class NotTheMaster(CometError):
 class Said(NamedTuple):
     """Offsets as the master gave them, and where its log ended afterwards."""
 
-    offsets: Offsets
+    offsets: ConsumerOffsetTable
     delays: DelayOffsetTable
     log_end: int
 
@@ -102,8 +105,11 @@ class MetadataSync:
         contradicted: Callable[[], bool] = lambda: False,
         first_s: float = FIRST_S,
         period_s: float = PERIOD_S,
+        newer_only: bool = False,
     ) -> None:
-        """contradicted: whether the master's log is not this one's; then its tables are not, either."""
+        """contradicted: whether the master's log is not this one's; then its tables are not, either.
+        newer_only: take no table that is older than the own one."""
+        self._newer_only = newer_only
         self._contradicted = contradicted
         self._store = store
         self._tables = tables
@@ -136,8 +142,7 @@ class MetadataSync:
         if not self.master_addr or self._contradicted():
             return
         try:
-            await self._topics()
-            await self._groups()
+            await self.settings()
             await self._offsets()
         except CometError as error:
             if str(error) != self.failure:
@@ -145,6 +150,16 @@ class MetadataSync:
             self.failure = str(error)
         else:
             self.failure = ""
+
+    async def settings(self) -> None:
+        """Copy topics and groups. Raises CometError."""
+        await self._topics()
+        await self._groups()
+
+    def _is_wanted(self, version: DataVersion | None, own: DataVersion | None) -> bool:
+        if self._newer_only:
+            return order(version) > order(own)
+        return version is not None and version != own
 
     async def _ask(self, code: int, kind: type[Table]) -> Table:
         """A table of the master's, read by a thread: it may be long. Without a header 5.5 gives its tables as
@@ -159,7 +174,7 @@ class MetadataSync:
     async def _topics(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
-        if table.data_version is not None and table.data_version != topics.version:
+        if self._is_wanted(table.data_version, topics.version):
             end = await self._end()
             table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
             for topic in self._store.queues.topics():
@@ -191,14 +206,14 @@ class MetadataSync:
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
         groups = self._tables.groups
-        if table.data_version is not None and table.data_version != groups.version:
+        if table.data_version is not None and self._is_wanted(table.data_version, groups.version):
             groups.replace(table.data_version, table.subscription_group_table)
 
     async def _offsets(self) -> None:
         if self._said is None:
             offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
             delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
-            self._said = Said(offsets.offset_table, delays, await self._end())
+            self._said = Said(offsets, delays, await self._end())
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None
             await self._take(said)
@@ -209,11 +224,22 @@ class MetadataSync:
         return int(facts.table.get("commitLogMaxOffset", 0))
 
     async def _take(self, said: Said) -> None:
-        tables = self._tables
-        outcome = merged(tables.offsets.to_table()["offsetTable"], self._before, said.offsets)
-        self._before = said.offsets
-        tables.offsets.replace(outcome.offsets)
+        tables, given = self._tables, said.offsets
+        if self._newer_only and order(given.data_version) <= order(tables.offsets.version):
+            return
+        outcome = self.merge(given)
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        await self._give_back(outcome)
+
+    def merge(self, given: ConsumerOffsetTable) -> Merged:
+        """Take consumer offsets, with what was stored here since the last ones came."""
+        offsets = self._tables.offsets
+        outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
+        self._before = given.offset_table
+        offsets.replace(outcome.offsets, given.data_version)
+        return outcome
+
+    async def _give_back(self, outcome: Merged) -> None:
         taken = 0
         for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
             topic, group = split_key(key)

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cometmq import logs
-from cometmq.broker.base.address import HA_OFFSET, BrokerAddress, host_port
-from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.address import HA_OFFSET, host_port
 from cometmq.broker.replication.ha_client import HaClient
 from cometmq.broker.replication.ha_server import HaServer
 from cometmq.broker.replication.ha_slave import MasterAddress, Phase
+from cometmq.broker.replication.means import Means
 from cometmq.broker.replication.metadata_sync import MetadataSync
-from cometmq.broker.tables.durable import DurableTables
 from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
-from cometmq.remoting import Connection, RemotingClient, Tick, parse_addr
-from cometmq.store import Arrivals, Clock, MessageStore
+from cometmq.remoting import Connection, parse_addr
+from cometmq.store import Arrivals
 
 log = logs.logger(__name__)
 
@@ -27,33 +26,23 @@ log = logs.logger(__name__)
 class Replication:
     """`master` or `slave`, and the requests about them. Made inside the running loop."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MessageStore,
-        tables: DurableTables,
-        address: BrokerAddress,
-        client: RemotingClient,
-        tick: Tick,
-        visible: Callable[[int, Arrivals], None],
-    ) -> None:
+    def __init__(self, means: Means, visible: Callable[[int, Arrivals], None]) -> None:
         """visible: told of messages of the master's that became visible."""
+        config, clock, store, tick = means.config, means.clock, means.store, means.tick
         self._config = config
         self._clock = clock
         self._store = store
-        self._address = address
+        self._address = means.address
         self.master: HaServer | None = None
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
         if store.slave:
             self.slave = HaClient(
-                config=config, clock=clock, store=store, remoting=client, tick=tick, visible=visible
+                config=config, clock=clock, store=store, remoting=means.client, tick=tick, visible=visible
             )
             core = self.slave.core
-            self.sync = MetadataSync(store, tables, client, lambda: core.contradicted)
+            self.sync = MetadataSync(store, means.tables, means.client, lambda: core.contradicted)
         else:
             ha = self.master = HaServer(config, clock, store, tick)
             store.retention.wanted_from = lambda: ha.core.wanted_from
@@ -106,6 +95,9 @@ class Replication:
         for part in (self.master, self.slave):
             if part is not None:
                 part.configure()
+
+    def retire(self) -> None:
+        """Nobody need know beforehand that the broker stops."""
 
     async def stop(self) -> None:
         """Close the connections."""
