@@ -106,7 +106,7 @@ class MessageStore:
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = deleted = DeletedTopics(disk, config.root)
         self._clean_ends = CleanEnds(disk, config.root)
-        ends, self.recovered = self._recovered()
+        ends, self.recovered = self._found()
         self.min_offsets = MinOffsets(disk, config.root)
         self.min_offsets.apply(queues)
         self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
@@ -159,7 +159,8 @@ class MessageStore:
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
 
-    def _recovered(self) -> tuple[LogEnds | None, Recovered]:
+    def _found(self) -> tuple[LogEnds | None, Recovered]:
+        """What is on the disk; the ends of a raft log."""
         try:
             ends = self._ledger_ends() if self.config.enable_d_leger_commit_log else None
             return ends, self._recover(ends)
