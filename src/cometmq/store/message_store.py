@@ -106,12 +106,7 @@ class MessageStore:
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = deleted = DeletedTopics(disk, config.root)
         self._clean_ends = CleanEnds(disk, config.root)
-        try:
-            ends = self._ledger_ends() if config.enable_d_leger_commit_log else None
-            self.recovered = self._recover(ends)
-        except EntriesLost:
-            self.files.descriptors.close()
-            raise
+        ends, self.recovered = self._recover_log()
         self.min_offsets = MinOffsets(disk, config.root)
         self.min_offsets.apply(queues)
         self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
@@ -163,6 +158,14 @@ class MessageStore:
         self.upkeep = self._make_upkeep()
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
+
+    def _recover_log(self) -> tuple[LogEnds | None, Recovered]:
+        try:
+            ends = self._ledger_ends() if self.config.enable_d_leger_commit_log else None
+            return ends, self._recover(ends)
+        except EntriesLost:
+            self.files.descriptors.close()
+            raise
 
     def _ledger_ends(self) -> LogEnds:
         mark = self.checkpoint.mark

@@ -235,6 +235,7 @@ async def test_a_member_whose_log_rots_gets_it_again_and_then_its_vote(tmp_path,
         assert group.brokers[rots].parts.replication.facts()["raftSuspect"] == "true"
         await group.equal()
         await until(lambda: group.brokers[rots].parts.replication.facts()["raftSuspect"] == "false")
+        await until(lambda: "Orders" in group.brokers[rots].parts.tables.topics.table)
         assert await bodies(group.peers[rots]) == [b"one", b"two", b"three"]
         await group.stop(leader)  # now it counts in a majority
         assert await group.leader() in (rots, other)

@@ -117,6 +117,8 @@ def test_a_log_with_peers_is_cut_in_front_of_what_is_lost_and_mended_by_them(
         store = again(store, clean=clean)
         assert not is_suspect(store.disk, directory)
     assert store.recovered.damage == []
+    store.close()
+    peer.close()
 
 
 def filled_again(store: MessageStore) -> MessageStore:
