@@ -273,6 +273,27 @@ async def test_offsets_and_topics_are_copied_from_the_leader(group):
     assert "Fresh" in follower.tables.topics.table
 
 
+async def test_a_topic_that_was_deleted_and_made_anew_is_the_next_leaders_too(group):
+    first = await group.leader()
+    for body in (b"old", b"new"):
+        await send(group, first, body, body, topic="Fresh")
+        await group.equal()
+        assert [store_of(group, each).max_offset("Fresh", 0) for each in group.brokers] == [2, 2, 2]
+        if body == b"old":
+            await group.peers[first].delete_topic("Fresh")
+    await until(
+        lambda: all("Fresh" in group.brokers[each].parts.tables.topics.table for each in group.brokers)
+    )
+    await group.stop(first)
+    second = await group.leader()
+    await send(group, second, b"newer", topic="Fresh")
+    assert await bodies(group.peers[second], topic="Fresh") == [b"new", b"new", b"newer"]
+
+
+def store_of(group, member):
+    return group.brokers[member].parts.store
+
+
 async def test_a_log_that_rolls_and_is_restarted_is_the_same_everywhere(tmp_path):
     async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", flushDiskType="SYNC_FLUSH") as group:
         leader = await group.leader()

@@ -195,11 +195,13 @@ class MetadataSync:
             self._deleted[topic] = end
 
     def _delete(self) -> None:
-        store = self._store
+        store, waiting = self._store, self._store.dispatcher
+        done = store.checkpointing.covered().position
         for topic, end in list(self._deleted.items()):
-            if store.replica.end >= end and not store.dispatcher.own_wait:
+            reached = done >= end or (store.replica.end >= end and not waiting.waits)
+            if reached and not waiting.own_wait:
                 del self._deleted[topic]
-                store.deletion.delete_before(topic, end, store.checkpointing.covered().position)
+                store.deletion.delete_before(topic, end, done)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)

@@ -105,15 +105,23 @@ class ConsumeQueue:
         if self.max_offset == 0:
             # A queue that continues at `offset` on a fresh disk, or with files of which no unit holds;
             # write() fills the start of its first file.
-            for base in self.positions:
-                self._files.delete(self.path_of(base))
-                self.new_names = True
-            self.positions.clear()
-            self.unsynced_files.clear()
-            self.window_start = self.written = self.min_offset = self.max_offset = offset
+            self._begin_at(offset)
         else:
             self.window += FILLER * (offset - self.max_offset)
             self.max_offset = offset
+
+    def forget_all(self) -> None:
+        """No record of the queue is left: it goes on at any offset, without fillers."""
+        self._begin_at(0)
+
+    def _begin_at(self, offset: int) -> None:
+        for base in self.positions:
+            self._files.delete(self.path_of(base))
+            self.new_names = True
+        self.positions.clear()
+        self.unsynced_files.clear()
+        self.window.clear()
+        self.window_start = self.written = self.min_offset = self.max_offset = offset
 
     def write(self) -> None:
         """Write what the files lack. Raises OSError; the next call tries again."""

@@ -272,6 +272,8 @@ class Ledger:
         self._first_base = head.position
         for queue in self._queues:  # of a log that was reset
             queue.correct_min(head.position)
+            if queue.min_offset == queue.max_offset:
+                queue.forget_all()  # it may be far to its next message
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
