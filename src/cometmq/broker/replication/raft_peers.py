@@ -51,7 +51,7 @@ class _Incoming(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
-        if len(self._peers.incoming) >= MOST_CONNECTIONS:
+        if self._peers.stopped or len(self._peers.incoming) >= MOST_CONNECTIONS:
             transport.abort()
             return
         _ends_when_silent(transport)
@@ -171,6 +171,7 @@ class Peers:
         self.learned: dict[str, raft_wire.Greeting] = {}
         """What members have said of themselves."""
         self.incoming: set[_Incoming] = set()
+        self.stopped = False
         self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, blank())
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
@@ -223,7 +224,8 @@ class Peers:
         return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close everything, also what was accepted just now."""
+        self.stopped = True
         self.use({})
         if self._server is not None:
             self._server.close()
