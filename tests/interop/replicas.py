@@ -66,9 +66,9 @@ class Replicas:
                 make, directory, self.names, settings=settings, jvm=SMALL_JVM, **place
             )
 
-    def replace(self, role: str, make: str) -> None:
-        """Stop a broker; one of another make goes on with its directory."""
-        self.brokers[role].stop()
+    def replace(self, role: str, make: str, *, kill: bool = False) -> None:
+        """Stop a broker, or kill it; one of another make goes on with its directory."""
+        _ = self.brokers[role].kill() if kill else self.brokers[role].stop()
         self.makes[role] = make
         self.start(role)
 
@@ -84,14 +84,16 @@ class Replicas:
             return int(wire.runtime_info(self.port(role)).get("commitLogMaxOffset", -1))
         return -1
 
-    def send(self, count: int = 1, size: int = 100, topic: str = "Alpha") -> list[int]:
-        """The codes of so many sends to the master."""
+    def send(self, count: int = 1, size: int = 100, topic: str = "Alpha", *, wait: bool = True) -> list[int]:
+        """The codes of so many sends to the master, which wait for the slave, or do not."""
         codes = []
         with wire.Connection(self.port("master"), timeout_s=20.0) as connection:
             feeder = store_input.Feeder(connection)
             for number in range(count):
                 try:
-                    feeder.send(topic, number % 4, bytes(size), [("KEYS", f"k{number}")])
+                    feeder.send(
+                        topic, number % 4, bytes(size), [("KEYS", f"k{number}"), ("WAIT", str(wait).lower())]
+                    )
                     codes.append(OK)
                 except store_input.RefusedError as error:
                     codes.append(error.args[1])

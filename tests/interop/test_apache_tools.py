@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,8 @@ from tests.interop.mqadmin import AdminShell
 from tests.interop.processes import wait_until
 from tests.interop.space import Cluster, Space
 from tests.long_form import long_form
+
+from cometmq import Message, SyncProducer, SyncPushConsumer
 
 
 @pytest.fixture(params=SERVER_VERSIONS)
@@ -106,6 +109,20 @@ def test_messages_are_found_by_id_key_and_unique_key(shell: AdminShell, mqadmin:
     by_unique = mqadmin(f"queryMsgByUniqueKey -t {space.topic} -i {sent['msgId']}")
     assert re.search(rf"Queue Offset:\s*{sent['queueOffset']}\n", by_unique)
     assert re.search(r"Keys:\s*\[needle\]", by_unique)
+
+
+def test_our_consumers_say_how_fast_they_are(mqadmin: Run, space: Space) -> None:
+    handled = threading.Event()
+    namesrv = space.cluster.namesrv
+    with SyncProducer("p", namesrv=namesrv) as producer:
+        producer.send(Message(space.topic, b"x"))
+    consumer = SyncPushConsumer(space.group, lambda messages: handled.set(), space.topic, namesrv=namesrv)
+    with consumer:
+        assert handled.wait(20)
+        told = mqadmin(f"consumerStatus -g {space.group} -i {consumer.health().client_id}")
+    rows = told.partition("#Consumer RT&TPS#")[2].splitlines()
+    (row,) = [each.split() for each in rows if each.startswith(f"{space.topic} ")]
+    assert len([float(figure) for figure in row[1:]]) == 6
 
 
 # Once is enough.

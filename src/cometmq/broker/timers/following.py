@@ -113,7 +113,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._budget = LogBudget()
-        self._newest_ms = self.store.flusher.written_ms  # of what was stored before the start
+        self._newest_ms = self.store.newest_ms  # of what was stored before the start, here or by a leader
         self._loading: tuple[int, Known] | None = None  # up to which queue offset `load` goes, by what
 
     @property
