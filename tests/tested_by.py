@@ -24,7 +24,9 @@ admin/test_shell.py: admin/commands
 admin/test_topic_commands.py: admin/admin admin/errors
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
+broker/test_decision.py: broker/access/rights
 broker/test_ending.py: broker/send/half broker/transactions/records
+broker/test_guard.py: broker/access/requests
 broker/test_model.py: broker/transactions/service
 broker/test_offset_requests.py: broker/base/compat
 broker/test_progress.py: broker/base/times

@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection
 
 from cometmq import logs
+from cometmq.broker.access.guard import Guard
+from cometmq.broker.access.requests import AclRequests
 from cometmq.broker.admin.clients import ClientAdmin
 from cometmq.broker.admin.consumers import ConsumerAdmin
 from cometmq.broker.admin.progress import ProgressAdmin
@@ -69,9 +71,16 @@ class BrokerParts:
     """The tables, processors and servers of a broker. Made inside the running loop."""
 
     def __init__(
-        self, config: BrokerConfig, clock: Clock, store: MessageStore, address: BrokerAddress
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        store: MessageStore,
+        address: BrokerAddress,
+        guard: Guard | None = None,
     ) -> None:
+        """guard: checks all requests, with aclEnable."""
         self._config = config
+        self._guard = guard
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
@@ -79,7 +88,7 @@ class BrokerParts:
         self._limits_due = False  # _use_topic_limits is scheduled
         self.store = store
         self.tick = tick = Tick(self._loop)
-        self.client = RemotingClient(tick=tick)
+        self.client = RemotingClient(tick=tick, outgoing=None if guard is None else guard.sign)
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
@@ -101,7 +110,8 @@ class BrokerParts:
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
-        self.handlers = self._all_handlers()
+        handlers = self._all_handlers()
+        self.handlers = handlers if guard is None else guard.guarded(handlers)
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
         self._periodic = [
@@ -269,6 +279,7 @@ class BrokerParts:
                 clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
             ),
             self.replication,
+            AclRequests(config=config, address=self._address, guard=self._guard),
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             RuntimeAdmin(
                 config=config,
@@ -290,7 +301,8 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        shortcuts = self.sends.shortcuts()
+        # A signature is of one request alone: with a guard no send is known from those before.
+        shortcuts = self.sends.shortcuts() if self._guard is None else {}
         return RemotingServer(handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick)
 
     def _divert(self, codes: Collection[int], handler: Handler) -> None:
@@ -331,6 +343,8 @@ class BrokerParts:
             self.transactions.start()
         for timer in self._periodic:
             timer.start()
+        if self._guard is not None:
+            self._guard.start()
         self.protection.start()
         await self.replication.start()
         await self.registrar.start()
@@ -357,6 +371,8 @@ class BrokerParts:
         await self.registrar.stop()
         for timer in self._periodic:
             timer.cancel()
+        if self._guard is not None:
+            await self._guard.stop()
         self.protection.stop()
         await self.schedule.stop()
         await self.timers.stop()

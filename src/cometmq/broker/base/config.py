@@ -43,7 +43,7 @@ from cometmq.store import SLAVE, StoreConfig
 NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
-        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn",
+        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn", "aclEnable",
         "brokerName", "brokerClusterName", "brokerId", "brokerRole",
         "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
         "fetchNamesrvAddrByAddressServer", "rmqAddressServerDomain",
@@ -150,6 +150,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: int = 0
+    acl_enable: bool = False
+    rocketmq_home: str = ""  # where accounts are, with aclEnable
     broker_config_path: str = ""
     extra: dict[str, str] = {}
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)

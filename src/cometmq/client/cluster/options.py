@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
+from cometmq.protocol.acl import Credentials, credentials_of
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_SUB_GROUP
@@ -54,6 +55,11 @@ class ClientOptions:
     heartbeat_interval_s: float = 30.0
     api_timeout_s: float = 3.0
     """Limit of every request that has no limit of its own."""
+    access_key: str | None = None
+    """With `secret_key`: the account that signs every request; None: requests are not signed."""
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    """Of temporary accounts of cloud services: sent and signed too."""
     trace: TraceOptions | None = None
     """How the messages of these producers and consumers are traced; None: they are not."""
     telemetry: Telemetry | None = None
@@ -66,6 +72,12 @@ class ClientOptions:
         for key, name in (("namespace", self.namespace), ("namespace_v2", self.namespace_v2)):
             if name and (not is_legal_name(name, TOPIC_LENGTH_MAX) or "%" in name or "|" in name):
                 raise ConfigError(key, name, "letters, digits, _ and -")
+        credentials_of(self.access_key, self.secret_key, self.security_token)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with."""
+        return credentials_of(self.access_key, self.secret_key, self.security_token)
 
 
 def namesrv_addresses(
