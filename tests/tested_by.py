@@ -17,6 +17,7 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
+admin/test_acl_commands.py: admin/acl
 admin/test_cluster_commands.py: admin/consumer_commands admin/groups
 admin/test_formats.py: admin/values
 admin/test_message_commands.py: admin/messages
@@ -83,6 +84,7 @@ protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql
 raft/test_node.py: raft/following raft/leading raft/members
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
+remoting/test_tls.py: remoting/opening
 store/test_apache_store.py: store/derived/index_file
 store/test_batch_items.py: store/base/refusal
 store/test_cold_reads.py: store/base/files

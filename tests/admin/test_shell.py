@@ -15,6 +15,7 @@ COMMANDS = [
     *("updateTopic", "deleteTopic", "purgeTopic", "topicList", "topicRoute", "topicStatus", "clusterList"),
     *("brokerStatus", "consumerProgress", "consumerStatus", "queryMsgById", "queryMsgByKey"),
     *("queryMsgByUniqueKey", "resumeCheckHalfMessage", "queryMsgTraceById", "sendMessage", "consumeMessage"),
+    *("updateAclConfig", "deleteAclConfig", "updateGlobalWhiteAddr", "clusterAclConfigVersion"),
     *("haStatus", "resetMasterFlushOffset", "addBroker", "removeBroker"),
 ]
 

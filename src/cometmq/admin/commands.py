@@ -7,6 +7,7 @@ from importlib.metadata import version
 import click
 
 from cometmq.admin import (
+    acl_commands,
     cluster_commands,
     consumer_commands,
     message_commands,
@@ -43,7 +44,14 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         click.echo(found.get_help(shown))
 
 
-for module in (topic_commands, cluster_commands, consumer_commands, message_commands, replication_commands):
+for module in (
+    topic_commands,
+    cluster_commands,
+    consumer_commands,
+    message_commands,
+    acl_commands,
+    replication_commands,
+):
     for value in vars(module).values():
         if isinstance(value, click.Command):
             mqadmin.add_command(value)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from cometmq import yaml_file
 from cometmq.admin.admin import Admin
+from cometmq.client import ClientOptions
+from cometmq.client.cluster.options import environment_credentials
+from cometmq.errors import ConfigError, YamlError
 from cometmq.text import is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,7 +69,9 @@ class MqAdmin(click.Group):
     def listing(self) -> str:
         """What `mqadmin` alone prints."""
         lines = [
-            f"   {name:<20} {c.get_short_help_str(90)}" for name, c in self.commands.items() if name != "help"
+            f"   {name:<20} {c.get_short_help_str(90)}"
+            for name, c in self.commands.items()
+            if name != "help" and not c.hidden
         ]
         more = "See 'mqadmin help <command>' for more information on a specific command."
         return "\n".join(["The most commonly used mqadmin commands are:", *lines, "", more])
@@ -121,7 +128,7 @@ def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click
         @functools.wraps(work)
         def command(namesrv: str, **options: Any) -> None:
             async def run() -> None:
-                async with Admin(namesrv) as admin:
+                async with Admin(namesrv, options=tools_options()) as admin:
                     await work(admin, **options)
 
             asyncio.run(run())
@@ -129,6 +136,26 @@ def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click
         return click.command(name, context_settings=SETTINGS)(NAMESRV(command))
 
     return decorate
+
+
+def tools_options() -> ClientOptions:
+    """The account that RocketMQ's tools sign with, of conf/tools.yml below ROCKETMQ_HOME, unless the
+    environment names another. Raises ConfigError."""
+    home = os.environ.get("ROCKETMQ_HOME")
+    path = os.path.join(home, "conf", "tools.yml") if home else ""
+    if environment_credentials() is not None or not os.path.exists(path):
+        return ClientOptions()
+    with open(path, "rb") as file:
+        data = file.read(yaml_file.BYTES_MAX + 1)
+    try:
+        found = yaml_file.load(data).value if data.strip() else {}
+    except YamlError as error:
+        raise ConfigError("tools.yml", "", error.problem, f"{path} line {error.line}") from None
+    keys = {}
+    for name in ("accessKey", "secretKey"):
+        node = found.get(name) if isinstance(found, dict) else None
+        keys[name] = node.value.strip() if node is not None and isinstance(node.value, str) else ""
+    return ClientOptions(access_key=keys["accessKey"], secret_key=keys["secretKey"])
 
 
 def show(lines: Iterable[str]) -> None:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Collection
 
 from cometmq import logs
-from cometmq.broker.access.guard import Guard
 from cometmq.broker.access.requests import AclRequests
+from cometmq.broker.access.security import OPEN, Security
 from cometmq.broker.admin.clients import ClientAdmin
 from cometmq.broker.admin.consumers import ConsumerAdmin
 from cometmq.broker.admin.progress import ProgressAdmin
@@ -76,11 +76,11 @@ class BrokerParts:
         clock: Clock,
         store: MessageStore,
         address: BrokerAddress,
-        guard: Guard | None = None,
+        security: Security = OPEN,
     ) -> None:
-        """guard: checks all requests, with aclEnable."""
         self._config = config
-        self._guard = guard
+        self._security = security
+        self._guard = guard = security.guard
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
@@ -88,7 +88,9 @@ class BrokerParts:
         self._limits_due = False  # _use_topic_limits is scheduled
         self.store = store
         self.tick = tick = Tick(self._loop)
-        self.client = RemotingClient(tick=tick, outgoing=None if guard is None else guard.sign)
+        self.client = RemotingClient(
+            tick=tick, outgoing=None if guard is None else guard.sign, ssl_context=security.client_context
+        )
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
@@ -303,7 +305,13 @@ class BrokerParts:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
         # A signature is of one request alone: with a guard no send is known from those before.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
-        return RemotingServer(handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick)
+        return RemotingServer(
+            handlers,
+            shortcuts=shortcuts,
+            on_close=self._closed,
+            tick=self.tick,
+            tls=self._security.tls,
+        )
 
     def _divert(self, codes: Collection[int], handler: Handler) -> None:
         for server in (self.server, self.vip_server):
@@ -343,8 +351,7 @@ class BrokerParts:
             self.transactions.start()
         for timer in self._periodic:
             timer.start()
-        if self._guard is not None:
-            self._guard.start()
+        self._security.start()
         self.protection.start()
         await self.replication.start()
         await self.registrar.start()
@@ -371,8 +378,7 @@ class BrokerParts:
         await self.registrar.stop()
         for timer in self._periodic:
             timer.cancel()
-        if self._guard is not None:
-            await self._guard.stop()
+        await self._security.stop()
         self.protection.stop()
         await self.schedule.stop()
         await self.timers.stop()

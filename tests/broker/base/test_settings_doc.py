@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.broker.base.config import FIELD_OF_KEY, NOT_BY_REQUEST, RANGES, STORE_KEYS, BrokerConfig
-from cometmq.broker.base.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
+from cometmq.broker.base.inert import NOT_BUILT, WITHOUT_USE
 from cometmq.namesrv.config import FIELDS, NamesrvConfig
 from cometmq.namesrv.config import RANGES as NAMESRV_RANGES
 from cometmq.store import MessageStore
@@ -19,7 +19,7 @@ from cometmq.store.base.config import WIRE_NAMES, StoreConfig
 PAGE = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
 ROWS = {
     row[1]: row
-    for row in re.finditer(r"^\| `(\w+)` \|(.*?)\|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)
+    for row in re.finditer(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)
 }
 INERT = PAGE[PAGE.index("## Without effect") :]
 ELSEWHERE = {"brokerName", "brokerIP1", "namesrvAddr"}  # defaults that the machine or the environment gives
@@ -35,7 +35,7 @@ def test_a_default(key):
 
 
 def test_every_setting_of_the_name_server_has_its_row():
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|([^|]*)\|[^|]*\|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|([^|]*)\|[^|]*\|$", PAGE, re.MULTILINE)
     shown = NamesrvConfig().to_properties()
     home = str(Path("~").expanduser())
     assert {key: default.replace("~", home) for key, default, _ in rows} == {
@@ -53,16 +53,16 @@ def test_a_range(key):
 
 def test_what_requests_may_not_change_is_named():
     text = PAGE[: PAGE.index("## Store")]
-    named = re.findall(r"`([\w*]+)`", text[text.index("Not by request") :])
+    named = re.findall(r"`([\w.*]+)`", text[text.index("Not by request") :])
     for key in NOT_BY_REQUEST:
         assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
 
 
 def test_every_setting_without_effect_is_named():
     named = re.findall(r"`([\w*]+)(?:=true)?`", INERT)
-    for key in (*WITHOUT_USE, *NOT_BUILT, *UNSAFE):
+    for key in (*WITHOUT_USE, *NOT_BUILT):
         assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
-    for key in (*NOT_BUILT, *UNSAFE):
+    for key in NOT_BUILT:
         assert key in named
 
 

@@ -44,6 +44,7 @@ NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
         "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn", "aclEnable",
+        "tls.config.file", "tls.server.mode", "useTLS",
         "brokerName", "brokerClusterName", "brokerId", "brokerRole",
         "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
         "fetchNamesrvAddrByAddressServer", "rmqAddressServerDomain",
@@ -150,6 +151,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: int = 0
+    tls_server_mode: str = ""  # permissive where there is a tls.config.file
+    tls_config_file: str = ""
+    use_tls: bool = False
     acl_enable: bool = False
     rocketmq_home: str = ""  # where accounts are, with aclEnable
     broker_config_path: str = ""

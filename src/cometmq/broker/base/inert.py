@@ -53,8 +53,4 @@ NOT_BUILT = {
     "timerPrecisionMs": "1000", "timerCongestNumEachSlot": "2147483647",
 }  # fmt: skip
 
-UNSAFE = {
-    "useTLS": ("false", "the broker does not speak TLS by this key, and traffic would be in the clear"),
-}
-
-INERT = Inert(WITHOUT_USE, NOT_BUILT, UNSAFE)
+INERT = Inert(WITHOUT_USE, NOT_BUILT)

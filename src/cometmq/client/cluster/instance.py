@@ -97,6 +97,7 @@ class ClientInstance(LifeCycle):
             self._requests.handlers(),
             on_close=self._connection_closed,
             outgoing=_before_leaving(self.namespace, self.options.credentials),
+            ssl_context=self.options.tls_context,
         )
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self._address_server: AddressServer | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +12,22 @@ from cometmq.errors import ConfigError
 from cometmq.protocol.acl import Credentials, credentials_of
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TRACE_TOPIC, is_legal_name
-from cometmq.remoting import DEFAULT_SUB_GROUP
+from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
+from cometmq.settings import BOOLEANS
 
-__all__ = ["ClientOptions", "TraceOptions", "namesrv_addresses"]
+__all__ = [
+    "CREDENTIALS_ENV",
+    "TLS_ENV",
+    "ClientOptions",
+    "TraceOptions",
+    "environment_credentials",
+    "environment_tls",
+    "namesrv_addresses",
+]
+
+
+CREDENTIALS_ENV = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_SECURITY_TOKEN")
+TLS_ENV = "COMETMQ_TLS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +70,14 @@ class ClientOptions:
     api_timeout_s: float = 3.0
     """Limit of every request that has no limit of its own."""
     access_key: str | None = None
-    """With `secret_key`: the account that signs every request; None: requests are not signed."""
+    """With `secret_key`: the account that signs every request. None: COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY
+    and COMETMQ_SECURITY_TOKEN of the environment, if they are there; "": requests are not signed."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
     """Of temporary accounts of cloud services: sent and signed too."""
+    tls: ssl.SSLContext | str | bool | None = None
+    """A context, or the path of RocketMQ's file of settings (tls.client.*); True: servers have certificates
+    that this machine trusts; False: connections are plain; None: COMETMQ_TLS of the environment."""
     trace: TraceOptions | None = None
     """How the messages of these producers and consumers are traced; None: they are not."""
     telemetry: Telemetry | None = None
@@ -72,12 +90,29 @@ class ClientOptions:
         for key, name in (("namespace", self.namespace), ("namespace_v2", self.namespace_v2)):
             if name and (not is_legal_name(name, TOPIC_LENGTH_MAX) or "%" in name or "|" in name):
                 raise ConfigError(key, name, "letters, digits, _ and -")
-        credentials_of(self.access_key, self.secret_key, self.security_token)
+        _ = self.credentials
 
     @property
     def credentials(self) -> Credentials | None:
-        """What requests are signed with."""
-        return credentials_of(self.access_key, self.secret_key, self.security_token)
+        """What requests are signed with. Raises ConfigError for half of it."""
+        given = self.access_key, self.secret_key, self.security_token
+        return environment_credentials() if given == (None, None, None) else credentials_of(*given)
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For TLS connections; reads files. Raises ConfigError."""
+        return client_tls(environment_tls() if self.tls is None else self.tls)
+
+
+def environment_credentials() -> Credentials | None:
+    """The account that the environment names. Raises ConfigError for half of one."""
+    return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))
+
+
+def environment_tls() -> str | bool:
+    """What COMETMQ_TLS says: `true`, the path of a file of settings, or nothing."""
+    text = os.environ.get(TLS_ENV, "")
+    return BOOLEANS.get(text.lower(), text or False)
 
 
 def namesrv_addresses(

@@ -1,0 +1,158 @@
+"""`mqadmin` commands about accounts: updateAclConfig, deleteAclConfig, updateGlobalWhiteAddr,
+clusterAclConfigVersion."""
+
+from __future__ import annotations
+
+import click
+
+from cometmq.admin.acl import Accounts, AclVersion
+from cometmq.admin.admin import Admin
+from cometmq.admin.shell import admin_command, json_option, show, show_json, switch, target_options
+from cometmq.protocol.headers import CreateAccessConfigRequestHeader
+from cometmq.text import local_time
+
+HIDDEN = "******"
+KEY = click.option("-a", "--accessKey", "access_key", required=True, metavar="NAME", help="The account.")
+
+
+async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | None) -> list[str]:
+    return [broker_addr] if broker_addr else await accounts.addrs(cluster or "")
+
+
+@admin_command("updateAclConfig")
+@target_options
+@KEY
+@click.option(
+    "-s",
+    "--secretKey",
+    "secret_key",
+    required=True,
+    metavar="SECRET",
+    help="Its secret: 7 characters at least.",
+)
+@click.option(
+    "-w", "--whiteRemoteAddress", "white", metavar="PATTERN", help="From where no signature is asked for."
+)
+@click.option("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@click.option("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@click.option("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
+@click.option("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
+@switch("-m", "--admin", "is_admin", help="Whether it may administer.", default=None)
+async def update_acl_config(
+    admin: Admin,
+    broker_addr: str | None,
+    cluster: str | None,
+    access_key: str,
+    secret_key: str,
+    white: str | None,
+    topic_perm: str | None,
+    group_perm: str | None,
+    topics: str | None,
+    groups: str | None,
+    is_admin: bool | None,
+) -> None:
+    """Update acl config yaml file in broker."""
+    header = CreateAccessConfigRequestHeader(
+        access_key=access_key.strip(),
+        secret_key=secret_key.strip(),
+        white_remote_address=white,
+        admin=is_admin,
+        default_topic_perm=topic_perm,
+        default_group_perm=group_perm,
+        topic_perms=topics,
+        group_perms=groups,
+    )
+    accounts = Accounts(admin)
+    for addr in await _targets(accounts, broker_addr, cluster):
+        await accounts.put(addr, header)
+        show([f"create or update plain access config to {addr} success."])
+    listed = ", ".join([] if topics is None else topics.split(","))
+    show(
+        [
+            f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
+            f"whiteRemoteAddress='{white or ''}', admin={str(bool(is_admin)).lower()}, "
+            f"defaultTopicPerm='{topic_perm or ''}', defaultGroupPerm='{group_perm or ''}', "
+            f"topicPerms=[{listed}], groupPerms=[{', '.join([] if groups is None else groups.split(','))}]}}"
+        ]
+    )
+
+
+@admin_command("deleteAclConfig")
+@target_options
+@KEY
+async def delete_acl_config(
+    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str
+) -> None:
+    """Delete Acl Config Account in broker."""
+    accounts = Accounts(admin)
+    for addr in await _targets(accounts, broker_addr, cluster):
+        await accounts.delete(addr, access_key.strip())
+        show([f"delete plain access config account from {addr} success."])
+    show([f"account's accesskey is:{access_key.strip()}"])
+
+
+@admin_command("updateGlobalWhiteAddr")
+@target_options
+@click.option(
+    "-g",
+    "--globalWhiteRemoteAddresses",
+    "patterns",
+    required=True,
+    metavar="LIST",
+    help="10.10.103.*,192.168.0.*",
+)
+@click.option(
+    "-p",
+    "--aclFileFullPath",
+    "file",
+    default="",
+    metavar="FILE",
+    help="Of this file at the broker.",
+)
+async def update_global_white_addr(
+    admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str
+) -> None:
+    """Update global white address for acl Config File in broker."""
+    accounts = Accounts(admin)
+    for addr in await _targets(accounts, broker_addr, cluster):
+        await accounts.set_white(addr, [patterns.strip()], file)
+        show([f"update global white remote addresses to {addr} success."])
+
+
+@admin_command("clusterAclConfigVersion")
+@target_options
+@json_option
+async def cluster_acl_config_version(
+    admin: Admin, broker_addr: str | None, cluster: str | None, as_json: bool
+) -> None:
+    """List all of acl config version information in cluster."""
+    accounts = Accounts(admin)
+    addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
+    found = [version for addr in addrs for version in await accounts.versions(addr)]
+    if as_json:
+        show_json(found)
+        return
+    columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
+    show([_line(*columns, "#AclLastUpdateTime"), *map(_row, found)])
+    show(["get cluster's plain access config version success."])
+
+
+def _row(version: AclVersion) -> str:
+    when = local_time(version.timestamp_ms)
+    counter = str(version.counter)
+    return _line(version.cluster_name, version.broker_name, version.broker_addr, version.file, counter, when)
+
+
+def _line(cluster: str, name: str, addr: str, file: str, counter: str, when: str) -> str:
+    return f"{cluster:<16}  {name:<22}  {addr:<22}  {file:<20}  {counter:<22}  {when:<22}".rstrip()
+
+
+# Java's tools know it under this name too.
+delete_access_config = click.Command(
+    "deleteAccessConfig",
+    callback=delete_acl_config.callback,
+    params=delete_acl_config.params,
+    help=delete_acl_config.help,
+    context_settings=delete_acl_config.context_settings,
+    hidden=True,
+)
