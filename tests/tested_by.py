@@ -49,7 +49,7 @@ cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipelin
     cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_send_input.py: cli/send
-cli/test_servers.py: cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
+cli/test_servers.py: cli/doctor cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread
@@ -64,7 +64,8 @@ client/test_push.py: client/cluster/server_requests client/consumer/acknowledgin
     client/group/subscription
 faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
-namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
+metrics/test_port.py: metrics/exporter metrics/families metrics/settings
+namesrv/test_name_server.py: namesrv/kv namesrv/metrics namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
     pipeline/jobs/replay_groups pipeline/jobs/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
@@ -111,7 +112,6 @@ store/test_verify_derived.py: store/inspect/index_check store/inspect/index_file
     store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
-test_text.py: logs
 testing/test_in_memory.py: remoting/networks testing/memory
 testing/test_plugin.py: testing/local testing/process
 testing/test_proxy.py: testing/faults

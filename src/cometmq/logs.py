@@ -1,15 +1,25 @@
 """Loggers whose lines are short and harmless: names, remarks and errors in them come from other programs.
 
 They are made printable here, once, instead of at each call. All rooms use `log = logs.logger(__name__)` in
-place of `logging.getLogger`.
+place of `logging.getLogger`. A process calls `set_up` once; libraries' users set up logging themselves.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from datetime import UTC, datetime
+
+import msgspec
 
 from cometmq.text import printable
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+FORMATS = ("text", "json")
+LEVEL, FORMAT = "COMETMQ_LOG_LEVEL", "COMETMQ_LOG_FORMAT"
+"""Variables of the environment, which processes that are started inherit."""
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 ARGUMENT_LIMIT = 512  # characters; a remark of a server may be this long
 TRACEBACK_LINES = 100
 
@@ -46,3 +56,73 @@ def logger(name: str) -> logging.Logger:
     log = logging.getLogger(name)
     log.addFilter(_filter)  # a second time changes nothing
     return log
+
+
+class BadLevels(ValueError):
+    """A text that `levels_of` cannot read; str() says what is expected."""
+
+
+class _JsonLines(logging.Formatter):
+    """An event as one line of JSON: what happened in the words of the code, and the values in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "event": str(record.msg),
+            "values": list(record.args) if isinstance(record.args, tuple) else [],
+        }
+        if record.exc_info and not record.exc_text:  # of a logger that is not ours
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            event["traceback"] = record.exc_text
+        return msgspec.json.encode(event, enc_hook=str).decode()
+
+
+def set_up(default: str = "WARNING") -> None:
+    """Events to standard error, as COMETMQ_LOG_LEVEL (`default` without it) and COMETMQ_LOG_FORMAT say. What
+    cannot be used is told, and changes nothing."""
+    level, form = os.environ.get(LEVEL, default), os.environ.get(FORMAT, "text").lower()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=default, handlers=[handler])
+    log = logger(__name__)
+    if form not in FORMATS:
+        log.warning("%s=%s is no format: %s", FORMAT, form, ", ".join(FORMATS))
+    try:
+        use_levels(level)
+    except BadLevels as problem:
+        log.warning("%s: %s", LEVEL, problem)
+
+
+def levels_of(text: str) -> dict[str, str]:
+    """Logger ("" is all) -> level, of `INFO,cometmq.broker.pull=DEBUG`. Raises BadLevels."""
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, level = part.rpartition("=")
+        level = level.strip().upper()
+        if level not in LEVELS:
+            raise BadLevels(f"{printable(level)} is no level: {', '.join(LEVELS)}")
+        name = name.strip()
+        if name and name not in logging.root.manager.loggerDict:  # to ask for one would make it
+            raise BadLevels(f"there is no logger {printable(name)}")
+        found[name] = level
+    return found
+
+
+_changed: set[str] = set()
+
+
+def use_levels(text: str) -> None:
+    """Put levels into force at once; loggers that were named before and are not now follow the others. ""
+    is what the environment says. Raises BadLevels."""
+    levels = levels_of(text or os.environ.get(LEVEL, "WARNING"))
+    for name in _changed - levels.keys():
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    _changed.clear()
+    for name, level in levels.items():
+        logging.getLogger(name or None).setLevel(level)
+        if name:
+            _changed.add(name)

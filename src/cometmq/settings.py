@@ -52,6 +52,15 @@ class Range(NamedTuple):
     what: str = "a number"
 
 
+SECRETS = ("metricsGrpcExporterHeader",)
+"""Keys whose values nobody is shown who asks over the network."""
+
+
+def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+    """The same settings with `***` for what may hold a password or token."""
+    return {key: "***" if text and key in SECRETS else text for key, text in properties.items()}
+
+
 def camel(field: str) -> str:
     """RocketMQ's key of a Python field."""
     head, *rest = field.split("_")
@@ -86,6 +95,16 @@ def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) ->
         value = value_of(key)
         if not low <= value <= high:
             raise ConfigError(key, str(value), f"{what}, {low} to {high}")
+
+
+def check_levels(text: str) -> None:
+    """Raises ConfigError if `logLevel` cannot be used."""
+    try:
+        logs.levels_of(text)
+    except logs.BadLevels as problem:
+        raise ConfigError(
+            "logLevel", text, f"a level, or logger=LEVEL, several with , between ({problem})"
+        ) from None
 
 
 def check_host(key: str, host: str) -> None:

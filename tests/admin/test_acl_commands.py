@@ -60,7 +60,7 @@ def test_accounts_come_change_and_go(cluster: Standalone, home: Path) -> None:
         *shown[1].split()[-2:],
     ]
 
-    gone = run(cluster, "deleteAccessConfig", "-b", row["broker_addr"], *key)  # RocketMQ's other name
+    gone = run(cluster, "deleteAclConfig", "-b", row["broker_addr"], *key)
     assert (gone.exit_code, "account's accesskey is:somebody" in gone.output) == (0, True)
     again = run(cluster, "deleteAclConfig", *everywhere, *key)
     assert again.exit_code == 1

@@ -12,7 +12,8 @@ from cometmq.testing import ServerProcess
 SCRIPT = """
 import asyncio, sys
 from cometmq.cli.outcome import SERVER_EXITS, run_command
-from cometmq.cli.serving import serve, set_up_logging
+from cometmq import logs
+from cometmq.cli.serving import serve
 import click
 
 class Server:
@@ -26,7 +27,7 @@ class Server:
 
 @click.command()
 def main():
-    set_up_logging()
+    logs.set_up()
     serve("broker", Server, lambda server: "ready")
 
 run_command(main, "main", SERVER_EXITS)
@@ -86,4 +87,4 @@ def test_a_log_level_nobody_knows_is_told_and_changes_nothing(monkeypatch: pytes
     with server("ready") as process:
         assert process.stop() == 0
 
-    assert "COMETMQ_LOG_LEVEL=LOUD" in process.output
+    assert "COMETMQ_LOG_LEVEL: LOUD is no level" in process.output

@@ -145,14 +145,3 @@ def _row(version: AclVersion) -> str:
 
 def _line(cluster: str, name: str, addr: str, file: str, counter: str, when: str) -> str:
     return f"{cluster:<16}  {name:<22}  {addr:<22}  {file:<20}  {counter:<22}  {when:<22}".rstrip()
-
-
-# Java's tools know it under this name too.
-delete_access_config = click.Command(
-    "deleteAccessConfig",
-    callback=delete_acl_config.callback,
-    params=delete_acl_config.params,
-    help=delete_acl_config.help,
-    context_settings=delete_acl_config.context_settings,
-    hidden=True,
-)

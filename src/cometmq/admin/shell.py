@@ -69,9 +69,7 @@ class MqAdmin(click.Group):
     def listing(self) -> str:
         """What `mqadmin` alone prints."""
         lines = [
-            f"   {name:<20} {c.get_short_help_str(90)}"
-            for name, c in self.commands.items()
-            if name != "help" and not c.hidden
+            f"   {name:<20} {c.get_short_help_str(90)}" for name, c in self.commands.items() if name != "help"
         ]
         more = "See 'mqadmin help <command>' for more information on a specific command."
         return "\n".join(["The most commonly used mqadmin commands are:", *lines, "", more])

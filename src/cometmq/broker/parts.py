@@ -11,6 +11,7 @@ from cometmq.broker.access.requests import AclRequests
 from cometmq.broker.access.security import OPEN, Security
 from cometmq.broker.admin.clients import ClientAdmin
 from cometmq.broker.admin.consumers import ConsumerAdmin
+from cometmq.broker.admin.metrics import BrokerMetrics
 from cometmq.broker.admin.progress import ProgressAdmin
 from cometmq.broker.admin.runtime import RuntimeAdmin
 from cometmq.broker.admin.topics import TopicAdmin
@@ -52,6 +53,7 @@ from cometmq.broker.timers.requests import TimerProcessor
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
+from cometmq.metrics import MetricsExporter
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RequestCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
@@ -112,7 +114,9 @@ class BrokerParts:
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
-        handlers = self._all_handlers()
+        runtime = self._runtime()
+        self.metrics = self._metrics(runtime)
+        handlers = self._all_handlers(runtime)
         self.handlers = handlers if guard is None else guard.guarded(handlers)
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
@@ -230,7 +234,37 @@ class BrokerParts:
             filters=filters,
         )
 
-    def _all_handlers(self) -> dict[int, Handler]:
+    def _runtime(self) -> RuntimeAdmin:
+        return RuntimeAdmin(
+            config=self._config,
+            clock=self._clock,
+            store=self.store,
+            stats=self.stats,
+            schedule=self.schedule,
+            timers=self.timers,
+            protection=self.protection,
+            replication=self.replication,
+            settings_changed=self._settings_changed,
+        )
+
+    def _metrics(self, runtime: RuntimeAdmin) -> MetricsExporter:
+        numbers = BrokerMetrics(
+            config=self._config,
+            clock=self._clock,
+            store=self.store,
+            tables=self.tables,
+            consumers=self.consumers,
+            producers=self.producers,
+            stats=self.stats,
+            protection=self.protection,
+            runtime=runtime,
+            connections=lambda: len(self.server.connections),
+            registered=self.registrar.state,
+        )
+        interface = self._address.interface
+        return MetricsExporter(self._config, interface, numbers.collect, numbers.why_not_ready)
+
+    def _all_handlers(self, runtime: RuntimeAdmin) -> dict[int, Handler]:
         config, store, tables, consumers = self._config, self.store, self.tables, self.consumers
         handlers: dict[int, Handler] = {}
         for part in (
@@ -283,17 +317,7 @@ class BrokerParts:
             self.replication,
             AclRequests(config=config, address=self._address, guard=self._guard),
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
-            RuntimeAdmin(
-                config=config,
-                clock=self._clock,
-                store=store,
-                stats=self.stats,
-                schedule=self.schedule,
-                timers=self.timers,
-                protection=self.protection,
-                replication=self.replication,
-                settings_changed=self._settings_changed,
-            ),
+            runtime,
         ):
             handlers |= handlers_of(part)
         return {
@@ -341,6 +365,8 @@ class BrokerParts:
 
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""
+        if self._config.log_level:
+            logs.use_levels(self._config.log_level)
         await self._open_vip()
         self._use_topic_limits()
         self.tables.start()
@@ -355,6 +381,7 @@ class BrokerParts:
         self.protection.start()
         await self.replication.start()
         await self.registrar.start()
+        await self.metrics.start()
         await self.filter_servers.start()
 
     async def _open_vip(self) -> None:
@@ -374,6 +401,7 @@ class BrokerParts:
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()
+        await self.metrics.stop()
         await self.filter_servers.stop()
         await self.registrar.stop()
         for timer in self._periodic:
@@ -425,6 +453,8 @@ class BrokerParts:
         self.store.configure(self._config.store)
         self.writer.configure()
         self.replication.configure()
+        if "logLevel" in keys:
+            logs.use_levels(self._config.log_level)
         if "brokerPermission" in keys:
             self.tables.topics.touch()
         path = self._config.broker_config_path

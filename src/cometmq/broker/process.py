@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
@@ -65,11 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting"
     )
     parser.add_argument("--with-parent", action="store_true", help="stop when standard input closes")
-    parser.add_argument("--log-level", default="WARNING")
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logs.set_up()
     others = {text.partition("=")[0].strip() for text in options.set}
     try:
         with settings_of(options.config, others):

@@ -43,7 +43,8 @@ class NamesrvLink:
     registrar: Registrar
     _task: asyncio.Task[None] | None = None
     _again: bool = False
-    _known: bool = False
+    known: bool = False
+    """Whether the last registration was taken."""
 
     def register(self) -> asyncio.Task[None]:
         """Send the table, after a registration that is under way; done when the answer to it is in."""
@@ -60,7 +61,7 @@ class NamesrvLink:
             try:
                 await self._register()
             except CometError as error:
-                self._known = False
+                self.known = False
                 log.warning("name server %s: not registered: %s", self.namesrv, error)
             if not self._again:
                 return
@@ -71,13 +72,13 @@ class NamesrvLink:
         frame = Frame.request(RequestCode.REGISTER_BROKER, header, body)
         answer = await registrar.client.call(self.namesrv, frame, registrar.timeout_s)
         if answer.code != ResponseCode.SUCCESS:
-            self._known = False
+            self.known = False
             log.warning(
                 "name server %s refused the registration: %d %s", self.namesrv, answer.code, answer.remark
             )
             return
-        if not self._known:
-            self._known = True
+        if not self.known:
+            self.known = True
             log.info("registered with name server %s as %s", self.namesrv, header.broker_addr)
         known = answer.header(RegisterBrokerResponseHeader)
         if known.master_addr and known.ha_server_addr:
@@ -165,6 +166,11 @@ class Registrar:
         tasks = self.register()
         if tasks:
             await asyncio.wait(tasks, timeout=self.timeout_s)
+
+    def state(self) -> tuple[int, int]:
+        """How many name servers have this broker, of how many."""
+        links = self._links.values()
+        return sum(link.known for link in links), len(links)
 
     def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
         """Header and body of REGISTER_BROKER as of now."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.serving import serve, set_up_logging
+from cometmq.cli.serving import log_format_option, serve
 from cometmq.settings import check_addresses, read_properties_file, settings_of
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ IMPORTANT_BROKER_KEYS = (
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Listen here instead of listenPort; 0 is any free port."
 )
+@log_format_option
 @VERSION
 def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool, port: int | None) -> None:
     """Run a name server in the foreground until Ctrl-C or SIGTERM."""
-    set_up_logging()
     if namesrv_addr is not None:
         check_addresses("namesrvAddr", namesrv_addr)
     config = namesrv_config(config_file, port)
@@ -85,12 +85,12 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     is_flag=True,
     help="Print the important configuration items and exit.",
 )
+@log_format_option
 @VERSION
 def mqbroker(
     config_file: str | None, namesrv_addr: str | None, print_all: bool, print_important: bool
 ) -> None:
     """Run a broker in the foreground until Ctrl-C or SIGTERM."""
-    set_up_logging()
     config = broker_config(config_file, namesrv_addr)
     if print_all or print_important:
         pairs = config.properties()

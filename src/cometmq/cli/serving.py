@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -17,7 +16,6 @@ from cometmq import logs, remoting
 from cometmq.cli.running import RunFile
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Server(Protocol):
@@ -31,13 +29,25 @@ class Server(Protocol):
 S = TypeVar("S", bound=Server)
 
 
-def set_up_logging() -> None:
-    """Warnings and errors to standard error; COMETMQ_LOG_LEVEL=INFO or DEBUG shows more."""
-    wanted = os.environ.get("COMETMQ_LOG_LEVEL", "WARNING").upper()
-    level = logging.getLevelNamesMapping().get(wanted)
-    logging.basicConfig(level=level or logging.WARNING, format=LOG_FORMAT, stream=sys.stderr)
-    if level is None:
-        logs.logger(__name__).warning("COMETMQ_LOG_LEVEL=%s is no level: DEBUG, INFO, WARNING, ERROR", wanted)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def log_format_option(command: F) -> F:
+    """`--log-format`: how events are written, by this process and those that it starts. Sets up logging."""
+
+    def use(_context: click.Context, _parameter: click.Parameter, form: str | None) -> None:
+        if form is not None:
+            os.environ[logs.FORMAT] = form
+        logs.set_up()
+
+    return click.option(
+        "--log-format",
+        type=click.Choice(logs.FORMATS),
+        show_default=f"{logs.FORMAT}, else text",
+        callback=use,
+        expose_value=False,
+        help="Events on standard error as text, or one line of JSON each.",
+    )(command)
 
 
 def serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from cometmq.cli import STARTED_S
 from cometmq.cli.options import HELP
-from cometmq.cli.serving import serve, set_up_logging
+from cometmq.cli.serving import log_format_option, serve
 
 if TYPE_CHECKING:
     from cometmq.standalone import Standalone as StandaloneServer
@@ -45,9 +45,9 @@ NAMESRV_LINE = "name server"
     default=1,
     help="Brokers of the cluster; each beyond the first is a process, and uses a core, of its own.",
 )
+@log_format_option
 def standalone(data_dir: Path, namesrv_port: int, broker_port: int, brokers: int) -> None:
     """Run a name server and its brokers on 127.0.0.1 until Ctrl-C or SIGTERM."""
-    set_up_logging()
     from cometmq.standalone import Standalone
 
     data_dir = data_dir.expanduser()

@@ -7,7 +7,6 @@ however the broker went. Signals are meant for the broker.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -39,7 +38,7 @@ def main() -> int:
     """Exit code 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if none can on this machine."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.set_up()
     try:
         check()
         run(serve(msgspec.json.decode(sys.stdin.readline(), type=Settings)))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from cometmq.errors import ConfigError
+from cometmq.metrics import METRICS_RANGES, MetricsSettings
 from cometmq.namesrv.kv import write_file
 from cometmq.protocol.java_properties import format_properties
 from cometmq.settings import (
@@ -16,6 +17,7 @@ from cometmq.settings import (
     Inert,
     Range,
     check_host,
+    check_levels,
     check_ranges,
     read_value,
     show_value,
@@ -57,10 +59,14 @@ NOT_BUILT = {
 INERT = Inert(WITHOUT_USE, NOT_BUILT)
 # Never changed while running, whatever configBlackList says: paths, addresses, ports.
 ALWAYS_BLACK = frozenset(
-    {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress"}
-    | {"tls.config.file", "tls.server.mode"}
-)
+    {
+        "configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress",
+        "metricsPromExporterHost", "metricsPromExporterPort", "metricsGrpcExporterTarget",
+        "tls.config.file", "tls.server.mode",
+    }
+)  # fmt: skip
 RANGES: dict[str, Range] = {
+    **METRICS_RANGES,
     "listenPort": Range(0, 65_535, "a port (0: any free one)"),
     "scanNotActiveBrokerInterval": Range(10, INT_MAX, "milliseconds"),
     "serverChannelMaxIdleTimeSeconds": Range(1, INT_MAX, "seconds"),
@@ -72,7 +78,7 @@ def home_file(name: str) -> str:
     return os.path.join(os.path.expanduser("~"), "namesrv", name)
 
 
-class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     """Settings; times in ms unless the name says seconds. `others` holds keys that mean nothing here."""
 
     listen_port: int = 9876
@@ -89,7 +95,8 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     server_channel_max_idle_time_seconds: int = 120
     tls_config_file: str = msgspec.field(default="", name="tls.config.file")
     tls_server_mode: str = msgspec.field(default="", name="tls.server.mode")
-    others: dict[str, str] = {}
+    log_level: str = ""  # ours
+    others: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> NamesrvConfig:
@@ -119,6 +126,8 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         check_ranges(RANGES, lambda key: int(getattr(self, FIELDS[key])))
         if self.bind_address:
             check_host("bindAddress", self.bind_address)
+        self.check_metrics()
+        check_levels(self.log_level)
         for key in ("kvConfigPath", "configStorePath"):
             if not getattr(self, FIELDS[key]):
                 raise ConfigError(key, "", "the path of a file")

@@ -37,7 +37,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
-from cometmq.settings import requested_settings
+from cometmq.settings import requested_settings, without_secrets
 from cometmq.text import shortened
 
 log = logs.logger(__name__)
@@ -278,11 +278,15 @@ class RequestProcessor:
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         log.info("%s changed the configuration: %s", connection.peer, ", ".join(sorted(changes)))
+        if "logLevel" in changes:
+            logs.use_levels(self.config.now.log_level)
         return self._answered(request, self.config.save, "configStorePath")
 
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Every setting."""
-        return request.response(body=format_properties(self.config.now.to_properties()).encode())
+        return request.response(
+            body=format_properties(without_secrets(self.config.now.to_properties())).encode()
+        )
 
 
 def registration(

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 
 from cometmq import logs
 from cometmq.errors import ConfigError
+from cometmq.metrics import MetricsExporter
 from cometmq.namesrv.config import NamesrvConfig, RunningConfig
 from cometmq.namesrv.kv import KvFile, KvTables, read_file
+from cometmq.namesrv.metrics import NamesrvMetrics
 from cometmq.namesrv.requests import RequestProcessor
 from cometmq.namesrv.tables import Expired, RouteTables
 from cometmq.periodic import Periodic
@@ -39,6 +41,7 @@ class NameServer:
         self._server: RemotingServer | None = None
         self._tls: ServerTls | None = None
         self._scans: Periodic | None = None
+        self.metrics: MetricsExporter | None = None
 
     @property
     def config(self) -> NamesrvConfig:
@@ -50,6 +53,8 @@ class NameServer:
         ConfigError."""
         config = self.config
         config.check()
+        if config.log_level:
+            logs.use_levels(config.log_level)
         path = config.kv_config_path
         try:
             content = await asyncio.to_thread(read_file, path)
@@ -78,11 +83,18 @@ class NameServer:
             name="scan for silent brokers",
         )
         self._scans.start()
+        numbers = NamesrvMetrics(
+            tables=self.tables, now_ms=self._now_ms, connections=lambda: len(server.connections)
+        )
+        self.metrics = MetricsExporter(config, config.bind_address, numbers.collect, numbers.why_not_ready)
+        await self.metrics.start()
         log.info("name server listens on %s:%d", config.bind_address, self.port)
         return self.port
 
     async def stop(self, drain_s: float = 3.0) -> None:
         """Finish what is being answered, close all connections, write what is not written yet."""
+        if self.metrics is not None:
+            await self.metrics.stop()
         if self._scans is not None:
             self._scans.cancel()
         if self._tls is not None:

@@ -268,6 +268,11 @@ class RouteTables:
         addrs = next((broker.addrs for broker in self._brokers.values() if broker.addrs), {})
         return list(names), addrs[min(addrs)] if addrs else None
 
+    @property
+    def topic_count(self) -> int:
+        """Topics with a route."""
+        return len(self._topics)
+
     def live(self) -> dict[str, int]:
         """Addresses of the brokers alive, with the time of their last word in ms."""
         return {addr: live.last_update_ms for addr, live in self._live.items()}

@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from pathlib import Path
 
 import pytest
+from tests import settings_page
 
-from cometmq.broker.base.config import FIELD_OF_KEY, NOT_BY_REQUEST, RANGES, STORE_KEYS, BrokerConfig
+from cometmq.broker.base.config import FIELD_OF_KEY, NOT_BY_REQUEST, STORE_KEYS, BrokerConfig
 from cometmq.broker.base.inert import NOT_BUILT, WITHOUT_USE
 from cometmq.namesrv.config import FIELDS, NamesrvConfig
-from cometmq.namesrv.config import RANGES as NAMESRV_RANGES
+from cometmq.protocol.java_properties import parse_properties
 from cometmq.store import MessageStore
-from cometmq.store.base.config import RANGES as STORE_RANGES
 from cometmq.store.base.config import WIRE_NAMES, StoreConfig
 
-PAGE = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
-ROWS = {
-    row[1]: row
-    for row in re.finditer(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\| (live|start) \|.*\|$", PAGE, re.MULTILINE)
-}
+PAGE = settings_page.PAGE.read_text()
+ROWS = {row[1]: row for row in settings_page.OF_A_BROKER.finditer(PAGE)}
 INERT = PAGE[PAGE.index("## Without effect") :]
-ELSEWHERE = {"brokerName", "brokerIP1", "namesrvAddr"}  # defaults that the machine or the environment gives
+SPEAK_FOR_THEMSELVES = {"brokerName", "brokerClusterName"}
 
 
 def test_every_setting_with_an_effect_has_its_row_and_no_other_has():
     assert ROWS.keys() == STORE_KEYS | FIELD_OF_KEY.keys()
 
 
-@pytest.mark.parametrize("key", sorted(ROWS.keys() - ELSEWHERE))
-def test_a_default(key):
-    assert ROWS[key][2].strip("` ") == BrokerConfig().properties()[key]
+def test_page_and_files_are_those_that_the_configuration_makes():
+    assert settings_page.written(PAGE) == PAGE, "python -m tests.settings_page"
+    for path, text in settings_page.conf_files(PAGE).items():
+        assert path.read_text() == text, "python -m tests.settings_page"
+
+
+def test_every_setting_has_words():
+    assert [key for key, row in ROWS.items() if not row[5].strip() and key not in SPEAK_FOR_THEMSELVES] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        (settings_page.BROKER_CONF, BrokerConfig.from_properties),
+        (settings_page.NAMESRV_CONF, NamesrvConfig.from_properties),
+    ],
+)
+def test_a_commented_file_can_be_used_as_it_is(path, read, caplog):
+    lines = [line[1:] for line in path.read_text().splitlines() if re.match(r"#[\w.]+=.", line)]
+    read(parse_properties("\n".join(lines)))
+    assert caplog.messages == []
 
 
 def test_every_setting_of_the_name_server_has_its_row():
-    rows = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|([^|]*)\|[^|]*\|$", PAGE, re.MULTILINE)
-    shown = NamesrvConfig().to_properties()
-    home = str(Path("~").expanduser())
-    assert {key: default.replace("~", home) for key, default, _ in rows} == {
-        key: shown[key] for key in FIELDS
-    }
-    ranges = {key: f"{found.low} to {found.high}" for key, found in NAMESRV_RANGES.items()}
-    assert {key: text.strip() for key, _, text in rows if text.strip()} == ranges
-
-
-@pytest.mark.parametrize("key", sorted(ROWS))
-def test_a_range(key):
-    found = {**RANGES, **STORE_RANGES}.get(key)
-    assert ROWS[key][3].strip() == (f"{found.low} to {found.high}" if found else "")
+    table = PAGE[PAGE.index("## Name server") : PAGE.index("## Without effect")]
+    assert {row[1] for row in settings_page.OF_A_NAME_SERVER.finditer(table)} == FIELDS.keys()
 
 
 def test_what_requests_may_not_change_is_named():

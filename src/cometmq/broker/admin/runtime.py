@@ -20,7 +20,7 @@ from cometmq.protocol.codes import TIMER_TOPIC, VERSION_4_9_7, ResponseCode, ver
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
-from cometmq.settings import requested_settings
+from cometmq.settings import requested_settings, without_secrets
 from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
@@ -76,8 +76,8 @@ class RuntimeAdmin:
         return frame.response()
 
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Every setting."""
-        text = format_properties(self.config.properties())
+        """Every setting; secrets are hidden."""
+        text = format_properties(without_secrets(self.config.properties()))
         version = f'{{"counter":{self._changes},"timestamp":{self._changed_ms}}}'
         return frame.response(ext={"version": version}, body=text.encode())
 
@@ -119,6 +119,7 @@ class RuntimeAdmin:
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
             "bootTimestamp": str(stats.boot_ms),
+            "systemTimeMillis": str(self.clock.time_ms()),
             "runtime": span_text(mono_ms(self.clock) - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             "putTps": stats.rates("put"),

@@ -19,6 +19,7 @@ from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.broker.base.members import check_member
 from cometmq.errors import ConfigError
+from cometmq.metrics import METRICS_RANGES, MetricsSettings
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP
@@ -29,6 +30,7 @@ from cometmq.settings import (
     camel,
     check_addresses,
     check_host,
+    check_levels,
     check_ranges,
     read_value,
     show_value,
@@ -54,6 +56,7 @@ NOT_BY_REQUEST = frozenset(
         "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "dLegerJoin",
         "preferredLeaderId", "storePathDLedgerCommitLog",
         "filterServerNums",
+        "metricsPromExporterHost", "metricsPromExporterPort", "metricsGrpcExporterTarget",
     }
 )  # fmt: skip
 HELD_PULLS_MAX = 1 << 20
@@ -79,7 +82,7 @@ def local_address() -> str:
         probe.close()
 
 
-class BrokerConfig(msgspec.Struct, kw_only=True):
+class BrokerConfig(MetricsSettings, kw_only=True):
     """Settings with RocketMQ's defaults; times in ms. Mutable: UPDATE_BROKER_CONFIG changes a running
     broker's.
     """
@@ -156,8 +159,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
     use_tls: bool = False
     acl_enable: bool = False
     rocketmq_home: str = ""  # where accounts are, with aclEnable
+    log_level: str = ""  # ours
     broker_config_path: str = ""
-    extra: dict[str, str] = {}
+    extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
 
     @classmethod
@@ -205,6 +209,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True):
         if self.min_in_sync_replicas > max(2, self.in_sync_replicas):
             expected = "at most inSyncReplicas, or 2"
             raise ConfigError("minInSyncReplicas", str(self.min_in_sync_replicas), expected)
+        self.check_metrics()
+        check_levels(self.log_level)
         if self.namesrv_addr:
             check_addresses("namesrvAddr", self.namesrv_addr)
 
@@ -258,6 +264,7 @@ def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, s
 _MS = Range(1, INT_MAX, "milliseconds")
 _PERIOD = Range(10, INT_MAX, "milliseconds")
 RANGES: dict[str, Range] = {
+    **METRICS_RANGES,
     "brokerId": Range(0, LONG_MAX, "0 for a master, a positive number for a slave"),
     "listenPort": Range(0, 65_535, "a port (0: any free one)"),
     "brokerPermission": Range(0, 7, "2 write, 4 read, 6 both"),

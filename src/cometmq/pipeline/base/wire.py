@@ -19,7 +19,6 @@ from cometmq.errors import ConnectError, FrameError, RequestTimeout, SendFailed
 from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
-from cometmq.remoting import client_tls
 
 CONNECT_TIMEOUT_S = 3.0
 _READ_SIZE = 4 << 20  # some answers of the largest kind
@@ -50,7 +49,11 @@ class Access:
 
 
 PLAIN = Access()
-_context = functools.lru_cache(maxsize=8)(client_tls)
+
+
+@functools.lru_cache(maxsize=8)
+def _context(access: Access) -> ssl.SSLContext | None:
+    return access.client_options().tls_context
 
 
 class Wire:
@@ -69,7 +72,7 @@ class Wire:
         try:
             self._socket = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
             if access.tls:
-                self._socket = _secured(self._socket, access.tls, host)
+                self._socket = _secured(self._socket, access, host)
         except (OSError, ValueError) as error:
             raise ConnectError(address, str(error)) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -194,8 +197,8 @@ class Wire:
         self._socket.close()
 
 
-def _secured(plain: socket.socket, tls: str | bool, host: str) -> ssl.SSLSocket:
-    context = _context(tls)
+def _secured(plain: socket.socket, access: Access, host: str) -> ssl.SSLSocket:
+    context = _context(access)
     assert context is not None
     try:
         return context.wrap_socket(plain, server_hostname=host)

@@ -52,6 +52,8 @@ class LogFlusher:
         self.flushed_ms = 0  # store time of the last record before `flushed`
         self.written_ms = 0  # store time of the last record written
         self.failure: OSError | None = None
+        self.syncs = 0  # that are done, since the start, with their time
+        self.synced_s = 0.0
         self.on_flushed: Callable[[int], None] = lambda _position: None
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
@@ -168,6 +170,8 @@ class LogFlusher:
 
     def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
         self._lands()
+        self.syncs += 1
+        self.synced_s += self.syncing_s
         self._sync_began = None
         if self._landed is not None:
             self._landed.set_result(None)

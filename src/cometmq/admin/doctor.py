@@ -1,0 +1,309 @@
+"""Why a set-up does not work: looks at name servers, brokers, a topic and a group from where a client stands.
+
+Each finding names what is wrong, where, and its cure. What is only strange is a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.values import BrokerStatus, Value
+from cometmq.errors import BrokerError, CometError, NoRouteError
+from cometmq.protocol.addresses import parse_address
+from cometmq.protocol.bodies import ClusterInfo
+from cometmq.protocol.codes import MASTER_ID, Perm
+
+CONNECT_S = 3.0
+SKEW_MS = 5_000
+"""Clocks further apart are a finding: retention, delays and searches by time go by the broker's."""
+DISK_WARNING = 0.85
+_RUNTIME = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """Something wrong. where: an address, or the name of a topic, group or setting."""
+
+    serious: bool
+    where: str
+    problem: str
+    cure: str
+
+
+async def examine(
+    namesrv: Sequence[str], *, topic: str | None = None, group: str | None = None
+) -> list[Finding]:
+    """What is wrong with a cluster, the worst first; [] if nothing was found."""
+    findings: list[Finding] = []
+    known: dict[str, ClusterInfo] = {}
+    for addr in namesrv:
+        problem = await _name_server(addr, known)
+        if problem is not None:
+            findings.append(problem)
+    if known:
+        findings += _disagreement(known)
+        async with Admin(list(known)) as admin:
+            brokers = await admin.brokers()
+            findings += await _brokers(brokers)
+            if topic is not None:
+                findings += await _topic(admin, topic)
+            if group is not None:
+                findings += await _group(admin, group)
+    return sorted(findings, key=lambda each: not each.serious)
+
+
+def _bad(where: str, problem: str, cure: str) -> Finding:
+    return Finding(serious=True, where=where, problem=problem, cure=cure)
+
+
+def _odd(where: str, problem: str, cure: str) -> Finding:
+    return Finding(serious=False, where=where, problem=problem, cure=cure)
+
+
+# -- name servers
+
+
+async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | None:
+    """What is wrong with a name server; else its answer is put into `known`."""
+    problem = await connect_problem(addr)
+    if problem:
+        return _bad(
+            addr,
+            f"the name server cannot be reached: {problem}",
+            "is it running there (mqnamesrv), on this port, and does a firewall let it through? Clients need "
+            "one name server that answers",
+        )
+    try:
+        async with Admin(addr, CONNECT_S) as admin:
+            known[addr] = await admin.cluster_info()
+    except CometError as error:
+        return _bad(
+            addr,
+            f"what listens there does not answer as a name server: {error}",
+            "is it the name server's port (9876), and not a broker's, a proxy's or the console's?",
+        )
+    return None
+
+
+async def connect_problem(addr: str) -> str:
+    """Why a connection to "host:port" fails; "" if it does not."""
+    parsed = parse_address(addr)
+    if parsed is None:
+        return "this is no address (host:port)"
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(*parsed)
+            writer.close()
+            await writer.wait_closed()
+    except TimeoutError:
+        return f"no answer within {CONNECT_S:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _disagreement(known: dict[str, ClusterInfo]) -> list[Finding]:
+    brokers = {addr: _addresses(info) for addr, info in known.items()}
+    everybody = set().union(*brokers.values())
+    if not everybody:
+        return [
+            _bad(
+                ", ".join(known),
+                "no broker is registered",
+                "start one (mqbroker -n …), and look in its log for `not registered`: namesrvAddr of the "
+                "broker must be the address of this name server as the broker sees it",
+            )
+        ]
+    return [
+        _bad(
+            addr,
+            f"the name server does not know {', '.join(sorted(everybody - own))}, which others know",
+            "namesrvAddr of each broker lists all name servers; its log tells of those it cannot reach",
+        )
+        for addr, own in brokers.items()
+        if own != everybody
+    ]
+
+
+def _addresses(info: ClusterInfo) -> set[str]:
+    return {addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values()}
+
+
+# -- brokers
+
+
+async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
+    findings: list[Finding] = []
+    problems = await asyncio.gather(*(connect_problem(each.broker_addr) for each in brokers))
+    for each, problem in zip(brokers, problems, strict=True):
+        findings += _unreachable(each, problem) if problem else _told(each)
+    versions = {each.runtime["brokerVersionDesc"] for each in brokers if "brokerVersionDesc" in each.runtime}
+    if len(versions) > 1:
+        findings.append(
+            _odd(
+                "brokers",
+                f"they are of several versions: {', '.join(sorted(versions))}",
+                "right during an upgrade; otherwise clients meet different features at different brokers",
+            )
+        )
+    masters = {(each.cluster_name, each.broker_name) for each in brokers if each.broker_id == MASTER_ID}
+    for cluster, name in sorted({(each.cluster_name, each.broker_name) for each in brokers} - masters):
+        findings.append(
+            _bad(
+                name,
+                f"no master of {name} in {cluster} is registered: it takes no messages",
+                "start it again, or make a slave the master (docs/replication.md); a raft group needs a "
+                "majority of its members (cometmq raft status)",
+            )
+        )
+    return findings
+
+
+def _unreachable(broker: BrokerStatus, problem: str) -> list[Finding]:
+    addr = broker.broker_addr
+    parsed = parse_address(addr)
+    host = parsed[0] if parsed else ""
+    cure = "is it running, and does a firewall let its port through?"
+    if _is_private(host):
+        cure = (
+            f"clients are told {addr} (brokerIP1, listenPort). From another machine or outside its container "
+            "network that address leads nowhere: set brokerIP1 to one that clients can reach, and start again"
+        )
+    return [_bad(addr, f"broker {broker.broker_name} cannot be reached: {problem}", cure)]
+
+
+def _is_private(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False
+
+
+def _told(broker: BrokerStatus) -> list[Finding]:
+    """What a broker that can be reached says of itself."""
+    addr, runtime = broker.broker_addr, broker.runtime
+    if not runtime:
+        return [_bad(addr, f"the broker does not answer: {broker.problem}", "look in its log")]
+    findings = []
+    if runtime.get("storeFlags", "ok") != "ok":
+        findings.append(
+            _bad(
+                addr,
+                f"the broker takes no messages: {runtime['storeFlags']}",
+                "a full disk: free space or lower fileReservedTime; permissions: the store belongs to the "
+                "broker's user; then it goes on by itself, or after a restart",
+            )
+        )
+    ratio = broker.first_number("commitLogDiskRatio")
+    if ratio >= DISK_WARNING:
+        findings.append(
+            _odd(
+                addr,
+                f"the disk of the log is {ratio:.0%} full",
+                "from diskSpaceCleanForciblyRatio (85) on old segments are deleted whatever their age, from "
+                "diskSpaceWarningLevelRatio (90) on messages are refused",
+            )
+        )
+    if runtime.get("flowControl", "none") != "none":
+        findings.append(
+            _odd(
+                addr,
+                f"the broker refuses requests, because it is busy: {runtime['flowControl']}",
+                "docs/server.md, Back-pressure, has each reason and its setting",
+            )
+        )
+    if runtime.get("haProblem", "none") != "none":
+        findings.append(
+            _bad(
+                addr,
+                f"the slave does not follow its master: {runtime['haProblem']}",
+                "docs/replication.md; the log of the slave can be cut by cometmq store truncate",
+            )
+        )
+    skew = _skew_ms(runtime)
+    if skew is not None and abs(skew) > SKEW_MS:
+        ahead = "ahead of" if skew > 0 else "behind"
+        findings.append(
+            _odd(
+                addr,
+                f"the broker's clock is {abs(skew) / 1000:.0f} s {ahead} this machine's",
+                "synchronise clocks (NTP): searches by time, delays and retention go by the broker's",
+            )
+        )
+    return findings
+
+
+def _skew_ms(runtime: dict[str, str]) -> int | None:
+    """By how much a broker's clock is ahead; None where it does not say."""
+    now = int(time.time() * 1000)
+    try:
+        if "systemTimeMillis" in runtime:
+            return int(runtime["systemTimeMillis"]) - now
+        booted, since = int(runtime["bootTimestamp"]), _RUNTIME.search(runtime["runtime"])
+    except (KeyError, ValueError):
+        return None
+    if since is None:
+        return None
+    days, hours, minutes, seconds = map(int, since.groups())
+    return booted + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 - now
+
+
+# -- a topic and a group
+
+
+async def _topic(admin: Admin, topic: str) -> list[Finding]:
+    try:
+        route = await admin.route(topic)
+    except NoRouteError:
+        return [
+            _bad(
+                topic,
+                "the topic has no route",
+                "create it (mqadmin updateTopic), or let the first message do so: autoCreateTopicEnable of "
+                "the brokers. A broker registers new topics at once, so wait no longer than a second",
+            )
+        ]
+    except CometError as error:
+        return [_bad(topic, f"the route cannot be read: {error}", "see the findings about name servers")]
+    findings = []
+    perms = [queue.perm for queue in route.queue_datas]
+    for bit, verb, whom in ((Perm.WRITE, "be sent to", "Producers"), (Perm.READ, "be read", "Consumers")):
+        if not any(perm & bit for perm in perms):
+            findings.append(
+                _bad(
+                    topic,
+                    f"no queue of the topic can {verb}",
+                    f"{whom} need one: mqadmin updateTopicPerm, brokerPermission of the brokers, or "
+                    "addWritePerm after a wipeWritePerm",
+                )
+            )
+    return findings
+
+
+async def _group(admin: Admin, group: str) -> list[Finding]:
+    try:
+        found = await admin.subscriptions(group)
+    except UnknownNameError as error:
+        return [_bad(group, str(error), "is the name right? A group exists once a member has started")]
+    except BrokerError:
+        return [_bad(group, "the group has no member", "start a consumer; its backlog waits until then")]
+    except CometError as error:
+        return [_bad(group, f"its members cannot be asked: {error}", "see the findings about brokers")]
+    return [
+        _bad(
+            group,
+            f"members differ in {subject}: {_sides(sides)}",
+            "all members of a group subscribe the same topics with the same expressions and settings; else "
+            "messages are lost to members that do not want them. Who wants others needs a group of their own",
+        )
+        for subject, sides in {**found.differences, **found.setting_differences}.items()
+    ]
+
+
+def _sides(sides: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(ids[:5])} says {what or 'nothing'}" for what, ids in sorted(sides.items()))

@@ -1,0 +1,279 @@
+"""The numbers of a broker for monitoring: under the names of rocketmq-exporter, those of RocketMQ 5.x's own
+metrics, and, where neither has one, names that begin with `cometmq_` (docs/metrics.md).
+
+What concerns the whole broker comes first, then topics, groups, and queues, so that a limit on samples cuts
+the finest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from cometmq.broker.admin.runtime import RuntimeAdmin
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.protection import Protection
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.turns import Turns
+from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable, ProducerTable
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.metrics import Families
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, version_name
+from cometmq.store import Clock, MessageStore
+
+LATENCIES_MAX = 2_000
+"""Queues of which one look reads the oldest message that waits; of the others only its number is said."""
+# Keys of the runtime table -> the end of rocketmq-exporter's name.
+RUNTIME = {
+    "msgPutTotalTodayNow": "msg_put_total_today_now",
+    "msgGetTotalTodayNow": "msg_gettotal_today_now",
+    "msgPutTotalTodayMorning": "msg_puttotal_todaymorning",
+    "msgGetTotalTodayMorning": "msg_gettotal_todaymorning",
+    "msgPutTotalYesterdayMorning": "msg_puttotal_yesterdaymorning",
+    "msgGetTotalYesterdayMorning": "msg_gettotal_yesterdaymorning",
+    "dispatchBehindBytes": "dispatch_behind_bytes",
+    "dispatchMaxBuffer": "dispatch_maxbuffer",
+    "putMessageTimesTotal": "putmessage_times_total",
+    "pageCacheLockTimeMills": "pagecache_lock_time_mills",
+    "startAcceptSendRequestTimeStamp": "start_accept_sendrequest_time",
+    "remainTransientStoreBufferNumbs": "remain_transientstore_buffer_numbs",
+    "sendThreadPoolQueueSize": "send_threadpool_queue_size",
+    "sendThreadPoolQueueCapacity": "send_threadpoolqueue_capacity",
+    "sendThreadPoolQueueHeadWaitTimeMills": "send_threadpoolqueue_headwait_timemills",
+    "pullThreadPoolQueueSize": "pull_threadpoolqueue_size",
+    "pullThreadPoolQueueCapacity": "pull_threadpoolqueue_capacity",
+    "pullThreadPoolQueueHeadWaitTimeMills": "pull_threadpoolqueue_headwait_timemills",
+    "queryThreadPoolQueueSize": "query_threadpoolqueue_size",
+    "queryThreadPoolQueueCapacity": "query_threadpool_queue_capacity",
+    "queryThreadPoolQueueHeadWaitTimeMills": "query_threadpoolqueue_headwait_timemills",
+    "commitLogDiskRatio": "commitlog_disk_ratio",
+    "consumeQueueDiskRatio": "consumequeue_disk_ratio",
+    "commitLogMaxOffset": "commitlog_maxoffset",
+    "commitLogMinOffset": "commitlog_minoffset",
+}
+# Three numbers, over 10, 60 and 600 s.
+RATES = {
+    "putTps": "put_tps",
+    "getFoundTps": "getfound_tps",
+    "getMissTps": "getmiss_tps",
+    "getTotalTps": "gettotal_tps",
+    "getTransferedTps": "gettransfered_tps",
+}
+Lag = tuple[str, str, int, int]  # group, topic, queue id, messages
+
+
+@dataclass(eq=False, kw_only=True)
+class BrokerMetrics:
+    """Looks at the parts of a broker. connections: how many there are now. registered: at how many name
+    servers it is, and how many there are."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    consumers: ConsumerTable
+    producers: ProducerTable
+    stats: Stats
+    protection: Protection
+    runtime: RuntimeAdmin
+    connections: Callable[[], int]
+    registered: Callable[[], tuple[int, int]]
+
+    def why_not_ready(self) -> str:
+        """What keeps the broker from its work; "" when nothing does."""
+        done, wanted = self.registered()
+        if wanted and not done:
+            return f"registered with none of {wanted} name servers"
+        return self.store.flags.why()
+
+    async def collect(self, families: Families) -> None:
+        """Add everything, with turns for the rest of the loop in between."""
+        turns = Turns()
+        self._broker(families)
+        self._store(families)
+        self._clients(families)
+        await self._topics(families, turns)
+        lags = await self._groups(families, turns)
+        async for group, topic, queue_id, lag in turns.each(lags):
+            families.gauge(
+                "cometmq_queue_lag_messages", "Messages of a queue that its group has not consumed.", lag,
+                **self._node(), consumer_group=group, topic=topic, queue=queue_id,
+            )  # fmt: skip
+            if families.cut:
+                break
+
+    def _node(self) -> dict[str, str]:
+        """Labels of 5.x."""
+        config = self.config
+        return {"cluster": config.broker_cluster_name, "node_type": "broker", "node_id": config.broker_name}
+
+    def _of_broker(self) -> dict[str, str]:
+        """Labels of rocketmq-exporter."""
+        return {"cluster": self.config.broker_cluster_name, "broker": self.config.broker_name}
+
+    def _broker(self, families: Families) -> None:
+        table, of_broker = self.runtime.table(), self._of_broker()
+        version = {**of_broker, "broker_version": table["brokerVersionDesc"]}
+        for key, name in RUNTIME.items():
+            families.gauge(
+                f"rocketmq_brokeruntime_{name}", f"{key} of brokerStatus.", float(table[key]), **version
+            )
+        for key, name in RATES.items():
+            for span, rate in zip((10, 60, 600), table[key].split(), strict=True):
+                families.gauge(
+                    f"rocketmq_brokeruntime_{name}{span}", f"{key} over {span} s.", float(rate), **version
+                )
+        put, got = float(table["putTps"].split()[0]), float(table["getTransferedTps"].split()[0])
+        families.gauge("rocketmq_broker_tps", "Messages stored a second.", put, **of_broker)
+        families.gauge("rocketmq_broker_qps", "Messages handed out a second.", got, **of_broker)
+        lag = float(table.get("haLagBytes", 0))
+        families.gauge("rocketmq_broker_commitlog_diff", "Bytes that a slave is behind.", lag, **of_broker)
+        node, load = self._node(), self.protection.load
+        topics, groups = len(self.tables.topics.table), len(self.tables.groups.table)
+        done, wanted = self.registered()
+        for name, words, value in (
+            ("rocketmq_broker_permission", "2 write, 4 read.", self.config.broker_permission),
+            ("rocketmq_topic_number", "Topics.", topics),
+            ("rocketmq_consumer_group_number", "Consumer groups.", groups),
+            ("cometmq_loop_lag_seconds", "How late the loop is.", load.lag_ms / 1000),
+            ("cometmq_sends_waiting", "Senders that wait for the device, or for slaves.", load.waiting),
+            ("cometmq_connections", "Connections.", self.connections()),
+            ("cometmq_name_servers", "Name servers that it is to register with.", wanted),
+            ("cometmq_name_servers_registered", "Those that have it.", done),
+        ):
+            families.gauge(name, words, value, **node)
+        refused = self.protection.refused
+        families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
+
+    def _store(self, families: Families) -> None:
+        store, node = self.store, self._node()
+        disk = {**node, "storage_type": "local", "storage_medium": "disk"}
+        flusher, log = store.flusher, store.log
+        for name, words, value in (
+            ("storage_size", "Bytes of the log.", log.end - log.min_position),
+            ("storage_flush_behind_bytes", "Bytes of the log not on the device.", flusher.unflushed),
+            ("storage_dispatch_behind_bytes", "Bytes of the log not in queues.", 0),
+        ):
+            families.gauge(f"rocketmq_{name}", words, value, **disk)
+        families.gauge(
+            "cometmq_store_writeable", "Whether messages are taken.", store.flags.writeable, **node
+        )
+        words = "Syncs of the log."
+        families.counter("cometmq_log_syncs", words, flusher.syncs, **node)
+        families.counter("cometmq_log_sync_seconds", f"Time of: {words}", flusher.synced_s, **node)
+        for path, used in store.fullness.log_ratios.items():
+            families.gauge("cometmq_disk_used_ratio", "Of a path of the log.", used, **node, path=path)
+        try:
+            usage = store.disk.usage(store.config.commit_log_dirs[0])
+        except OSError:
+            return
+        of_broker = self._of_broker()
+        for name, size in (("total", usage.total), ("free", usage.usable)):
+            families.gauge(f"rocketmq_brokeruntime_commitlogdir_capacity_{name}", "Bytes.", size, **of_broker)
+
+    def _clients(self, families: Families) -> None:
+        for kind, words, groups in (
+            ("producer", "Connections of producers.", self.producers.groups),
+            ("consumer", "Connections of consumers.", self.consumers.groups),
+        ):
+            counts: dict[tuple[str, str, str], int] = {}
+            for name, group in groups.items():
+                for client in group.by_channel.values():
+                    key = (name if kind == "consumer" else "", client.language, version_name(client.version))
+                    counts[key] = counts.get(key, 0) + 1
+            for (name, language, version), count in counts.items():
+                labels = {"language": language, "version": version}
+                if kind == "consumer":
+                    labels["consumer_group"] = name
+                families.gauge(f"rocketmq_{kind}_connections", words, count, **self._node(), **labels)
+
+    async def _topics(self, families: Families, turns: Turns) -> None:
+        of_broker, node, topics = self._of_broker(), self._node(), self.tables.topics
+        async for topic in turns.each(sorted(topics.table)):
+            config = topics.get(topic)
+            if config is None:
+                continue
+            stored = 0
+            async for queue_id in turns.each(range(config.write_queue_nums)):
+                stored += max(self.store.max_offset(topic, queue_id), 0)
+            if topic.startswith(RETRY_PREFIX):
+                name, labels = "rocketmq_topic_retry_offset", {**of_broker, "topic": topic}
+            elif topic.startswith(DLQ_PREFIX):
+                name, labels = "rocketmq_topic_dlq_offset", {**of_broker, "group": topic[len(DLQ_PREFIX) :]}
+            else:
+                name, labels = "rocketmq_producer_offset", {**of_broker, "topic": topic}
+            families.gauge(name, "Messages of a topic since its beginning.", stored, **labels)
+            families.counter(
+                "rocketmq_messages_in", "Messages stored, since the topic's beginning.", stored,
+                **node, topic=topic, is_system=topics.is_system(topic),
+            )  # fmt: skip
+            if families.cut:
+                return
+
+    async def _groups(self, families: Families, turns: Turns) -> list[Lag]:
+        """Add what concerns groups; the lag of each of their queues."""
+        lags: list[Lag] = []
+        latencies = LATENCIES_MAX
+        offsets = self.tables.offsets
+        async for group in turns.each(sorted(offsets.groups() | self.consumers.groups.keys())):
+            online = self.consumers.groups.get(group)
+            self._members(families, group, online)
+            async for topic in turns.each(sorted(offsets.topics_of(group))):
+                behind, consumed, oldest = 0, 0, 0
+                async for queue_id, offset in turns.each(offsets.queues(group, topic).items()):
+                    lag = max(self.store.max_offset(topic, queue_id), 0) - max(offset, 0)
+                    lags.append((group, topic, queue_id, lag))
+                    consumed += max(offset, 0)
+                    behind += lag
+                    if lag > 0 and latencies:
+                        latencies -= 1
+                        oldest = max(oldest, await self._waiting_ms(topic, queue_id, offset))
+                self._progress(families, group, topic, online, (behind, consumed, oldest))
+            if families.cut:
+                break
+        return lags
+
+    def _members(self, families: Families, group: str, online: ConsumerGroup | None) -> None:
+        count = len(online.by_channel) if online is not None else 0
+        families.gauge("rocketmq_group_count", "Members.", count, **self._of_broker(), group=group)
+
+    def _progress(
+        self,
+        families: Families,
+        group: str,
+        topic: str,
+        online: ConsumerGroup | None,
+        found: tuple[int, int, int],
+    ) -> None:
+        behind, consumed, oldest_ms = found
+        of_broker, node = self._of_broker(), self._node()
+        members = len(online.by_channel) if online is not None else 0
+        model = online.message_model if online is not None else ""
+        kind = "diff"
+        if topic.startswith(RETRY_PREFIX):
+            kind = "retrydiff"
+        elif topic.startswith(DLQ_PREFIX):
+            kind = "dlqdiff"
+        families.gauge(
+            f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
+            **of_broker, group=group, topic=topic, countOfOnlineConsumers=members, msgModel=model,
+        )  # fmt: skip
+        both = {"group": group, "topic": topic}
+        rate = self.stats.group_rate(group, topic, mono_ms(self.clock))
+        families.gauge("rocketmq_consumer_tps", "Messages taken a second.", rate, **of_broker, **both)
+        families.gauge("rocketmq_consumer_offset", "Messages consumed.", consumed, **of_broker, **both)
+        lag = {**node, "consumer_group": group, "topic": topic, "is_retry": kind == "retrydiff"}
+        families.gauge("rocketmq_consumer_lag_messages", "Messages not consumed.", behind, **lag)
+        families.gauge(
+            "rocketmq_consumer_lag_latency", "Age in ms of the oldest message not consumed.", oldest_ms, **lag
+        )
+        families.gauge("rocketmq_group_get_latency_by_storetime", "The same.", oldest_ms, **of_broker, **both)
+
+    async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """How long the message at an offset has waited; 0 when it is not there any more."""
+        queue = self.store.queues.find(topic, queue_id)
+        first = max(offset, self.store.min_offset(topic, queue_id), 0)
+        stored = await self.store.off_loop.ask(partial(self.store.lookups.store_time_of, queue, first))
+        return max(self.clock.time_ms() - stored, 0) if stored > 0 else 0

@@ -1,0 +1,134 @@
+"""`cometmq doctor`: what is wrong with a set-up, and its cure."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cometmq.cli.options import HELP, namesrv_option
+from cometmq.text import printable, printable_json
+
+if TYPE_CHECKING:
+    from cometmq.admin.doctor import Finding
+
+LEAST_FREE = 0.10
+"""Of a disk: with less the broker would refuse messages (diskSpaceWarningLevelRatio)."""
+
+
+@click.command(context_settings=HELP)
+@namesrv_option
+@click.option("-t", "--topic", help="Also look at this topic.")
+@click.option("-g", "--group", help="Also look at the members of this group.")
+@click.option(
+    "-c",
+    "--config",
+    "conf",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Look at the settings file of a broker that will not start, on this machine; at no cluster.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each finding as a line of JSON.")
+def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None, as_json: bool) -> None:
+    """Explain why a cluster does not work, seen from this machine. Exit code 1 if something is wrong."""
+    import msgspec
+
+    from cometmq.admin import doctor as examination
+
+    if conf is not None:
+        findings = asyncio.run(examine_settings(conf))
+    else:
+        addrs = [addr.strip() for addr in namesrv.split(";") if addr.strip()]
+        findings = asyncio.run(examination.examine(addrs, topic=topic, group=group))
+    for each in findings:
+        if as_json:
+            click.echo(printable_json(msgspec.json.encode(each)))
+            continue
+        mark = click.style("wrong", fg="red") if each.serious else click.style("odd", fg="yellow")
+        click.echo(f"{mark}  {printable(each.where)}: {printable(each.problem, None)}")
+        click.echo(f"       {each.cure}")
+    if not findings and not as_json:
+        click.echo("Nothing is wrong that can be seen from here.")
+    if any(each.serious for each in findings):
+        raise click.exceptions.Exit(1)
+
+
+async def examine_settings(path: Path) -> list[Finding]:
+    """What keeps a broker with this settings file from a start on this machine."""
+    from cometmq.admin.doctor import Finding
+    from cometmq.broker.base import advertised
+    from cometmq.broker.process import read_config
+    from cometmq.errors import CometError
+    from cometmq.remoting import resolve
+
+    findings: list[Finding] = []
+
+    def wrong(where: str, problem: str, cure: str, *, serious: bool = True) -> None:
+        findings.append(Finding(serious=serious, where=where, problem=problem, cure=cure))
+
+    try:
+        config = read_config(str(path))
+        config.check()
+    except (CometError, OSError) as error:
+        wrong(str(path), str(error), "set the key as expected; docs/settings.md has them all")
+        return findings
+    try:
+        ip = await resolve("brokerIP1", config.broker_ip1)
+        advertised.check_usable(config.broker_ip1, ip)
+    except CometError as error:
+        wrong("brokerIP1", str(error), "an address of this machine that clients can connect to")
+    else:
+        if not advertised.is_own(ip):
+            wrong(
+                "brokerIP1",
+                f"{config.broker_ip1} is no address of this machine",
+                "right only if something forwards the port to here, as in front of a container",
+                serious=False,
+            )
+    interface = config.bind_address or "0.0.0.0"
+    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((interface, config.listen_port))
+        except OSError as error:
+            wrong(
+                "listenPort",
+                f"{interface}:{config.listen_port} cannot be listened on: {error.strerror}",
+                "another process has the port, perhaps this broker already; ports below 1024 need rights",
+            )
+    for key, directories in config.store.directories.items():
+        for directory in directories:
+            _look_at(key, Path(directory), wrong)
+    if not config.namesrv_addr and not config.fetch_namesrv_addr_by_address_server:
+        wrong(
+            "namesrvAddr", "there is none, so clients will not find this broker",
+            "namesrvAddr=HOST:9876 in the file, mqbroker -n, or NAMESRV_ADDR", serious=False,
+        )  # fmt: skip
+    return findings
+
+
+def _look_at(key: str, directory: Path, wrong: Callable[[str, str, str], None]) -> None:
+    """Whether a directory of the store can be made and written to, and has room."""
+    there = directory
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        wrong(key, f"{there} is no directory", "another path, or move the file away")
+    elif not os.access(there, os.W_OK | os.X_OK):
+        wrong(
+            key, f"{there} may not be written to by this user", "chown it to the user that the broker runs as"
+        )
+    else:
+        usage = shutil.disk_usage(there)
+        if usage.free < LEAST_FREE * usage.total:
+            wrong(
+                key,
+                f"the disk of {there} is {1 - usage.free / usage.total:.0%} full",
+                "messages are refused from 90 % on (diskSpaceWarningLevelRatio): free space, or another disk",
+            )

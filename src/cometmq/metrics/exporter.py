@@ -1,0 +1,112 @@
+"""Where the numbers of a server go: nowhere, to a port that Prometheus reads, or by OTLP to a collector.
+
+The loop owns all state: the threads of the port and of the push ask it for the numbers, and turn them into
+text or messages themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.metrics.families import Families
+from cometmq.metrics.settings import DISABLE, PROM, MetricsSettings
+
+if TYPE_CHECKING:
+    from cometmq.metrics.otlp import OtlpPush
+    from cometmq.metrics.port import MetricsPort
+
+log = logs.logger(__name__)
+
+T = TypeVar("T")
+ANSWER_S = 10.0
+"""How long the loop may take for the numbers."""
+
+
+class MetricsExporter:
+    """The metrics of one server. Made and started inside its loop."""
+
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        interface: str,
+        collect: Callable[[Families], Awaitable[None]],
+        why_not_ready: Callable[[], str],
+    ) -> None:
+        """interface: where the server listens, which counts where the settings name no other. collect: adds
+        the numbers. why_not_ready: what keeps the server from its work; "" when nothing does."""
+        self._settings = settings
+        self._interface = settings.metrics_prom_exporter_host or interface
+        self._collect = collect
+        self._why_not_ready = why_not_ready
+        self._loop = asyncio.get_running_loop()
+        self._asking = threading.Lock()  # one look at a time, however many ask
+        self._cut_told = False
+        self._running: MetricsPort | OtlpPush | None = None
+        self.port: int | None = None
+        """Of Prometheus' port, once started."""
+
+    async def start(self) -> None:
+        """Open the port, or begin to push. Raises ConfigError, also where a package is missing."""
+        settings = self._settings
+        if settings.metrics_exporter_type == DISABLE:
+            return
+        try:
+            if settings.metrics_exporter_type == PROM:
+                from cometmq.metrics.port import MetricsPort
+
+                number = settings.metrics_prom_exporter_port
+                self._running = running = MetricsPort(self._interface, number, self)
+                self.port = running.port
+            else:
+                from cometmq.metrics.otlp import OtlpPush
+
+                self._running = OtlpPush(settings, self)
+        except ImportError as error:
+            expected = f"DISABLE, or pip install 'cometmq[metrics]' ({error})"
+            raise ConfigError("metricsExporterType", settings.metrics_exporter_type, expected) from error
+
+    async def stop(self) -> None:
+        """Close the port, or push no more."""
+        running, self._running = self._running, None
+        if running is not None:
+            await asyncio.to_thread(running.stop)
+
+    def families(self) -> Families:
+        """The numbers now; for threads. Raises TimeoutError when the loop has no time for them."""
+        with self._asking:
+            return self._ask(self._families())
+
+    def why_not_ready(self) -> str:
+        """What keeps the server from its work; for threads. Raises TimeoutError."""
+
+        async def ask() -> str:
+            return self._why_not_ready()
+
+        return self._ask(ask())
+
+    async def _families(self) -> Families:
+        most = self._settings.metrics_otel_cardinality_limit
+        found = Families(most, self._settings.metrics_labels())
+        await self._collect(found)
+        if found.cut and not self._cut_told:
+            log.warning("metrics are cut: more than %d samples (metricsOtelCardinalityLimit)", most)
+        self._cut_told = found.cut
+        return found
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        try:
+            asked = asyncio.run_coroutine_threadsafe(question, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            question.close()
+            raise TimeoutError from error
+        try:
+            return asked.result(ANSWER_S)
+        except concurrent.futures.TimeoutError:
+            asked.cancel()
+            raise TimeoutError from None

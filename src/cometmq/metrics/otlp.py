@@ -1,0 +1,93 @@
+"""Pushes the numbers to an OpenTelemetry collector by OTLP over gRPC, each minute or as the settings say."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Metric,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from cometmq import logs
+from cometmq.metrics.families import Families, Family
+from cometmq.metrics.settings import MetricsSettings
+
+log = logs.logger(__name__)
+
+SCHEMA = ""
+
+
+class Source(Protocol):
+    """Where the numbers come from."""
+
+    def families(self) -> Families: ...
+
+
+class OtlpPush:
+    """A thread that pushes until `stop`. A collector that does not answer costs numbers, and a line of the
+    log when that begins and ends."""
+
+    def __init__(self, settings: MetricsSettings, source: Source) -> None:
+        target = settings.metrics_grpc_exporter_target
+        timeout_s = settings.metrics_grpc_exporter_time_out_in_mills / 1000
+        self._exporter = OTLPMetricExporter(
+            endpoint=target,
+            insecure=not target.startswith("https://"),
+            headers=tuple(settings.metrics_headers()),
+            timeout=timeout_s,
+        )
+        self._target = target
+        self._source = source
+        self._interval_s = settings.metrics_grpc_exporter_interval_in_mills / 1000
+        self._resource = Resource.create({"service.name": "cometmq"})
+        self._began_ns = time.time_ns()
+        self._failed = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics push", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Push no more."""
+        self._stopping.set()
+        self._exporter.shutdown(timeout_millis=1000)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            try:
+                done = self._exporter.export(self._data(self._source.families()))
+                failed = done is not MetricExportResult.SUCCESS
+            except TimeoutError:
+                failed = True
+            if failed != self._failed and not self._stopping.is_set():
+                self._failed = failed
+                log.warning("metrics are %s %s", "not taken by" if failed else "taken again by", self._target)
+
+    def _data(self, families: Families) -> MetricsData:
+        now = time.time_ns()
+        metrics = [self._metric(family, now) for family in families.table.values()]
+        scope = ScopeMetrics(InstrumentationScope("cometmq"), metrics, SCHEMA)
+        return MetricsData([ResourceMetrics(self._resource, [scope], SCHEMA)])
+
+    def _metric(self, family: Family, now: int) -> Metric:
+        points = [
+            NumberDataPoint(dict(zip(family.labels, values, strict=True)), self._began_ns, now, number)
+            for values, number in family.samples
+        ]
+        if family.kind == "gauge":
+            return Metric(family.name, family.words, "", Gauge(points))
+        grows = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        return Metric(f"{family.name}_total", family.words, "", grows)

@@ -1,0 +1,144 @@
+"""Prometheus' port: /metrics, /healthz (the loop answers), /readyz (the server does its work)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from socketserver import ThreadingMixIn
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from cometmq.errors import ConfigError
+from cometmq.metrics.families import Families
+from cometmq.text import printable
+
+AT_ONCE = 8
+"""Requests that are worked on together; further connections are closed."""
+SILENT_S = 10
+"""A peer may say, or take, nothing for so long."""
+Start = Callable[[str, list[tuple[str, str]]], Any]
+
+
+class Source(Protocol):
+    """Where the numbers come from."""
+
+    def families(self) -> Families: ...
+
+    def why_not_ready(self) -> str: ...
+
+
+class MetricsPort:
+    """Listens and answers in threads of its own until `stop`. Raises ConfigError."""
+
+    def __init__(self, interface: str, port: int, source: Source) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+        registry.register(_Collector(source))
+        metrics = make_wsgi_app(registry)
+
+        def answer(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+            path = environ.get("PATH_INFO")
+            try:
+                if path == "/metrics":
+                    found: Iterable[bytes] = metrics(environ, start)
+                    return found
+                if path in ("/healthz", "/readyz"):
+                    problem = source.why_not_ready()
+                    ready = path == "/healthz" or not problem
+                    return _say(start, "200 OK" if ready else "503 Service Unavailable", problem or "ok")
+            except TimeoutError:
+                return _say(start, "503 Service Unavailable", "the server's loop does not answer")
+            return _say(start, "404 Not Found", "/metrics, /healthz or /readyz")
+
+        try:
+            self._server = _Server(interface, port)
+        except OSError as error:
+            expected = f"a free port ({error})"
+            raise ConfigError("metricsPromExporterPort", str(port), expected) from error
+        self._server.set_app(answer)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="metrics port", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Listen no more; requests under way are answered still."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _say(start: Start, status: str, words: str) -> Iterable[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{printable(words)}\n".encode()]
+
+
+class _Collector:
+    """Prometheus' view of the families."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._source.families().table.values():
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(family.name, family.words, labels=family.labels)
+            for values, number in family.samples:
+                metric.add_metric(values, number)
+            yield metric
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENT_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """A look each few seconds is no event."""
+
+    def address_string(self) -> str:
+        """Without a question to the name service."""
+        return str(self.client_address[0])
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, interface: str, port: int) -> None:
+        family, _, _, _, address = socket.getaddrinfo(
+            interface or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        self.address_family = family
+        self._room = threading.BoundedSemaphore(AT_ONCE)
+        super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
+
+    def server_bind(self) -> None:
+        """As HTTPServer's, without a question to the name service."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread, while there is room."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """What the thread does."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that went away is no event either."""

@@ -1,0 +1,61 @@
+"""The settings of metrics, of brokers and name servers alike, under the names of RocketMQ 5.x."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cometmq.errors import ConfigError
+from cometmq.settings import INT_MAX, Range, check_host
+
+DISABLE, PROM, OTLP_GRPC = TYPES = ("DISABLE", "PROM", "OTLP_GRPC")
+METRICS_RANGES: dict[str, Range] = {
+    "metricsPromExporterPort": Range(0, 65_535, "a port (0: any free one)"),
+    "metricsOtelCardinalityLimit": Range(1, 10_000_000, "samples"),
+    "metricsGrpcExporterTimeOutInMills": Range(1, 600_000, "milliseconds"),
+    "metricsGrpcExporterIntervalInMills": Range(1_000, INT_MAX, "milliseconds"),
+}
+
+
+class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
+    """Defaults as in 5.5.0 (docs/settings.md, Metrics)."""
+
+    metrics_exporter_type: str = DISABLE
+    metrics_prom_exporter_port: int = 5557
+    metrics_prom_exporter_host: str = ""
+    metrics_otel_cardinality_limit: int = 50_000
+    metrics_label: str = ""
+    metrics_grpc_exporter_target: str = ""
+    metrics_grpc_exporter_header: str = ""
+    metrics_grpc_exporter_time_out_in_mills: int = 3_000
+    metrics_grpc_exporter_interval_in_mills: int = 60_000
+
+    def check_metrics(self) -> None:
+        """Raises ConfigError(key, value, expected)."""
+        kind = self.metrics_exporter_type
+        if kind not in TYPES:
+            raise ConfigError("metricsExporterType", kind, " or ".join(TYPES))
+        if self.metrics_prom_exporter_host:
+            check_host("metricsPromExporterHost", self.metrics_prom_exporter_host)
+        if not all(name.isascii() and name.isidentifier() for name, _ in self.metrics_labels()):
+            raise ConfigError("metricsLabel", self.metrics_label, "names of letters, digits and _")
+        self.metrics_headers()
+        if kind == OTLP_GRPC and not self.metrics_grpc_exporter_target:
+            raise ConfigError("metricsGrpcExporterTarget", "", "host:port or URL of a collector")
+
+    def metrics_labels(self) -> list[tuple[str, str]]:
+        """What every sample is labelled with. Raises ConfigError."""
+        return _pairs("metricsLabel", self.metrics_label, self.metrics_label)
+
+    def metrics_headers(self) -> list[tuple[str, str]]:
+        """What a collector is sent with each push, often a token. Raises ConfigError."""
+        return _pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header, "***")
+
+
+def _pairs(key: str, text: str, shown: str) -> list[tuple[str, str]]:
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, value = part.partition(":")
+        if not colon or not name.strip():
+            raise ConfigError(key, shown, "name:value, several with , between")
+        found.append((name.strip(), value.strip()))
+    return found

@@ -1,0 +1,197 @@
+"""`cometmq doctor`: each thing that can be wrong is found, by its name, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.broker.conftest import Peer
+
+from cometmq.admin import Admin, TopicSettings
+from cometmq.admin.doctor import Finding, examine
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.cli.doctor import doctor, examine_settings
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+from cometmq.protocol.bodies import DataVersion, RegisterBrokerBody
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import RegisterBrokerRequestHeader
+from cometmq.store import SystemClock
+from cometmq.store.base.flags import Flag
+
+
+class Wrong(SystemClock):
+    """Two minutes ahead."""
+
+    def time_ms(self) -> int:
+        return super().time_ms() + 120_000
+
+
+@asynccontextmanager
+async def name_server(path: Path) -> AsyncIterator[str]:
+    files = {"kv_config_path": str(path / "kv"), "config_store_path": str(path / "namesrv")}
+    server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", **files))
+    port = await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def broker(path: Path, namesrv: str, clock: SystemClock | None = None) -> AsyncIterator[Broker]:
+    settings = {
+        "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "listenPort": "0", "brokerName": "broker-a",
+        "mappedFileSizeCommitLog": "1048576", "storePathRootDir": str(path), "namesrvAddr": namesrv,
+    }  # fmt: skip
+    one = Broker(BrokerConfig.from_properties(settings), clock=clock)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+async def test_nothing_is_wrong_with_what_works(tmp_path: Path) -> None:
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "a", namesrv) as one,
+        Peer(one.addr) as peer,
+    ):
+        await peer.heartbeat(topics={"Orders": "*"})
+        await peer.send()
+        await one.parts.registrar.registered()
+        assert await examine([namesrv], topic="Orders", group="G") == []
+
+
+async def test_name_servers_that_do_not_answer_are_told_apart(tmp_path: Path) -> None:
+    closed = f"127.0.0.1:{free_port()}"
+    async with name_server(tmp_path) as namesrv, broker(tmp_path / "a", namesrv) as one:
+        findings = await examine([closed, "nonsense", one.addr, namesrv])
+    found = {each.where: each.problem for each in findings}
+    assert "Connect call failed" in found[closed] or "refused" in found[closed].lower()
+    assert "this is no address" in found["nonsense"]
+    assert "does not answer as a name server" in found[one.addr]
+    assert namesrv not in found
+
+
+async def test_name_servers_that_disagree_and_those_without_brokers(tmp_path: Path) -> None:
+    async with name_server(tmp_path) as one, name_server(tmp_path) as two:
+        assert "no broker is registered" in only(await examine([one])).problem
+        async with broker(tmp_path / "a", one) as known:
+            finding = only(await examine([one, two]))
+    assert (finding.where, finding.serious) == (two, True)
+    assert known.addr in finding.problem
+
+
+async def test_a_broker_that_tells_a_wrong_address(tmp_path: Path) -> None:
+    wrong = f"127.0.0.1:{free_port()}"
+    header = RegisterBrokerRequestHeader(
+        broker_name="broker-x", broker_addr=wrong, cluster_name="C", broker_id=1, ha_server_addr="",
+        compressed=False, body_crc32=0,
+    )  # fmt: skip
+    body = RegisterBrokerBody.of({}, DataVersion(timestamp=1, counter=1), []).encode(compressed=False)
+    async with name_server(tmp_path) as namesrv, Peer(namesrv) as peer:
+        assert (await peer.call(RequestCode.REGISTER_BROKER, header, body)).code == 0
+        findings = await examine([namesrv])
+    problems = {each.where: each for each in findings}
+    assert "brokerIP1" in problems[wrong].cure
+    assert "no master of broker-x" in problems["broker-x"].problem
+
+
+async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
+    async with name_server(tmp_path) as namesrv, broker(tmp_path / "a", namesrv, Wrong()) as one:
+        one.parts.store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
+        full, clock = await examine([namesrv])
+        one.parts.store.flags.clear(Flag.DISK_FULL)
+    assert (full.where, full.problem) == (one.addr, "the broker takes no messages: the disk is full")
+    assert not clock.serious
+    assert "120 s ahead of" in clock.problem
+
+
+async def test_topics_and_groups(tmp_path: Path) -> None:
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "a", namesrv) as one,
+        Peer(one.addr) as peer,
+    ):
+        assert "has no route" in only(await examine([namesrv], topic="Nobody")).problem
+        async with Admin(namesrv) as admin:
+            async for _ in admin.create_topic(TopicSettings(topic="ReadOnly", perm=4), broker_addr=one.addr):
+                pass
+        await one.parts.registrar.registered()
+        assert "can be sent to" in only(await examine([namesrv], topic="ReadOnly")).problem
+        assert only(await examine([namesrv], group="Nobody")).where == "Nobody"
+        await peer.heartbeat("c1", "G", {"Orders": "*"})
+        async with Peer(one.addr) as other:
+            await other.heartbeat("c2", "G", {"Orders": "paid"})
+            await one.parts.registrar.registered()
+            finding = only(await examine([namesrv], group="G"))
+        assert "members differ in Orders: c1 says *; c2 says paid" in finding.problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "words"),
+    [
+        ("listenPort=high", "broker.conf", "listenPort"),
+        ("brokerIP1=0.0.0.0", "brokerIP1", "0.0.0.0"),
+        ("brokerIP1=192.0.2.1", "brokerIP1", "no address of this machine"),
+        ("storePathRootDir=/dev/null/store", "storePathRootDir", "/dev/null is no directory"),
+        ("", "namesrvAddr", "there is none"),
+    ],
+)
+async def test_a_settings_file(tmp_path: Path, settings: str, where: str, words: str) -> None:
+    conf = tmp_path / "broker.conf"
+    lines = {"listenPort": "0", "brokerIP1": "127.0.0.1", "storePathRootDir": str(tmp_path / "store")}
+    if where != "namesrvAddr":
+        lines["namesrvAddr"] = "127.0.0.1:9876"
+    key, _, value = settings.partition("=")
+    lines |= {key: value} if key else {}
+    conf.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    finding = only([each for each in await examine_settings(conf) if each.where.endswith(where)])
+    assert words in finding.problem
+
+
+async def test_a_port_that_is_taken_and_a_store_of_another_user(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        conf.write_text(
+            f"listenPort={taken.getsockname()[1]}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
+            f"namesrvAddr=127.0.0.1:9876\nstorePathRootDir={tmp_path / 'store'}\n"
+        )
+        assert "cannot be listened on" in only(await examine_settings(conf)).problem
+    if os.geteuid() == 0:
+        return  # root may write everywhere
+    (tmp_path / "store").mkdir(mode=0o500)
+    assert "may not be written to" in only(await examine_settings(conf)).problem
+
+
+async def test_the_command_says_it_with_an_exit_code(tmp_path: Path) -> None:
+    closed = f"127.0.0.1:{free_port()}"
+    run = CliRunner().invoke
+    told = await asyncio.to_thread(run, doctor, ["-n", closed])
+    assert told.exit_code == 1
+    assert told.output.startswith(f"wrong  {closed}: the name server cannot be reached")
+    line = json.loads((await asyncio.to_thread(run, doctor, ["-n", closed, "--json"])).output)
+    assert (line["serious"], line["where"]) == (True, closed)
+    async with name_server(tmp_path) as namesrv, broker(tmp_path / "a", namesrv):
+        sound = await asyncio.to_thread(run, doctor, ["-n", namesrv])
+    assert (sound.exit_code, sound.output) == (0, "Nothing is wrong that can be seen from here.\n")

@@ -1,0 +1,153 @@
+"""What a broker's metrics say, against what happened; the dashboard asks for nothing that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from tests.broker.conftest import Peer
+
+from cometmq import conf
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.server import Broker
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.namesrv.server import NameServer
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+
+LOCAL = {"brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "listenPort": "0", "brokerName": "broker-a"}
+METRICS = {"metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+@asynccontextmanager
+async def broker(path: Path, **settings: str) -> AsyncIterator[Broker]:
+    small = {"mappedFileSizeCommitLog": "1048576", "storePathRootDir": str(path)}
+    one = Broker(BrokerConfig.from_properties({**LOCAL, **METRICS, **small, **settings}))
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def text_of(port: int | None, path: str = "/metrics") -> str:
+    def ask() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(ask)
+
+
+async def look(port: int | None) -> Samples:
+    found: Samples = {}
+    for family in text_string_to_metric_families(await text_of(port)):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    rows = [number for given, number in found[name] if labels.items() <= given.items()]
+    assert len(rows) == 1, (name, labels, found[name])
+    return rows[0]
+
+
+async def commit(peer: Peer, queue_id: int, offset: int) -> None:
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group="G", topic="Orders", queue_id=queue_id, commit_offset=offset
+    )
+    await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+async def test_numbers_are_those_of_what_happened(tmp_path: Path) -> None:
+    async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        await peer.send_numbers(5)  # to queue 0
+        await peer.heartbeat()
+        await commit(peer, 0, 2)
+        found = await look(one.parts.metrics.port)
+        group = {"consumer_group": "G", "topic": "Orders"}
+        assert value(found, "rocketmq_messages_in_total", topic="Orders", is_system="false") == 5
+        assert value(found, "rocketmq_producer_offset", topic="Orders", broker="broker-a") == 5
+        assert value(found, "rocketmq_consumer_lag_messages", **group, is_retry="false") == 3
+        assert 0 < value(found, "rocketmq_consumer_lag_latency", **group) < 600_000
+        assert value(found, "cometmq_queue_lag_messages", **group, queue="0", node_id="broker-a") == 3
+        labels = {"group": "G", "topic": "Orders", "countOfOnlineConsumers": "1", "msgModel": "CLUSTERING"}
+        assert value(found, "rocketmq_group_diff", **labels) == 3
+        assert value(found, "rocketmq_group_count", group="G") == 1
+        assert value(found, "rocketmq_consumer_connections", consumer_group="G", language="PYTHON") == 1
+        assert value(found, "rocketmq_storage_size") > 5 * 100
+        assert value(found, "cometmq_store_writeable") == 1
+        assert value(found, "cometmq_connections") == 1
+        assert value(found, "rocketmq_brokeruntime_msg_put_total_today_now") == 5
+        await commit(peer, 0, 5)
+        found = await look(one.parts.metrics.port)
+        assert value(found, "rocketmq_consumer_lag_messages", **group) == 0
+        assert value(found, "rocketmq_consumer_lag_latency", **group) == 0
+
+
+async def test_the_dashboard_asks_for_what_there_is(tmp_path: Path) -> None:
+    page = Path(conf.__path__[0]) / "grafana" / "cometmq.json"
+    board = json.loads(page.read_text())
+    asked = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    names = set(re.findall(r"\b(?:rocketmq|cometmq|process)_\w+", asked))
+    async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        await peer.send(topic="%DLQ%G")
+        await peer.send()
+        await peer.heartbeat()
+        await commit(peer, 0, 0)
+        found = await look(one.parts.metrics.port)
+    assert names - found.keys() == set()
+    for name, labels in re.findall(r"(\w+)\{([^}]*)\}", asked):
+        assert {"cluster"} <= {key for given, _ in found[name] for key in given}, (name, labels)
+    shown = {key for panel in board["panels"] for key in re.findall(r"{{(\w+)}}", str(panel["targets"]))}
+    assert shown <= {key for rows in found.values() for given, _ in rows for key in given} | {"instance"}
+
+
+async def test_many_topics_and_groups_are_cut_at_the_limit(tmp_path: Path) -> None:
+    async with broker(tmp_path, metricsOtelCardinalityLimit="100") as one, Peer(one.addr) as peer:
+        for number in range(60):
+            await peer.send(topic=f"Topic{number:02}")
+        found = await look(one.parts.metrics.port)
+    samples = sum(len(rows) for name, rows in found.items() if not name.startswith("process_"))
+    assert samples == 100
+    assert "rocketmq_broker_tps" in found, "what concerns the whole broker is never cut"
+
+
+async def test_a_broker_without_a_name_server_is_not_ready(tmp_path: Path) -> None:
+    config = NamesrvConfig(
+        listen_port=0, bind_address="127.0.0.1", kv_config_path=str(tmp_path / "kv"),
+        config_store_path=str(tmp_path / "namesrv"),
+        metrics_exporter_type="PROM", metrics_prom_exporter_port=0,
+    )  # fmt: skip
+    server = NameServer(config)
+    port = await server.start()
+    try:
+        async with broker(tmp_path / "a", namesrvAddr=f"127.0.0.1:{port}") as one:
+            assert await text_of(one.parts.metrics.port, "/readyz") == "ok\n"
+            found = await look(server.metrics.port if server.metrics else None)
+            assert value(found, "cometmq_namesrv_brokers") == 1
+            assert value(found, "cometmq_namesrv_topics") > 5
+            assert value(found, "cometmq_namesrv_broker_silent_seconds", broker=one.addr) < 60
+    finally:
+        await server.stop()
+    async with broker(tmp_path / "a", namesrvAddr=f"127.0.0.1:{port}") as one:
+        numbers = await look(one.parts.metrics.port)
+        assert value(numbers, "cometmq_name_servers") == 1
+        assert value(numbers, "cometmq_name_servers_registered") == 0
+        problem = await asyncio.to_thread(one.parts.metrics.why_not_ready)
+        assert problem == "registered with none of 1 name servers"
+
+
+async def test_nobody_is_shown_a_collectors_token(tmp_path: Path) -> None:
+    secret = {"metricsGrpcExporterHeader": "token:hidden"}
+    async with broker(tmp_path, **secret) as one, Peer(one.addr) as peer:
+        answer = await peer.call(RequestCode.GET_BROKER_CONFIG)
+    assert b"metricsGrpcExporterHeader=***" in answer.body
+    assert b"hidden" not in answer.body

@@ -1,0 +1,142 @@
+"""Prometheus' port: what it answers, to whom, and in which bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cometmq.errors import ConfigError
+from cometmq.metrics import Families, MetricsExporter, MetricsSettings, exporter, port
+
+
+def ask(number: int, path: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{number}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+async def collect_some(families: Families) -> None:
+    families.gauge("room_temperature", "Degrees.", 21.5, room='a "b"\n')
+    families.counter("doors_opened", "Times.", 3)
+
+
+@asynccontextmanager
+async def running(
+    collect: Callable[[Families], Awaitable[None]] = collect_some,
+    why: Callable[[], str] = str,
+    **settings: str | int,
+) -> AsyncIterator[MetricsExporter]:
+    given = {"metrics_exporter_type": "PROM", "metrics_prom_exporter_port": 0, **settings}
+    one = MetricsExporter(MetricsSettings(**given), "127.0.0.1", collect, why)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def got(one: MetricsExporter, path: str, method: str = "GET") -> tuple[int, str]:
+    assert one.port is not None
+    return await asyncio.to_thread(ask, one.port, path, method)
+
+
+async def test_a_look_has_the_numbers_with_their_labels_and_the_process() -> None:
+    async with running(metrics_label="site:lab, row:7") as one:
+        status, text = await got(one, "/metrics")
+    assert status == 200
+    assert 'room_temperature{room="a \\"b\\"\\\\n",row="7",site="lab"} 21.5' in text
+    assert 'doors_opened_total{row="7",site="lab"} 3.0' in text
+    assert "# TYPE doors_opened_total counter" in text
+    assert "process_resident_memory_bytes" in text
+
+
+async def test_health_is_the_loop_and_readiness_the_work() -> None:
+    problems = [""]
+    async with running(why=lambda: problems[0]) as one:
+        assert await got(one, "/healthz") == (200, "ok\n")
+        assert await got(one, "/readyz") == (200, "ok\n")
+        problems[0] = "the disk is full"
+        assert await got(one, "/healthz") == (200, "the disk is full\n")
+        assert await got(one, "/readyz") == (503, "the disk is full\n")
+        assert (await got(one, "/etc/passwd"))[0] == 404
+        assert (await got(one, "/metrics", "POST"))[0] == 405
+
+
+async def test_a_loop_that_has_no_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "ANSWER_S", 0.05)
+    forever = asyncio.Event()
+
+    async def stuck(_families: Families) -> None:
+        await forever.wait()
+
+    async with running(stuck) as one:
+        assert await got(one, "/metrics") == (503, "the server's loop does not answer\n")
+
+
+async def test_samples_beyond_the_limit_are_left_out_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def many(families: Families) -> None:
+        for number in range(10):
+            families.gauge("drawers", "Those.", number, drawer=number)
+
+    async with running(many, metrics_otel_cardinality_limit=4) as one:
+        for _ in range(2):
+            _, text = await got(one, "/metrics")
+            assert text.count("drawers{") == 4
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "metrics are cut: more than 4 samples (metricsOtelCardinalityLimit)"
+    ]
+
+
+async def test_a_port_that_is_taken_is_said_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"metricsPromExporterPort.*{number}"):
+            async with running(metrics_prom_exporter_port=number):
+                pass
+
+
+async def test_silent_peers_take_no_more_than_their_places() -> None:
+    async with running() as one:
+        assert one.port is not None
+        silent = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.AT_ONCE)]
+        with socket.create_connection(("127.0.0.1", one.port)) as another:
+            another.settimeout(20)
+            assert await asyncio.to_thread(another.recv, 1) == b""  # closed at once
+        for each in silent:
+            each.close()
+        async with asyncio.timeout(20):
+            while True:  # the threads notice the ends one by one
+                try:
+                    status, _ = await got(one, "/healthz")
+                except OSError:
+                    continue
+                assert status == 200
+                break
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"metrics_exporter_type": "LOG"}, "metricsExporterType"),
+        ({"metrics_exporter_type": "OTLP_GRPC"}, "metricsGrpcExporterTarget"),
+        ({"metrics_label": "no colon"}, "metricsLabel"),
+        ({"metrics_label": "two words:x"}, "metricsLabel"),
+        ({"metrics_prom_exporter_host": "a b"}, "metricsPromExporterHost"),
+        ({"metrics_grpc_exporter_header": "token"}, "metricsGrpcExporterHeader"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(settings: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError, match=key) as refused:
+        MetricsSettings(**settings).check_metrics()
+    assert "token" not in str(refused.value)

@@ -1,0 +1,95 @@
+"""The units, manifests and container files of conf/ are what docs/deploy.md says, and name what there is."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.namesrv.config import NamesrvConfig
+from cometmq.protocol.java_properties import parse_properties
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "src" / "cometmq" / "conf"
+COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+CONTAINER = (CONF / "container" / "Containerfile").read_text()
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((CONF / "kubernetes" / "cometmq.yaml").read_text()))
+SETS = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
+
+
+def read(name: str, text: str, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """Settings that the server takes without a warning."""
+    properties = parse_properties(text)
+    kind = NamesrvConfig if name.startswith("namesrv") else BrokerConfig
+    kind.from_properties(properties)
+    assert caplog.messages == []
+    return properties
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "systemd").iterdir()), ids=lambda path: path.stem)
+def test_a_unit(path: Path) -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(path)
+    service = unit["Service"]
+    assert service["User"] != "root"
+    command = shlex.split(service["ExecStart"])
+    assert Path(command[0]).name in COMMANDS
+    assert (CONF / Path(command[-1]).name).exists()
+    assert service["ReadWritePaths"] == str(Path(command[-1]).parent)
+    assert service["Restart"] == "on-failure"
+
+
+def test_the_image_is_not_root_and_checks_its_health() -> None:
+    assert re.search(r"^USER (?!0)\d+$", CONTAINER, re.MULTILINE)
+    check = re.search(r"HEALTHCHECK.*\n.*http://127.0.0.1:(\d+)(/\w+)", CONTAINER)
+    assert check is not None
+    assert check.groups() == ("5557", "/healthz")
+    (command,) = re.findall(r"^CMD \[(.*)\]$", CONTAINER, re.MULTILINE)
+    assert command.split(",")[0].strip('"') in COMMANDS
+
+
+@pytest.mark.parametrize("name", ["broker.conf", "namesrv.conf"])
+def test_settings_of_the_image(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = read(name, (CONF / "container" / name).read_text(), caplog)
+    assert found["metricsExporterType"] == "PROM"  # the health check needs the port
+
+
+@pytest.mark.parametrize("name", ["broker.conf", "namesrv.conf"])
+def test_settings_in_kubernetes(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    (conf,) = (each for each in MANIFESTS if each["kind"] == "ConfigMap")
+    found = read(name, conf["data"][name], caplog)
+    assert found["metricsExporterType"] == "PROM"
+    servers = found.get("namesrvAddr", "")
+    replicas = {each["metadata"]["name"]: each["spec"]["replicas"] for each in SETS}
+    if servers:
+        assert servers.split(";") == [f"namesrv-{n}.namesrv:9876" for n in range(replicas["namesrv"])]
+
+
+@pytest.mark.parametrize("found", SETS, ids=lambda each: each["metadata"]["name"])
+def test_a_stateful_set(found: dict[str, Any]) -> None:
+    spec = found["spec"]
+    service = next(
+        each for each in MANIFESTS
+        if each["kind"] == "Service" and each["metadata"]["name"] == spec["serviceName"]
+    )  # fmt: skip
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == spec["selector"]["matchLabels"]
+    pod = spec["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    (container,) = pod["containers"]
+    ports = {port["containerPort"] for port in container["ports"]}
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    assert mounted == volumes | claims
+    assert re.search(r"exec (\w+) ", container["command"][-1]).group(1) in COMMANDS  # type: ignore[union-attr]

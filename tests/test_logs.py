@@ -1,0 +1,113 @@
+"""Events of the log: as text and as JSON, how much of them, and what never stands in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import Peer
+
+from cometmq import logs
+from cometmq.protocol.codes import RequestCode
+from cometmq.standalone import Standalone
+
+SAYS = """
+import logging
+from cometmq import logs
+logs.set_up()
+log = logs.logger("cometmq.kitchen")
+log.info("never mind")
+try:
+    open("/nowhere/at/all")
+except OSError:
+    log.exception("cannot open %s for %d", "a\\nb", 7)
+"""
+
+
+def said(**environment: str) -> list[str]:
+    given = {"PYTHONPATH": ":".join(filter(None, sys.path)), **environment}
+    done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, env=given, check=True, text=True)
+    return done.stderr.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    before = logging.getLogger().level
+    yield
+    logs.use_levels(logging.getLevelName(before))
+
+
+def test_text_is_a_line_an_event_and_tracebacks_are_indented() -> None:
+    first, *others = said()
+    assert first.endswith(r"ERROR cometmq.kitchen: cannot open a\nb for 7")
+    assert len(others) > 2
+    assert all(line.startswith("  | ") for line in others)
+
+
+def test_json_is_one_line_an_event_with_its_values() -> None:
+    (line,) = said(COMETMQ_LOG_FORMAT="json")
+    event = json.loads(line)
+    assert event.pop("time").endswith("+00:00")
+    assert "FileNotFoundError" in event.pop("traceback")
+    assert event == {
+        "level": "ERROR",
+        "logger": "cometmq.kitchen",
+        "message": r"cannot open a\nb for 7",
+        "event": "cannot open %s for %d",
+        "values": [r"a\nb", 7],
+    }
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"COMETMQ_LOG_FORMAT": "xml"}, "COMETMQ_LOG_FORMAT=xml is no format: text, json"),
+        ({"COMETMQ_LOG_LEVEL": "cometmq.nobody=INFO"}, "there is no logger cometmq.nobody"),
+    ],
+)
+def test_what_cannot_be_used_is_told(environment: dict[str, str], line: str) -> None:
+    assert any(line in each for each in said(**environment))
+
+
+@pytest.mark.parametrize("text", ["loud", "cometmq.logs=loud", "cometmq.nobody=INFO", "=", "INFO,,x=1"])
+def test_levels_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(logs.BadLevels):
+        logs.levels_of(text)
+
+
+def test_a_logger_that_is_named_no_more_follows_the_others() -> None:
+    one = logs.logger("cometmq.test_logs.one")
+    logs.use_levels("ERROR,cometmq.test_logs.one=DEBUG")
+    assert one.isEnabledFor(logging.DEBUG)
+    logs.use_levels("WARNING")
+    assert not one.isEnabledFor(logging.INFO)
+
+
+async def test_levels_change_while_servers_run_and_no_body_or_secret_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.handler.setLevel(logging.DEBUG)
+    body, secret = "a-body-that-nobody-may-read", "token:nobody-may-know"
+    async with Standalone(tmp_path, namesrv_port=0, broker_port=0) as cluster:
+        (addr,) = cluster.broker_addrs.values()
+        async with Peer(addr) as peer, Peer(cluster.namesrv_addr) as names:
+            settings = f"logLevel=DEBUG\nmetricsGrpcExporterHeader={secret}".encode()
+            assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, settings)).code == 0
+            assert logging.getLogger().level == logging.DEBUG
+            await peer.heartbeat()
+            await peer.send(body=body.encode())
+            await peer.pull()
+            refused = await peer.send(topic="no topic", body=body.encode())
+            assert refused.code != 0
+            wrong = await names.call(RequestCode.UPDATE_NAMESRV_CONFIG, None, b"logLevel=loud")
+            assert "LOUD is no level" in (wrong.remark or "")
+            assert (await names.call(RequestCode.UPDATE_NAMESRV_CONFIG, None, b"logLevel=ERROR")).code == 0
+            assert logging.getLogger().level == logging.ERROR
+    assert any("logLevel" in line for line in caplog.text.splitlines())
+    assert body not in caplog.text
+    assert secret not in caplog.text
