@@ -301,7 +301,7 @@ class TestWhatAReadHolds:
     def test_a_connection_is_kept_for_reads_with_the_same_time_out(self, fake: FakeCluster) -> None:
         for timeout_ms in (5000, 5000, 7000):
             assert len(offsets(parts(fake, address=fake.address, timeout_ms=timeout_ms))) == 40
-        assert sorted(timeout_s for _, timeout_s in reading.idle_wires) == [5.0, 7.0]
+        assert sorted(timeout_s for _, timeout_s in reading.idle_wires(PLAIN)) == [5.0, 7.0]
         assert fake.connections == 2
         assert {wire.timeout_s for wire in reading.idle_wires(PLAIN).values()} == {5.0, 7.0}
 

@@ -278,6 +278,7 @@ class BrokerParts:
                 delays=self.schedule.levels,
                 stats=self.stats,
                 writer=self.writer,
+                check_read=self._security.check_read,
             ),
             self.pulls,
             self.clients,
@@ -295,7 +296,7 @@ class BrokerParts:
             self.transactions.ends,
             self.filter_servers,
             OffsetProcessor(store=store, tables=tables),
-            QueryProcessor(store=store),
+            QueryProcessor(store=store, check_read=self._security.check_read),
             TopicAdmin(
                 config=config,
                 store=store,

@@ -184,10 +184,7 @@ G, T_SUB = Right(SUB, "G", True), Right(SUB, "T")
         (frame(12, topic="T"), [T_SUB]),
         (frame(37), []),
         (frame(325, **SEND), []),
-        *(
-            (frame(code), None)
-            for code in (17, 25, 26, 28, 33, 50, 51, 52, 53, 200, 207, 215, 222, 301, 21001)
-        ),
+        *((frame(code), None) for code in (17, 25, 26, 28, 50, 51, 52, 53, 200, 207, 215, 222, 301, 21001)),
         (frame(999_999), None),
     ],
 )

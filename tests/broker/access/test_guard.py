@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker.access.test_files import write
-from tests.broker.conftest import Peer, refused, running
+from tests.broker.conftest import Peer, records, refused, running
 
 from cometmq import Message, Producer, PushConsumer
 from cometmq.broker.access.guard import REFUSED
@@ -22,9 +22,11 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     AclConfigVersionResponseHeader,
+    ConsumerSendMsgBackRequestHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
+    ViewMessageRequestHeader,
 )
 from cometmq.remoting import RemotingClient
 from cometmq.standalone import Standalone
@@ -209,6 +211,23 @@ async def test_without_access_control_there_is_nothing_to_change(tmp_path: Path)
         refused(await peer.call(51, DeleteAccessConfigRequestHeader(access_key="somebody")), 210, "aclEnable")
         refused(await peer.call(53, header_of("*")), 211, "aclEnable")
         refused(await peer.call(52), 1, "aclEnable")
+
+
+async def test_a_message_named_by_its_place_is_read_by_who_may_read_its_topic(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (_broker, _peer, program, admin):
+        for topic in ("Orders", "Secret"):
+            assert (await admin.send(topic)).code == 0
+        own, other = [
+            message.physical_offset for t in ("Orders", "Secret") for message in records(await admin.pull(t))
+        ]
+        assert (await program.call(33, ViewMessageRequestHeader(offset=own))).code == 0
+        refused(await program.call(33, ViewMessageRequestHeader(offset=other)), 1, "topic:Secret")
+        assert (await admin.call(33, ViewMessageRequestHeader(offset=other))).code == 0
+        for offset, code in ((own, 0), (other, 1)):
+            back = ConsumerSendMsgBackRequestHeader(
+                offset=offset, group="G", delay_level=1, origin_topic="Orders"
+            )
+            assert (await program.call(36, back)).code == code
 
 
 async def test_our_clients_sign_what_they_send(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ async def test_everything_goes_over_tls(tmp_path: Path, certificates: Certificat
     ("settings", "words"),
     [
         ({"tls.server.mode": "enforcing"}, "it names the certificate"),
+        (
+            {"tls.config.file": "FILE", "tls.server.mode": "enforcing", "filterServerNums": "1"},
+            "filter servers do not speak TLS",
+        ),
         ({"tls.config.file": "/nowhere"}, "a file of settings that can be read"),
         ({"tls.config.file": "FILE", "tls.server.mode": "perhaps"}, "disabled, permissive or enforcing"),
     ],

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from cometmq import logs
-from cometmq.broker.access.accounts import Account
-from cometmq.broker.access.decision import Policy
+from cometmq.broker.access.accounts import Account, Perm
+from cometmq.broker.access.decision import Policy, Verdict
 from cometmq.broker.access.files import AclFiles, conf_directory
-from cometmq.broker.access.rights import Rights, needed
+from cometmq.broker.access.rights import Rights, needed, topic_right
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, ConfigError
@@ -29,6 +29,9 @@ LOOK_S = 1.0
 """How often the files are looked at."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 """What Apache's 4.9 says in front of a refusal; clients know it by that."""
+
+
+CheckRead = Callable[[Connection, Frame, str], None]
 
 
 class Guard:
@@ -83,7 +86,9 @@ class Guard:
 
         host = connection.peer.rpartition(":")[0]
         access_key = ext.get(ACCESS_KEY)
-        verdict = self.policy.decide(access_key, rights, host, signed)
+        self._answer(connection, frame, self.policy.decide(access_key, rights, host, signed))
+
+    def _answer(self, connection: Connection, frame: Frame, verdict: Verdict) -> None:
         if verdict.allowed:
             return
         self.refused += 1
@@ -92,6 +97,14 @@ class Guard:
         if compat.is_5x(frame.version):
             raise CommandError(ResponseCode.NO_PERMISSION, verdict.reason)
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
+
+    def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
+        """For requests, let in already, that name a message by its place: raises CommandError unless the
+        account may read the topic that the message turns out to be of."""
+        access_key = (frame.ext or {}).get(ACCESS_KEY)
+        rights = [topic_right(Perm.SUB, topic)]
+        host = connection.peer.rpartition(":")[0]
+        self._answer(connection, frame, self.policy.decide(access_key, lambda: rights, host, lambda _: True))
 
     # -- requests of this broker
 

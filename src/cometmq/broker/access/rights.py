@@ -126,6 +126,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights]] = {
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
     RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group"),
+    RequestCode.VIEW_MESSAGE_BY_ID: _nothing,  # its handler knows the topic, and checks it
     RequestCode.QUERY_MESSAGE: _fields(Perm.SUB, "topic"),
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, None, "consumerGroup"),

@@ -6,8 +6,9 @@ import asyncio
 import ssl
 from typing import NamedTuple
 
-from cometmq.broker.access.guard import Guard, guard_of
+from cometmq.broker.access.guard import CheckRead, Guard, guard_of
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import ConfigError
 from cometmq.remoting import ServerTls, client_tls, server_tls
 
 
@@ -17,6 +18,11 @@ class Security(NamedTuple):
     guard: Guard | None = None
     tls: ServerTls | None = None
     client_context: ssl.SSLContext | None = None
+
+    @property
+    def check_read(self) -> CheckRead | None:
+        """See Guard.check_read; None: everybody may read."""
+        return None if self.guard is None else self.guard.check_read
 
     def start(self) -> None:
         """Begin to look at the files of accounts and certificates."""
@@ -43,6 +49,9 @@ async def security_of(config: BrokerConfig) -> Security:
     guard = await guard_of(config)
     path = config.tls_config_file
     tls = await server_tls(config.tls_server_mode, path)
+    if tls is not None and tls.enforcing and config.filter_server_nums:
+        expected = "0 with tls.server.mode=enforcing: filter servers do not speak TLS"
+        raise ConfigError("filterServerNums", str(config.filter_server_nums), expected)
     context = None
     if config.use_tls or (tls is not None and tls.enforcing):
         context = await asyncio.to_thread(client_tls, path or True)

@@ -205,6 +205,11 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
     return items
 
 
+def _shown(name: str, value: str) -> str:
+    """The value of an option in an error, unless it may be a secret."""
+    return "******" if "secret" in name or "token" in name else value
+
+
 class _Reader:
     """Typed access to Spark's options, with all spellings of a name."""
 
@@ -217,10 +222,11 @@ class _Reader:
             if name not in names:
                 near = difflib.get_close_matches(name, [*names, *_ALIASES], 1)
                 hint = f"; did you mean {names.get(near[0], near[0])}?" if near else ""
-                raise ConfigError(key, value, f"one of {', '.join(sorted(known))}{hint}")
+                raise ConfigError(key, _shown(name, value), f"one of {', '.join(sorted(known))}{hint}")
             if name in self._values and self._values[name] != value:
+                before = _shown(name, self._values[name])
                 raise ConfigError(
-                    key, value, f"one value, but {names[name]} is {self._values[name]!r} already"
+                    key, _shown(name, value), f"one value, but {names[name]} is {before!r} already"
                 )
             self._values[name] = value
 
