@@ -27,6 +27,7 @@ from cometmq.protocol.headers import (
     UpdateGlobalWhiteAddrsConfigRequestHeader,
 )
 from cometmq.remoting import Connection
+from cometmq.settings import BODY_MAX
 
 log = logs.logger(__name__)
 
@@ -42,7 +43,7 @@ class AclRequests:
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Add an account or change one."""
         header = frame.header(CreateAccessConfigRequestHeader)
-        guard = self._guard(ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
+        guard = self._guard(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
 
         def change() -> Policy:
             return guard.files.put(changed(guard.files.account(header.access_key), header))
@@ -55,7 +56,7 @@ class AclRequests:
         """Remove an account."""
         access_key = frame.header(DeleteAccessConfigRequestHeader).access_key
         code = ResponseCode.DELETE_ACL_CONFIG_FAILED
-        guard = self._guard(code)
+        guard = self._guard(frame, code)
 
         def change() -> Policy:
             return guard.files.delete(access_key)
@@ -67,7 +68,7 @@ class AclRequests:
         """Replace the global white list of a file."""
         header = frame.header(UpdateGlobalWhiteAddrsConfigRequestHeader)
         code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
-        guard = self._guard(code)
+        guard = self._guard(frame, code)
 
         def change() -> Policy:
             patterns = split_patterns(header.global_white_addrs)
@@ -79,7 +80,7 @@ class AclRequests:
 
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
         """How often the files were changed."""
-        guard = self._guard(ResponseCode.SYSTEM_ERROR)
+        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion(timestamp=0, counter=0)
         header = AclConfigVersionResponseHeader(
@@ -93,9 +94,12 @@ class AclRequests:
         )
         return frame.response(header=header)
 
-    def _guard(self, code: int) -> Guard:
+    def _guard(self, frame: Frame, code: int) -> Guard:
         if self.guard is None:
             raise CommandError(code, "this broker has no access control (aclEnable=false)")
+        size = sum(map(len, (frame.ext or {}).values()))
+        if size > BODY_MAX:
+            raise CommandError(code, f"{size} characters of settings are more than {BODY_MAX}")
         return self.guard
 
     async def _change(
