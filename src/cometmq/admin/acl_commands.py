@@ -31,7 +31,11 @@ async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | N
     help="Its secret: 7 characters at least.",
 )
 @click.option(
-    "-w", "--whiteRemoteAddress", "white", metavar="PATTERN", help="From where no signature is asked for."
+    "-w",
+    "--whiteRemoteAddress",
+    "white",
+    metavar="PATTERN",
+    help="From where it may do everything, unsigned.",
 )
 @click.option("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
 @click.option("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")

@@ -251,7 +251,5 @@ async def test_our_clients_sign_what_they_send(tmp_path: Path) -> None:
             with pytest.raises(BrokerError, match="No default permission for topic:Other"):
                 await producer.send(Message("Other", b"x"))
         async with Producer("PG", namesrv=cluster.namesrv_addr) as nobody:
-            with pytest.raises(
-                BrokerError, match="the broker asks for an account"
-            ):
+            with pytest.raises(BrokerError, match="the broker asks for an account"):
                 await nobody.send(Message("Orders", b"x"))

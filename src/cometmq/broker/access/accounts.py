@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """An account. white: from where no signature is asked for. An admin without topic and group permissions
+    """An account. white: from where its requests are let in unsigned, whatever they are. An admin without topic and group permissions
     of its own may do everything, one with some only what they allow, as with Apache's broker."""
 
     access_key: str
