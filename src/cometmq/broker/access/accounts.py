@@ -52,8 +52,9 @@ class Rule(NamedTuple):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """An account. white: from where its requests are let in unsigned, whatever they are. An admin without topic and group permissions
-    of its own may do everything, one with some only what they allow, as with Apache's broker."""
+    """An account. white: from where its requests are let in unsigned, whatever they are. An admin without
+    topic and group permissions of its own may do everything, one with some only what they allow, as with
+    Apache's broker."""
 
     access_key: str
     secret_key: str
