@@ -7,7 +7,15 @@ import click
 
 from cometmq.admin.acl import Accounts, AclVersion
 from cometmq.admin.admin import Admin
-from cometmq.admin.shell import admin_command, json_option, show, show_json, switch, target_options
+from cometmq.admin.commands.shell import (
+    admin_command,
+    show_if_text,
+    show_json,
+    switch,
+    target_options,
+    tell,
+    wants_json,
+)
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 
@@ -67,18 +75,18 @@ async def update_acl_config(
         group_perms=groups,
     )
     accounts = Accounts(admin)
-    for addr in await _targets(accounts, broker_addr, cluster):
+    addrs = await _targets(accounts, broker_addr, cluster)
+    for addr in addrs:
         await accounts.put(addr, header)
-        show([f"create or update plain access config to {addr} success."])
+        show_if_text(f"create or update plain access config to {addr} success.")
     listed = ", ".join([] if topics is None else topics.split(","))
-    show(
-        [
-            f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
-            f"whiteRemoteAddress='{white or ''}', admin={str(bool(is_admin)).lower()}, "
-            f"defaultTopicPerm='{topic_perm or ''}', defaultGroupPerm='{group_perm or ''}', "
-            f"topicPerms=[{listed}], groupPerms=[{', '.join([] if groups is None else groups.split(','))}]}}"
-        ]
+    line = (
+        f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
+        f"whiteRemoteAddress='{white or ''}', admin={str(bool(is_admin)).lower()}, "
+        f"defaultTopicPerm='{topic_perm or ''}', defaultGroupPerm='{group_perm or ''}', "
+        f"topicPerms=[{listed}], groupPerms=[{', '.join([] if groups is None else groups.split(','))}]}}"
     )
+    tell({"accessKey": header.access_key, "brokers": addrs}, [line])
 
 
 @admin_command("deleteAclConfig")
@@ -89,10 +97,12 @@ async def delete_acl_config(
 ) -> None:
     """Delete Acl Config Account in broker."""
     accounts = Accounts(admin)
-    for addr in await _targets(accounts, broker_addr, cluster):
+    addrs = await _targets(accounts, broker_addr, cluster)
+    for addr in addrs:
         await accounts.delete(addr, access_key.strip())
-        show([f"delete plain access config account from {addr} success."])
-    show([f"account's accesskey is:{access_key.strip()}"])
+        show_if_text(f"delete plain access config account from {addr} success.")
+    facts = {"accessKey": access_key.strip(), "brokers": addrs}
+    tell(facts, [f"account's accesskey is:{access_key.strip()}"])
 
 
 @admin_command("updateGlobalWhiteAddr")
@@ -118,27 +128,24 @@ async def update_global_white_addr(
 ) -> None:
     """Update global white address for acl Config File in broker."""
     accounts = Accounts(admin)
-    for addr in await _targets(accounts, broker_addr, cluster):
+    addrs = await _targets(accounts, broker_addr, cluster)
+    for addr in addrs:
         await accounts.set_white(addr, [patterns.strip()], file)
-        show([f"update global white remote addresses to {addr} success."])
+        show_if_text(f"update global white remote addresses to {addr} success.")
+    if wants_json():
+        show_json({"globalWhiteRemoteAddresses": patterns.strip(), "brokers": addrs})
 
 
 @admin_command("clusterAclConfigVersion")
 @target_options
-@json_option
-async def cluster_acl_config_version(
-    admin: Admin, broker_addr: str | None, cluster: str | None, as_json: bool
-) -> None:
+async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """List all of acl config version information in cluster."""
     accounts = Accounts(admin)
     addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
     found = [version for addr in addrs for version in await accounts.versions(addr)]
-    if as_json:
-        show_json(found)
-        return
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
-    show([_line(*columns, "#AclLastUpdateTime"), *map(_row, found)])
-    show(["get cluster's plain access config version success."])
+    lines = [_line(*columns, "#AclLastUpdateTime"), *map(_row, found)]
+    tell(found, [*lines, "get cluster's plain access config version success."])
 
 
 def _row(version: AclVersion) -> str:
