@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "settings.md"
 BROKER_CONF = ROOT / "src" / "cometmq" / "conf" / "broker.conf"
 NAMESRV_CONF = ROOT / "src" / "cometmq" / "conf" / "namesrv.conf"
-OF_A_BROKER = re.compile(r"^\| `(\w+)` \|(.*?)\|(.*?)\| (live|start) \|(.*)\|$", re.MULTILINE)
-OF_A_NAME_SERVER = re.compile(r"^\| `(\w+)` \|(.*?)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+OF_A_BROKER = re.compile(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\| (live|start) \|(.*)\|$", re.MULTILINE)
+OF_A_NAME_SERVER = re.compile(r"^\| `([\w.]+)` \|(.*?)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 ELSEWHERE = {"brokerName", "brokerIP1", "namesrvAddr"}
 """Defaults that the machine or the environment gives, in words on the page."""
 
@@ -92,7 +92,7 @@ def _conf(command: str, rows: list[tuple[str, str, str]]) -> str:
 
 def _with_new(page: str, keys: set[str], heading: str, row: Callable[[str], str]) -> str:
     """Rows for settings without one, at the end of the table under a heading."""
-    for key in sorted(keys - set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))):
+    for key in sorted(keys - set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))):
         end = page.index("\n\n", page.index("|---", page.index(heading)))
         page = f"{page[:end]}\n{row(key)}{page[end:]}"
     return page

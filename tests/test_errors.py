@@ -34,6 +34,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "RequestNotSent": ("T", 3.0),
     "NoRouteError": ("T", [("n:9876", "no route")], "create it"),
     "SqlError": (3, "a text is wanted"),
+    "YamlError": (3, "no YAML"),
     "StoreError": ("full", "/x"),
     "StoreCorrupt": ("bad magic", "/x"),
 }

@@ -17,11 +17,14 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
+admin/test_access.py: admin/acl
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/servers admin/stats
     admin/topic_admin admin/values
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
+broker/test_decision.py: broker/access/rights
 broker/test_ending.py: broker/send/half broker/transactions/records
+broker/test_guard.py: broker/access/requests
 broker/test_model.py: broker/transactions/service
 broker/test_offset_requests.py: broker/base/compat
 broker/test_progress.py: broker/base/times
@@ -80,6 +83,7 @@ protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql
 raft/test_node.py: raft/following raft/leading raft/members
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
+remoting/test_tls.py: remoting/opening
 store/test_apache_store.py: store/derived/index_file
 store/test_batch_items.py: store/base/refusal
 store/test_cold_reads.py: store/base/files

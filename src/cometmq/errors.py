@@ -19,7 +19,7 @@ __all__ = [
     "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
     "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError", "ReplyTimeout",
     "RequestNotSent", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal",
-    "Transient",
+    "Transient", "YamlError",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120
@@ -196,6 +196,16 @@ class SqlError(CometError, Terminal):
 
     def __str__(self) -> str:
         return f"column {self.column}: {self.problem}"
+
+
+class YamlError(CometError, Terminal):
+    """A YAML file that cannot be read. line: where in it, from 1 on."""
+
+    line: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.problem}"
 
 
 # -- the other side

@@ -32,6 +32,9 @@ BODY_MAX = 64 << 10
 BOOLEANS = {"true": True, "false": False}
 # Wire names that are not the camel case of the Python name.
 _SPECIAL_NAMES = {
+    "tls_config_file": "tls.config.file",
+    "tls_server_mode": "tls.server.mode",
+    "use_tls": "useTLS",
     "broker_ip1": "brokerIP1",
     "broker_ip2": "brokerIP2",
     "check_crc_on_recover": "checkCRCOnRecover",
@@ -124,19 +127,16 @@ class Inert:
 
     Files are shared between servers, so none of these is an unknown key. without_use: one event loop and
     plain files do not need them; no warning. not_built: features that are not here; a warning if the value is
-    not the default. unsafe: ignoring them would leave the operator with less safety than the file asks for;
-    any value but (this one, for this reason) is an error.
+    not the default.
     """
 
     def __init__(
         self,
         without_use: Mapping[str, str],
         not_built: Mapping[str, str],
-        unsafe: Mapping[str, tuple[str, str]],
     ) -> None:
         self._not_built = not_built
-        self._unsafe = unsafe
-        self.defaults = {**without_use, **not_built, **{key: value for key, (value, _) in unsafe.items()}}
+        self.defaults = {**without_use, **not_built}
 
     def check(self, properties: Mapping[str, str]) -> None:
         """Raises ConfigError for what they cannot be; warns of features that are not built."""
@@ -149,8 +149,6 @@ class Inert:
             if kind is int and not 0 <= value <= LONG_MAX:
                 raise ConfigError(key, text, f"a number, 0 to {LONG_MAX}")
             shown = show_value(value)
-            if key in self._unsafe and shown != default:
-                raise ConfigError(key, text.strip(), f"{default}: {self._unsafe[key][1]}")
             if key in self._not_built and shown != default:
                 log.warning("setting %s=%s has no effect here: that feature is not built", key, shown)
 

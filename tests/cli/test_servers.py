@@ -149,7 +149,7 @@ class TestOptions:
         [
             ("scanNotActiveBrokerInterval=0", "namesrv.conf line 2: scanNotActiveBrokerInterval = '0'"),
             ("bindAddress=no-such-host.invalid", "namesrv.conf line 2: bindAddress = 'no-such-host.invalid'"),
-            ("useTLS=true", "namesrv.conf line 2: useTLS = 'true'"),
+            ("tls.config.file=/nowhere", "namesrv.conf line 2: tls.config.file = '/nowhere'"),
             ("kvConfigPath=/dev/null/x", "namesrv.conf line 2: kvConfigPath = '/dev/null/x'"),
             ("configStorePath=/dev", "namesrv.conf line 2: configStorePath = '/dev'"),
         ],

@@ -32,8 +32,10 @@ class CometServer(Server):
 
 
 class CometNamesrv(CometServer, NameServer):
-    def __init__(self, directory: Path, *, port: int = 0, wait: bool = True) -> None:
-        super().__init__("namesrv", "mqnamesrv", directory, self.place(directory, port))
+    def __init__(
+        self, directory: Path, *, port: int = 0, wait: bool = True, settings: dict[str, str] | None = None
+    ) -> None:
+        super().__init__("namesrv", "mqnamesrv", directory, self.place(directory, port) | (settings or {}))
         if wait:
             self.wait_ready()
 
@@ -60,7 +62,16 @@ class CometBroker(CometServer, Broker):
 
 
 class CometCluster(Cluster):
-    """Our servers."""
+    """Our servers, with more settings where they are wanted."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, CometNamesrv(directory), lambda namesrv: CometBroker(directory, namesrv))
+    def __init__(
+        self,
+        directory: Path,
+        namesrv_settings: dict[str, str] | None = None,
+        broker_settings: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            directory,
+            CometNamesrv(directory, settings=namesrv_settings),
+            lambda namesrv: CometBroker(directory, namesrv, settings=broker_settings),
+        )

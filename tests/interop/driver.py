@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from tests.interop.jars import client_jars, java_tool
+from tests.interop.jars import client_jars, java_tool, server_jars
 from tests.interop.processes import OPENED, PATIENCE_S, QUICK, Process, ProcessError, driver_classes
 
 Json = dict[str, Any]
@@ -100,7 +100,11 @@ class Driver(Deliveries):
         super().__init__()
         self.version = version
         directory.mkdir(parents=True, exist_ok=True)
-        jars = client_jars(version)
+        # 4.9 has its signatures in a jar of their own, 5.x in the client's.
+        own = [
+            jar for jar in server_jars("4.9.7") if jar.name.startswith(("rocketmq-acl-", "commons-codec-"))
+        ]
+        jars = [*client_jars(version), *(own if version.startswith("4.") else [])]
         class_path = os.pathsep.join(map(str, [driver_classes(jars), *jars]))
         flags = jvm if jvm is not None else ["-Xmx512m", *QUICK]
         command = [

@@ -50,7 +50,6 @@ def test_known_keys_are_read_and_shown_again() -> None:
         ("configStorePath", "a\0b"),
         ("serverWorkerThreads", "-1"),
         ("serverWorkerThreads", "many"),
-        ("useTLS", "true"),
     ],
 )
 def test_a_bad_value_names_key_value_and_form(key: str, value: str) -> None:

@@ -23,6 +23,7 @@ from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.options import PullOptions, Topics, read_options
 from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.base.wire import PLAIN
 from cometmq.pipeline.live import cluster as cluster_module
 from cometmq.pipeline.live import reading, source
 from cometmq.pipeline.live.cluster import Cluster
@@ -258,7 +259,7 @@ def read(fake: FakeCluster, address: str, end: int = 40) -> list[int]:
     try:
         return [offset for part in parts for offset in part.batch.column("queue_offset").to_pylist()]
     finally:
-        reading.idle_wires.close()
+        reading.idle_wires(PLAIN).close()
 
 
 def test_a_stream_does_not_ask_for_its_route_at_each_look(fake: FakeCluster) -> None:

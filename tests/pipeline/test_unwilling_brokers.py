@@ -17,6 +17,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
 from cometmq.pipeline.base.options import PullOptions, Topics
 from cometmq.pipeline.base.plan import Bounds, QueueRange
+from cometmq.pipeline.base.wire import PLAIN
 from cometmq.pipeline.live import reading, source
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.reading import Part, read_batches, read_parts
@@ -37,9 +38,9 @@ def fake() -> Iterator[FakeCluster]:
 @pytest.fixture(autouse=True)
 def no_connection_left() -> Iterator[None]:
     yield
-    for wire in reading.idle_wires.values():
+    for wire in reading.idle_wires(PLAIN).values():
         wire.close()
-    reading.idle_wires.clear()
+    reading.idle_wires(PLAIN).clear()
 
 
 def parts(fake: FakeCluster, end: int = 40, address: str = "", **options: Any) -> Iterator[Part]:
@@ -300,9 +301,9 @@ class TestWhatAReadHolds:
     def test_a_connection_is_kept_for_reads_with_the_same_time_out(self, fake: FakeCluster) -> None:
         for timeout_ms in (5000, 5000, 7000):
             assert len(offsets(parts(fake, address=fake.address, timeout_ms=timeout_ms))) == 40
-        assert sorted(timeout_s for _, timeout_s in reading.idle_wires) == [5.0, 7.0]
+        assert sorted(timeout_s for _, timeout_s in reading.idle_wires(PLAIN)) == [5.0, 7.0]
         assert fake.connections == 2
-        assert {wire.timeout_s for wire in reading.idle_wires.values()} == {5.0, 7.0}
+        assert {wire.timeout_s for wire in reading.idle_wires(PLAIN).values()} == {5.0, 7.0}
 
 
 def test_offsets_that_a_broker_does_not_take_are_named(

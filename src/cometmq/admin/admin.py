@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -66,10 +67,15 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
     """Operations on a cluster, found through its name servers (`;` between several)."""
 
     def __init__(
-        self, namesrv: str | Sequence[str] | None = None, timeout_s: float = ADMIN_TIMEOUT_S
+        self,
+        namesrv: str | Sequence[str] | None = None,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        options: ClientOptions | None = None,
     ) -> None:
+        """options: the account that signs (access_key and others), TLS; the rest of them is not used."""
         instance = str(time.time_ns() // 1_000_000)
-        options = ClientOptions(api_timeout_s=timeout_s, instance_name=instance, namespace="")
+        self._access = options if options is not None else ClientOptions()
+        options = replace(self._access, api_timeout_s=timeout_s, instance_name=instance, namespace="")
         super().__init__("admin", namesrv, None, options)
         self._producer: Producer | None = None
 
@@ -288,7 +294,7 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         if broker_name is not None and queue_id is not None:
             queue = MessageQueue(message.topic, broker_name, queue_id)
         if traced:
-            options = ClientOptions(trace=TraceOptions())
+            options = replace(self._access, trace=TraceOptions())
             async with Producer(ADMIN_GROUP, namesrv=self._namesrv, client_options=options) as producer:
                 return await producer.send(message, queue=queue)
         return await (await self._started_producer()).send(message, queue=queue)

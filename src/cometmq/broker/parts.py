@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection
 
 from cometmq import logs
+from cometmq.broker.access.requests import AclRequests
+from cometmq.broker.access.security import OPEN, Security
 from cometmq.broker.admin.clients import ClientAdmin
 from cometmq.broker.admin.consumers import ConsumerAdmin
 from cometmq.broker.admin.metrics import BrokerMetrics
@@ -73,9 +75,16 @@ class BrokerParts:
     """The tables, processors and servers of a broker. Made inside the running loop."""
 
     def __init__(
-        self, config: BrokerConfig, clock: Clock, store: MessageStore, address: BrokerAddress
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        store: MessageStore,
+        address: BrokerAddress,
+        security: Security = OPEN,
     ) -> None:
         self._config = config
+        self._security = security
+        self._guard = guard = security.guard
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
@@ -83,7 +92,9 @@ class BrokerParts:
         self._limits_due = False  # _use_topic_limits is scheduled
         self.store = store
         self.tick = tick = Tick(self._loop)
-        self.client = RemotingClient(tick=tick)
+        self.client = RemotingClient(
+            tick=tick, outgoing=None if guard is None else guard.sign, ssl_context=security.client_context
+        )
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
@@ -107,7 +118,8 @@ class BrokerParts:
         store.dispatcher.watched = self.pulls.long_poll.queues
         runtime = self._runtime()
         self.metrics = self._metrics(runtime)
-        self.handlers = self._all_handlers(runtime)
+        handlers = self._all_handlers(runtime)
+        self.handlers = handlers if guard is None else guard.guarded(handlers)
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
         self._periodic = [
@@ -263,6 +275,7 @@ class BrokerParts:
                 delays=self.schedule.levels,
                 stats=self.stats,
                 writer=self.writer,
+                check_read=self._security.check_read,
             ),
             self.pulls,
             self.clients,
@@ -280,7 +293,7 @@ class BrokerParts:
             self.transactions.ends,
             self.filter_servers,
             OffsetProcessor(store=store, tables=tables),
-            QueryProcessor(store=store),
+            QueryProcessor(store=store, check_read=self._security.check_read),
             TopicAdmin(
                 config=config,
                 store=store,
@@ -300,6 +313,7 @@ class BrokerParts:
                 clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
             ),
             self.replication,
+            AclRequests(config=config, address=self._address, guard=self._guard),
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             runtime,
         ):
@@ -311,8 +325,15 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        shortcuts = self.sends.shortcuts()
-        return RemotingServer(handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick)
+        # A signature is of one request alone: with a guard no send is known from those before.
+        shortcuts = self.sends.shortcuts() if self._guard is None else {}
+        return RemotingServer(
+            handlers,
+            shortcuts=shortcuts,
+            on_close=self._closed,
+            tick=self.tick,
+            tls=self._security.tls,
+        )
 
     def _divert(self, codes: Collection[int], handler: Handler) -> None:
         for server in (self.server, self.vip_server):
@@ -355,6 +376,7 @@ class BrokerParts:
             self.transactions.start()
         for timer in self._periodic:
             timer.start()
+        self._security.start()
         self.protection.start()
         await self.replication.start()
         await self.registrar.start()
@@ -384,6 +406,7 @@ class BrokerParts:
         await self.registrar.stop()
         for timer in self._periodic:
             timer.cancel()
+        await self._security.stop()
         self.protection.stop()
         await self.schedule.stop()
         await self.timers.stop()

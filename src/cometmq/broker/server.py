@@ -12,6 +12,7 @@ import errno
 import os
 
 from cometmq import logs
+from cometmq.broker.access.security import security_of
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import BrokerAddress, host_port
 from cometmq.broker.base.config import BrokerConfig
@@ -62,12 +63,13 @@ class Broker:
         for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
             if host:
                 await resolve(key, host)  # what cannot work must not get as far as the store
+        security = await security_of(config)
         try:
             store = await self._open_store()
         except OSError as error:
             raise not_opened(config.store, error) from error
         try:
-            parts = self._parts = BrokerParts(config, self._clock, store, address)
+            parts = self._parts = BrokerParts(config, self._clock, store, address, security)
             await asyncio.to_thread(parts.load)
             if config.listen_port:
                 parts.use_port(config.listen_port)

@@ -12,6 +12,7 @@ COMMANDS = {
     "standalone": ("cometmq.cli.standalone:standalone", "Run a whole cluster on this machine."),
     "cluster": ("cometmq.cli.cluster:cluster", "Run a cluster of several processes, kill parts and heal it."),
     "raft": ("cometmq.cli.raft:raft", "Look at a raft group, change its leader and its members."),
+    "acl": ("cometmq.cli.acl:acl", "Say what an account may do, and which rule decides."),
     "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
     "namesrv": ("cometmq.cli.servers:mqnamesrv", "Run a name server (the same as mqnamesrv)."),
     "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (the same as mqbroker)."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import time
@@ -19,8 +20,48 @@ UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
+def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    """Clients take what they are not told from the environment: there an option is while its command runs."""
+
+    def put(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        before = os.environ.get(name)
+        if value is None or value == before:
+            return
+        os.environ[name] = value
+
+        def restore() -> None:
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+        ctx.call_on_close(restore)
+
+    return put
+
+
+def _access(flag: str, env: str, metavar: str, text: str) -> Callable[[F], F]:
+    return click.option(
+        flag, metavar=metavar, expose_value=False, callback=_into_environment(env), help=f"{text} Else {env}."
+    )
+
+
+ACCESS = (
+    _access("--access-key", "COMETMQ_ACCESS_KEY", "NAME", "Account that signs the requests."),
+    _access(
+        "--secret-key",
+        "COMETMQ_SECRET_KEY",
+        "SECRET",
+        "Its secret; `ps` shows it to others.",
+    ),
+    _access("--tls", "COMETMQ_TLS", "FILE", "TLS by RocketMQ's file of settings, or `true`."),
+)
+
+
 def namesrv_option(command: F) -> F:
-    """`-n/--namesrv`: where the routes come from."""
+    """`-n/--namesrv`: where the routes come from; and what the way there needs, see ACCESS."""
+    for option in reversed(ACCESS):
+        command = option(command)
     return click.option(
         "-n",
         "--namesrv",

@@ -46,6 +46,7 @@ WITHOUT_USE = {
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
+    "useTLS": "false",  # it calls nobody
 }
 # Modes of Apache's name server that this one does not have.
 NOT_BUILT = {
@@ -55,15 +56,13 @@ NOT_BUILT = {
     "enableControllerInNamesrv": "false",
     "needWaitForService": "false",
 }
-UNSAFE = {
-    "useTLS": ("false", "the name server does not speak TLS by this key, and all would be in the clear")
-}
-INERT = Inert(WITHOUT_USE, NOT_BUILT, UNSAFE)
+INERT = Inert(WITHOUT_USE, NOT_BUILT)
 # Never changed while running, whatever configBlackList says: paths, addresses, ports.
 ALWAYS_BLACK = frozenset(
     {
         "configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress",
         "metricsPromExporterHost", "metricsPromExporterPort", "metricsGrpcExporterTarget",
+        "tls.config.file", "tls.server.mode",
     }
 )  # fmt: skip
 RANGES: dict[str, Range] = {
@@ -94,6 +93,8 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     enable_topic_list: bool = True
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     server_channel_max_idle_time_seconds: int = 120
+    tls_config_file: str = msgspec.field(default="", name="tls.config.file")
+    tls_server_mode: str = msgspec.field(default="", name="tls.server.mode")
     log_level: str = ""  # ours
     others: dict[str, str] = msgspec.field(default_factory=dict)
 

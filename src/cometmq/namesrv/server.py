@@ -17,7 +17,7 @@ from cometmq.namesrv.requests import RequestProcessor
 from cometmq.namesrv.tables import Expired, RouteTables
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import handlers_of
-from cometmq.remoting import Connection, Limits, RemotingServer, listen
+from cometmq.remoting import Connection, Limits, RemotingServer, ServerTls, listen, server_tls
 
 log = logs.logger(__name__)
 
@@ -39,6 +39,7 @@ class NameServer:
         self._now_ms = now_ms
         self._kv_file: KvFile | None = None
         self._server: RemotingServer | None = None
+        self._tls: ServerTls | None = None
         self._scans: Periodic | None = None
         self.metrics: MetricsExporter | None = None
 
@@ -63,13 +64,18 @@ class NameServer:
         if await asyncio.to_thread(os.path.isdir, config.config_store_path):
             raise ConfigError("configStorePath", config.config_store_path, "a file, not a directory")
         kv_file = KvFile(path, KvTables() if content is None else KvTables.from_json(content))
+        tls = await server_tls(config.tls_server_mode, config.tls_config_file)
         server = RemotingServer(
             handlers_of(RequestProcessor(self.tables, kv_file, self._config, self._now_ms)),
             on_close=self._connection_closed,
             limits=Limits(idle_s=config.server_channel_max_idle_time_seconds),
+            tls=tls,
         )
         self.port = await listen(server, config.bind_address, config.listen_port)
         self._server, self._kv_file = server, kv_file
+        self._tls = tls
+        if tls is not None:
+            tls.start()
         self._scans = Periodic(
             asyncio.get_running_loop(),
             lambda: self.config.scan_not_active_broker_interval / 1000,
@@ -91,6 +97,8 @@ class NameServer:
             await self.metrics.stop()
         if self._scans is not None:
             self._scans.cancel()
+        if self._tls is not None:
+            await self._tls.stop()
         if self._server is not None:
             await self._server.stop(drain_s)
             self._server = None

@@ -106,6 +106,42 @@ class ChangeRaftGroupHeader(Header, gc=False):
     member: str
 
 
+class CreateAccessConfigRequestHeader(Header, gc=False):
+    """Code 50. Permissions as in plain_acl.yml, lists with commas; what is absent stays as it is."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool | None = None
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+class DeleteAccessConfigRequestHeader(Header, gc=False):
+    """Code 51."""
+
+    access_key: str
+
+
+class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
+    """Code 53. Patterns with commas; of the default file unless another is named."""
+
+    global_white_addrs: str
+    acl_file_full_path: str | None = None
+
+
+class AclConfigVersionResponseHeader(Header, gc=False):
+    """Answer to 52. Versions in JSON: of the default file, and of all files by path."""
+
+    version: str
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    all_acl_file_version: str | None = None
+
+
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """Answer to 25; the fields are ours. Keys with blanks between: those that count from the next start on,
     and those that nobody knows, which were ignored."""

@@ -10,6 +10,7 @@ from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_l
 from cometmq.remoting.networks import MakeProtocol, network_of, serving
 from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
+from cometmq.remoting.tls import ServerTls, TlsFile, client_tls, server_tls
 
 __all__ = [
     "DEFAULT_DOMAIN",
@@ -23,8 +24,11 @@ __all__ = [
     "RemotingClient",
     "RemotingServer",
     "Run",
+    "ServerTls",
     "Shortcut",
     "Tick",
+    "TlsFile",
+    "client_tls",
     "end_of_input",
     "listen",
     "loop_in_thread",
@@ -33,5 +37,6 @@ __all__ = [
     "parse_addr",
     "resolve",
     "run",
+    "server_tls",
     "serving",
 ]

@@ -28,6 +28,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     handlers: requests of one connection that are worked on outside its read (async handlers, reads of what is
         not in memory); each HANDLER_BYTES of a body count as one more. Beyond that nothing more is read from
         it until some are done. RocketMQ's clients have one connection for all threads.
+    handshake_s, handshakes: how long a TLS handshake with a client may take, and how many of a server may be
+        under way.
     """
 
     max_frame: int = 16 * MIB
@@ -44,3 +46,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     partial_total: int = 256 * MIB
     handlers: int = 256
     connect_timeout_s: float = 3.0
+    handshake_s: float = 10.0
+    handshakes: int = 256

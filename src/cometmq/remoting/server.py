@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Collection, Mapping
 
 from cometmq.remoting.connection import Connection
@@ -11,6 +10,7 @@ from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.networks import network_of
+from cometmq.remoting.opening import Openings, Tls
 from cometmq.remoting.tick import Tick
 
 BACKLOG = 1024
@@ -25,6 +25,8 @@ class RemotingServer:
     it returns. CommandError(code, remark) is answered so; any other exception with code 1 and "<type>:
     <message>".
 
+    tls: connections may speak TLS, or must; those made in memory never do.
+
     shortcuts: by the first 12 bytes of a JSON header, what may take a request before it is decoded.
     """
 
@@ -38,7 +40,7 @@ class RemotingServer:
         on_close: Callable[[Connection], None] | None = None,
         limits: Limits | None = None,
         tick: Tick | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         scan_s: float = 1.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -50,7 +52,10 @@ class RemotingServer:
         self._user_on_open = on_open
         self._user_on_close = on_close
         self._limits = limits if limits is not None else Limits()
-        self._ssl_context = ssl_context
+        self._make: Callable[[], asyncio.BufferedProtocol] = self._make_connection
+        self._openings: Openings | None = None
+        if tls is not None:
+            self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
         self._listeners: list[Callable[[], None]] = []  # each ends when it is called
 
@@ -78,7 +83,7 @@ class RemotingServer:
             bound, close = network.listen(self._make_connection, port)
         else:
             listener = await self._loop.create_server(
-                self._make_connection, host, port, backlog=BACKLOG, reuse_address=True, ssl=self._ssl_context
+                self._make, host, port, backlog=BACKLOG, reuse_address=True
             )
             bound, close = listener.sockets[0].getsockname()[1], listener.close
         self._listeners.append(close)
@@ -93,6 +98,8 @@ class RemotingServer:
     async def stop(self, drain_s: float = 3.0) -> None:
         """Stop listening, let async handlers finish for up to `drain_s`, send what is queued, close all."""
         self.stop_listening()
+        if self._openings is not None:
+            await self._openings.close_all()
         tasks = self._dispatcher.tasks
         if tasks:
             await asyncio.wait(set(tasks), timeout=drain_s)

@@ -35,7 +35,7 @@ DANGEROUS = [
 
 def test_every_command_of_apaches_is_there() -> None:
     apaches = {line.split()[0] for line in OPTIONS.strip().splitlines()}
-    assert len(apaches) == 52  # 4.9.8 has four more, about access
+    assert len(apaches) == 56
     assert {*apaches, *LATER, *OURS} <= set(COMMANDS)
 
 
@@ -57,6 +57,10 @@ def test_what_all_commands_take(command: str) -> None:
 OPTIONS = """
 addWritePerm -b/--brokerName*
 allocateMQ -t/--topic* -i/--ipList*
+clusterAclConfigVersion -b/--brokerAddr -c/--clusterName
+deleteAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey*
+updateAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey* -s/--secretKey* -w/--whiteRemoteAddress -i/--defaultTopicPerm -u/--defaultGroupPerm -t/--topicPerms -g/--groupPerms -m/--admin
+updateGlobalWhiteAddr -b/--brokerAddr -c/--clusterName -g/--globalWhiteRemoteAddresses* -p/--aclFileFullPath
 brokerConsumeStats -b/--brokerAddr* -t/--timeoutMillis -l/--level -o/--order
 brokerStatus -b/--brokerAddr -c/--clusterName
 checkMsgSendRT -t/--topic* -a/--amount -s/--size

@@ -101,8 +101,6 @@ def test_keys_of_broker_store_and_network_share_a_file():
         ("haListenPort", "ten", "whole number"),
         ("brokerFastFailureEnable", "1", "true or false"),
         ("msgTraceTopicName", "no topic", "the name of a topic"),
-        ("aclEnable", "true", "everybody would be let in"),
-        ("useTLS", "true", "in the clear"),
     ],
 )
 def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, expected):

@@ -9,7 +9,7 @@ import pytest
 from tests import settings_page
 
 from cometmq.broker.base.config import AT_NEXT_START, FIELD_OF_KEY, NOT_BY_REQUEST, STORE_KEYS, BrokerConfig
-from cometmq.broker.base.inert import NOT_BUILT, UNSAFE, WITHOUT_USE
+from cometmq.broker.base.inert import NOT_BUILT, WITHOUT_USE
 from cometmq.namesrv.config import FIELDS, NamesrvConfig
 from cometmq.protocol.java_properties import parse_properties
 from cometmq.store import MessageStore
@@ -43,7 +43,7 @@ def test_every_setting_has_words():
     ],
 )
 def test_a_commented_file_can_be_used_as_it_is(path, read, caplog):
-    lines = [line[1:] for line in path.read_text().splitlines() if re.match(r"#\w+=.", line)]
+    lines = [line[1:] for line in path.read_text().splitlines() if re.match(r"#[\w.]+=.", line)]
     read(parse_properties("\n".join(lines)))
     assert caplog.messages == []
 
@@ -55,7 +55,7 @@ def test_every_setting_of_the_name_server_has_its_row():
 
 def test_what_requests_may_not_change_is_named():
     text = PAGE[: PAGE.index("## Store")]
-    named = re.findall(r"`([\w*]+)`", text[text.index("Not by request") :])
+    named = re.findall(r"`([\w.*]+)`", text[text.index("Not by request") :])
     for key in NOT_BY_REQUEST:
         assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
 
@@ -66,9 +66,9 @@ def test_what_requests_change_for_the_next_start_is_what_the_page_says():
 
 def test_every_setting_without_effect_is_named():
     named = re.findall(r"`([\w*]+)(?:=true)?`", INERT)
-    for key in (*WITHOUT_USE, *NOT_BUILT, *UNSAFE):
+    for key in (*WITHOUT_USE, *NOT_BUILT):
         assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
-    for key in (*NOT_BUILT, *UNSAFE):
+    for key in NOT_BUILT:
         assert key in named
 
 

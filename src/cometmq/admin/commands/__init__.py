@@ -7,6 +7,7 @@ from importlib.metadata import version
 import click
 
 from cometmq.admin.commands import (
+    access,
     brokers,
     consumers,
     export,
@@ -49,7 +50,19 @@ def help_command(ctx: click.Context, command: str | None) -> None:
 
 
 MODULES = (
-    *(topics, brokers, namesrv, consumers, offsets, messages, reading, measuring, export, replication),
+    *(
+        topics,
+        brokers,
+        namesrv,
+        consumers,
+        offsets,
+        messages,
+        reading,
+        measuring,
+        export,
+        access,
+        replication,
+    ),
 )
 for module in MODULES:
     for value in vars(module).values():

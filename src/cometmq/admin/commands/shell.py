@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -11,8 +12,12 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
+from cometmq import yaml_file
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
+from cometmq.client import ClientOptions
+from cometmq.client.cluster.options import environment_credentials
+from cometmq.errors import ConfigError, YamlError
 from cometmq.text import is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -181,7 +186,7 @@ def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work],
         @functools.wraps(work)
         def command(namesrv: str, **options: Any) -> None:
             async def run() -> None:
-                async with Admin(namesrv) as admin:
+                async with Admin(namesrv, options=tools_options()) as admin:
                     await work(admin, **options)
 
             asyncio.run(run())
@@ -189,6 +194,26 @@ def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work],
         return click.command(name, context_settings=SETTINGS)(NAMESRV(command))
 
     return decorate
+
+
+def tools_options() -> ClientOptions:
+    """The account that RocketMQ's tools sign with, of conf/tools.yml below ROCKETMQ_HOME, unless the
+    environment names another. Raises ConfigError."""
+    home = os.environ.get("ROCKETMQ_HOME")
+    path = os.path.join(home, "conf", "tools.yml") if home else ""
+    if environment_credentials() is not None or not os.path.exists(path):
+        return ClientOptions()
+    with open(path, "rb") as file:
+        data = file.read(yaml_file.BYTES_MAX + 1)
+    try:
+        found = yaml_file.load(data).value if data.strip() else {}
+    except YamlError as error:
+        raise ConfigError("tools.yml", "", error.problem, f"{path} line {error.line}") from None
+    keys = {}
+    for name in ("accessKey", "secretKey"):
+        node = found.get(name) if isinstance(found, dict) else None
+        keys[name] = node.value.strip() if node is not None and isinstance(node.value, str) else ""
+    return ClientOptions(access_key=keys["accessKey"], secret_key=keys["secretKey"])
 
 
 def show(lines: Iterable[str]) -> None:

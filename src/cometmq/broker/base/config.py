@@ -45,7 +45,8 @@ from cometmq.store import SLAVE, StoreConfig
 NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
-        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn",
+        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn", "aclEnable",
+        "tls.config.file", "tls.server.mode", "useTLS",
         "brokerName", "brokerClusterName", "brokerId", "brokerRole",
         "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
         "fetchNamesrvAddrByAddressServer", "rmqAddressServerDomain",
@@ -163,6 +164,11 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: int = 0
+    tls_server_mode: str = ""  # permissive where there is a tls.config.file
+    tls_config_file: str = ""
+    use_tls: bool = False
+    acl_enable: bool = False
+    rocketmq_home: str = ""  # where accounts are, with aclEnable
     log_level: str = ""  # ours
     broker_config_path: str = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)

@@ -18,7 +18,7 @@ WITHOUT_USE = {
     "clientManagerThreadPoolQueueCapacity": "1000000", "consumerManagerThreadPoolQueueCapacity": "1000000",
     "heartbeatThreadPoolQueueCapacity": "50000", "endTransactionPoolQueueCapacity": "100000",
     "transferMsgByHeap": "true",
-    "rocketmqHome": "", "serverWorkerThreads": "8",
+    "serverWorkerThreads": "8",
     "serverCallbackExecutorThreads": "0", "serverSelectorThreads": "3", "serverOnewaySemaphoreValue": "256",
     "serverAsyncSemaphoreValue": "64", "serverSocketSndBufSize": "0", "serverSocketRcvBufSize": "0",
     "serverPooledByteBufAllocatorEnable": "true", "useEpollNativeSelector": "false",
@@ -53,9 +53,4 @@ NOT_BUILT = {
     "timerPrecisionMs": "1000", "timerCongestNumEachSlot": "2147483647",
 }  # fmt: skip
 
-UNSAFE = {
-    "aclEnable": ("false", "access control is not built, and everybody would be let in"),
-    "useTLS": ("false", "the broker does not speak TLS by this key, and traffic would be in the clear"),
-}
-
-INERT = Inert(WITHOUT_USE, NOT_BUILT, UNSAFE)
+INERT = Inert(WITHOUT_USE, NOT_BUILT)

@@ -6,10 +6,12 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 
+from cometmq.broker.access.guard import CheckRead
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
+from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
@@ -24,6 +26,7 @@ class QueryProcessor:
     """Handles look-ups; what is not in memory is read by a thread."""
 
     store: MessageStore
+    check_read: CheckRead | None
 
     def query_message(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
         """Records whose index entry has the key's hash, stored between two times, the newest that one frame
@@ -33,7 +36,7 @@ class QueryProcessor:
 
     def view_message_by_id(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
         """The record at a commit-log offset."""
-        return _holding(connection, _HELD_BY_ID, self._by_id(frame))
+        return _holding(connection, _HELD_BY_ID, self._by_id(connection, frame))
 
     async def _by_key(self, frame: Frame) -> Frame:
         header = frame.header(QueryMessageRequestHeader)
@@ -52,13 +55,15 @@ class QueryProcessor:
             )
         return frame.response(ext=answer, body=b"".join(records))
 
-    async def _by_id(self, frame: Frame) -> Frame:
+    async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, ledger, record = self.store, self.store.ledger, None
         if ledger is None or offset < ledger.shown:  # what a raft group has not committed may yet be cut off
             record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        if self.check_read is not None:
+            self.check_read(connection, frame, decode_record(record, 0).topic)
         return frame.response(body=bytes(record))
 
 

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 from functools import partial
 
+from cometmq.broker.access.guard import CheckRead
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
@@ -39,6 +40,7 @@ class SendBackProcessor:
     delays: DelayLevels
     stats: Stats
     writer: Writer
+    check_read: CheckRead | None
 
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""
@@ -63,6 +65,8 @@ class SendBackProcessor:
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
+        if self.check_read is not None:
+            self.check_read(connection, frame, message.topic)
         properties = _kept(message, record)
         maximum = self.rules.maximum(settings, header.max_reconsume_times, frame.version, connection)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)

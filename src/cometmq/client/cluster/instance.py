@@ -29,6 +29,7 @@ from cometmq.client.cluster.traces import Traces
 from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
+from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import (
     ORDER_TOPIC_CONFIG,
@@ -36,6 +37,7 @@ from cometmq.protocol.codes import (
     TBW102,
     TRACE_PRODUCER_GROUP,
 )
+from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import AddressServer, Connection, RemotingClient
@@ -52,6 +54,20 @@ _ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
+
+
+def _before_leaving(namespace: Namespace, credentials: Credentials | None) -> Callable[[Frame], None] | None:
+    """What is done with each request last: the signature is of the names in the namespace."""
+    wrap = namespace.wrap_request if namespace else None
+    if credentials is None:
+        return wrap
+
+    def leave(frame: Frame) -> None:
+        if wrap is not None:
+            wrap(frame)
+        sign(frame, credentials)
+
+    return leave
 
 
 class ClientInstance(LifeCycle):
@@ -81,7 +97,8 @@ class ClientInstance(LifeCycle):
         self.remoting = RemotingClient(
             self._requests.handlers(),
             on_close=self._connection_closed,
-            outgoing=self.namespace.wrap_request if self.namespace else None,
+            outgoing=_before_leaving(self.namespace, self.options.credentials),
+            ssl_context=self.options.tls_context,
         )
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self._address_server: AddressServer | None = None

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
 from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
+from cometmq.protocol.acl import Credentials, credentials_of
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TRACE_TOPIC, is_legal_name
-from cometmq.remoting import DEFAULT_SUB_GROUP
+from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
+from cometmq.settings import BOOLEANS
 
-__all__ = ["ClientOptions", "TraceOptions", "namesrv_addresses"]
+__all__ = [
+    "CREDENTIALS_ENV",
+    "TLS_ENV",
+    "ClientOptions",
+    "TraceOptions",
+    "environment_credentials",
+    "environment_tls",
+    "namesrv_addresses",
+]
+
+
+CREDENTIALS_ENV = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_SECURITY_TOKEN")
+TLS_ENV = "COMETMQ_TLS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +69,15 @@ class ClientOptions:
     heartbeat_interval_s: float = 30.0
     api_timeout_s: float = 3.0
     """Limit of every request that has no limit of its own."""
+    access_key: str | None = None
+    """With `secret_key`: the account that signs every request. None: COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY
+    and COMETMQ_SECURITY_TOKEN of the environment, if they are there; "": requests are not signed."""
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    """Of temporary accounts of cloud services: sent and signed too."""
+    tls: ssl.SSLContext | str | bool | None = None
+    """A context, or the path of RocketMQ's file of settings (tls.client.*); True: servers have certificates
+    that this machine trusts; False: connections are plain; None: COMETMQ_TLS of the environment."""
     trace: TraceOptions | None = None
     """How the messages of these producers and consumers are traced; None: they are not."""
     telemetry: Telemetry | None = None
@@ -68,6 +92,29 @@ class ClientOptions:
                 raise ConfigError(key, name, "letters, digits, _ and -")
         times = ("route_interval_s", "heartbeat_interval_s", "api_timeout_s")
         check_ranges(self, dict.fromkeys(times, SOME_TIME))
+        _ = self.credentials
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with. Raises ConfigError for half of it."""
+        given = self.access_key, self.secret_key, self.security_token
+        return environment_credentials() if given == (None, None, None) else credentials_of(*given)
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For TLS connections; reads files. Raises ConfigError."""
+        return client_tls(environment_tls() if self.tls is None else self.tls)
+
+
+def environment_credentials() -> Credentials | None:
+    """The account that the environment names. Raises ConfigError for half of one."""
+    return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))
+
+
+def environment_tls() -> str | bool:
+    """What COMETMQ_TLS says: `true`, the path of a file of settings, or nothing."""
+    text = os.environ.get(TLS_ENV, "")
+    return BOOLEANS.get(text.lower(), text or False)
 
 
 def namesrv_addresses(

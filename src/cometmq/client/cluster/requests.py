@@ -64,6 +64,7 @@ NO_ROUTE_HINT = (
 UNREACHABLE_HINT = (
     "No name server answered: is one running there? (cometmq standalone starts one at 127.0.0.1:9876)"
 )
+ACCESS_HINT = "the broker asks for an account: access_key and secret_key of ClientOptions, COMETMQ_ACCESS_KEY"
 _HINTS: dict[int, str] = {
     ResponseCode.SYSTEM_BUSY: "the broker refuses work for a moment: slow down or try again",
     ResponseCode.TOPIC_NOT_EXIST: "create the topic (mqadmin updateTopic) or set autoCreateTopicEnable",
@@ -76,9 +77,9 @@ _HINTS: dict[int, str] = {
 }
 
 
-def hint_of(code: int) -> str:
+def hint_of(code: int, remark: str = "") -> str:
     """A way out of a refusal, "" where none is known."""
-    return _HINTS.get(code, "")
+    return ACCESS_HINT if "AclException" in remark else _HINTS.get(code, "")
 
 
 def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> BrokerError:
@@ -89,7 +90,7 @@ def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> Br
         broker_addr=addr,
         topic=topic,
         key=key,
-        hint=hint_of(answer.code),
+        hint=hint_of(answer.code, answer.remark or ""),
     )
 
 

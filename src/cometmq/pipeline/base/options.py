@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets, parse_times
+from cometmq.pipeline.base.wire import PLAIN, Access
+from cometmq.protocol.acl import credentials_of
 from cometmq.protocol.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
     GROUP_LENGTH_MAX,
@@ -24,6 +26,7 @@ from cometmq.protocol.codes import (
     is_legal_name,
 )
 from cometmq.protocol.sql import compile_sql
+from cometmq.settings import BOOLEANS
 
 MAX_PLAIN_BYTES = 64 * 1024 * 1024
 """A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
@@ -86,6 +89,7 @@ class PullOptions:
     decompress: bool = True
     fail_on_data_loss: bool = True
     fail_on_bad_record: bool = True
+    access: Access = PLAIN
 
     @property
     def by_tags(self) -> bool:
@@ -142,6 +146,7 @@ class WriteOptions:
     retries: int
     write_id: str | None
     bad_records_path: str | None = None
+    access: Access = PLAIN
 
 
 _ALIASES = {
@@ -155,8 +160,10 @@ _ALIASES = {
     "pulltimeoutms": "timeoutms",
 }
 
+_ACCESS = ("accessKey", "secretKey", "securityToken", "tls")
 _READ = (
-    "namesrv", "subscribe", "timeoutMs", "subscribePattern", "assign", "startingOffsets", "endingOffsets",
+    *_ACCESS, "namesrv", "subscribe", "timeoutMs", "subscribePattern", "assign",
+    "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
     "startingGroup", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "consumerGroup", "tags", "sql",
@@ -168,7 +175,7 @@ _STORE = (
     "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "failOnDataLoss", "onBadRecord",
 )  # fmt: skip
 _WRITE = (
-    "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
+    *_ACCESS, "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
     "writeId", "badRecordsPath", "checkpointLocation", "queryName",  # the last two are Spark's own
 )  # fmt: skip
 
@@ -198,6 +205,11 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
     return items
 
 
+def _shown(name: str, value: str) -> str:
+    """The value of an option in an error, unless it may be a secret."""
+    return "******" if "secret" in name or "token" in name else value
+
+
 class _Reader:
     """Typed access to Spark's options, with all spellings of a name."""
 
@@ -210,10 +222,11 @@ class _Reader:
             if name not in names:
                 near = difflib.get_close_matches(name, [*names, *_ALIASES], 1)
                 hint = f"; did you mean {names.get(near[0], near[0])}?" if near else ""
-                raise ConfigError(key, value, f"one of {', '.join(sorted(known))}{hint}")
+                raise ConfigError(key, _shown(name, value), f"one of {', '.join(sorted(known))}{hint}")
             if name in self._values and self._values[name] != value:
+                before = _shown(name, self._values[name])
                 raise ConfigError(
-                    key, value, f"one value, but {names[name]} is {self._values[name]!r} already"
+                    key, _shown(name, value), f"one value, but {names[name]} is {before!r} already"
                 )
             self._values[name] = value
 
@@ -288,6 +301,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         decompress=given.flag("decompress", default.decompress),
         fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
         fail_on_bad_record=_fails_on_bad_record(given),
+        access=_access(given),
     )
     most = given.count("maxOffsetsPerTrigger", 1_000_000, most=2**63 - 1)
     least = given.integer("minOffsetsPerTrigger", None, most=most)
@@ -366,6 +380,18 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         retries=given.count("retries", 5, least=0),
         write_id=given.text("writeId"),
         bad_records_path=_place(given.text("badRecordsPath")),
+        access=_access(given),
+    )
+
+
+def _access(given: _Reader) -> Access:
+    """The account and TLS that the options name, else the environment. Raises ConfigError."""
+    environment = Access.of_environment()
+    keys = [given.text(name) for name in ("accessKey", "secretKey", "securityToken")]
+    tls = given.text("tls")
+    return Access(
+        credentials_of(*keys) if any(keys) else environment.credentials,
+        environment.tls if tls is None else BOOLEANS.get(tls.lower(), tls or False),
     )
 
 

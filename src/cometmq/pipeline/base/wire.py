@@ -6,12 +6,17 @@ and the decoder. The bytes are protocol/'s. After any error the connection is cl
 
 from __future__ import annotations
 
+import functools
 import itertools
 import socket
+import ssl
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from cometmq.client.cluster.options import ClientOptions, environment_credentials, environment_tls
 from cometmq.errors import ConnectError, FrameError, RequestTimeout, SendFailed
+from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 
@@ -19,19 +24,55 @@ CONNECT_TIMEOUT_S = 3.0
 _READ_SIZE = 4 << 20  # some answers of the largest kind
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the way to the servers needs: the account that signs, and a file of TLS settings (or True). It
+    goes from the driver to the workers, and never shows a secret."""
+
+    credentials: Credentials | None = None
+    tls: str | bool = False
+
+    @staticmethod
+    def of_environment() -> Access:
+        """COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN, COMETMQ_TLS. Raises ConfigError."""
+        return Access(environment_credentials(), environment_tls())
+
+    def client_options(self) -> ClientOptions:
+        """The same for a client; the environment of whoever makes it does not count."""
+        keys = self.credentials
+        return ClientOptions(
+            access_key=keys.access_key if keys else "",
+            secret_key=keys.secret_key if keys else "",
+            security_token=keys.security_token if keys else "",
+            tls=self.tls,
+        )
+
+
+PLAIN = Access()
+
+
+@functools.lru_cache(maxsize=8)
+def _context(access: Access) -> ssl.SSLContext | None:
+    return access.client_options().tls_context
+
+
 class Wire:
     """A connection to "host:port". Raises ConnectError, SendFailed, RequestTimeout, FrameError."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, access: Access = PLAIN) -> None:
         self.address = address
+        self._credentials = access.credentials
         self.timeout_s = timeout_s
         self._opaque = itertools.count(1)
         self._buffer = bytearray(_READ_SIZE)
         self._begin = self._end = 0
         self._codes: dict[int, int] = {}  # opaque -> code of what is in flight
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S)
+            self._socket = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
+            if access.tls:
+                self._socket = _secured(self._socket, access, host)
         except (OSError, ValueError) as error:
             raise ConnectError(address, str(error)) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,6 +82,8 @@ class Wire:
         numbers = []
         parts = []
         for frame in frames:
+            if self._credentials is not None:
+                sign(frame, self._credentials)
             frame.opaque = next(self._opaque)
             self._codes[frame.opaque] = frame.code
             numbers.append(frame.opaque)
@@ -139,9 +182,9 @@ class Wire:
         """Whether an idle connection still stands: nothing to read on it, not even its end."""
         try:
             self._socket.settimeout(0)
-            self._socket.recv(1, socket.MSG_PEEK)
+            self._socket.recv(1)
             return False
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             return False
@@ -154,8 +197,22 @@ class Wire:
         self._socket.close()
 
 
+def _secured(plain: socket.socket, access: Access, host: str) -> ssl.SSLSocket:
+    context = _context(access)
+    assert context is not None
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except OSError:
+        plain.close()
+        raise
+
+
 class IdleWires(dict[tuple[str, float], Wire]):
     """Connections with nothing in flight, by address and time-out."""
+
+    def __init__(self, access: Access = PLAIN) -> None:
+        super().__init__()
+        self._access = access
 
     def connect(self, address: str, timeout_s: float) -> Wire:
         """The idle connection, taken out of here, if it still stands, else a new one. Raises ConnectError."""
@@ -164,7 +221,7 @@ class IdleWires(dict[tuple[str, float], Wire]):
             if wire.usable():
                 return wire
             wire.close()
-        return Wire(address, timeout_s)
+        return Wire(address, timeout_s, self._access)
 
     def keep(self, wire: Wire) -> None:
         self[wire.address, wire.timeout_s] = wire

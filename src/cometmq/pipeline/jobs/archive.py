@@ -38,6 +38,7 @@ from cometmq.pipeline.base.options import (
     parse_position,
 )
 from cometmq.pipeline.base.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
+from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.live.cluster import Cluster, look_twice
 from cometmq.pipeline.live.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.live.reading import read_parts
@@ -175,6 +176,7 @@ def archive(
         consumer_group=consumer_group or TOOLS_CONSUMER_GROUP, pull_batch_size=pull_batch_size,
         pulls_in_flight=pulls_in_flight, timeout_ms=timeout_ms, check_crc=check_crc, decompress=decompress,
         max_plain_bytes=max_plain_bytes, fail_on_data_loss=fail_on_data_loss, fail_on_bad_record=False,
+        access=Access.of_environment(),
     )  # fmt: skip
     _check_pull(pull, batch_records)
     job = Job(
@@ -258,7 +260,7 @@ class Job:
     group_log: GroupLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cluster = Cluster(self.namesrv, timeout_ms=self.pull.timeout_ms)
+        self.cluster = Cluster(self.namesrv, timeout_ms=self.pull.timeout_ms, access=self.pull.access)
         self.summary = ArchiveSummary(self.table.output)
         self.group_log = GroupLog(self.table.filesystem, self.table.root)
 

@@ -23,6 +23,7 @@ from cometmq.admin.values import Resend
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action, slots
 from cometmq.pipeline.base.options import parse_addresses
+from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
 from cometmq.pipeline.jobs.inputs import messages
 from cometmq.pipeline.jobs.results import spark_directory, write_tables
@@ -266,7 +267,7 @@ def redrive(
         sizes = _sizes(summary, found)
         run = "" if dry_run else summary.run
         how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate, run=run)
-        task = RedriveTask(namesrv, how)
+        task = RedriveTask(namesrv, how, Access.of_environment())
         tried = _tried(spark, found.filter("refusal IS NULL"), sizes, task) if sizes else None
         if path is not None and tried is not None:
             tried.write.parquet(f"{path}/redriven/run={summary.run}")
@@ -313,7 +314,7 @@ def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: Re
     tasks = min(slots(spark), len(sizes))
     if task.how.rate is not None:
         how = msgspec.structs.replace(task.how, rate=task.how.rate / tasks)
-        task = RedriveTask(task.namesrv, how)
+        task = RedriveTask(task.namesrv, how, task.access)
     largest = sorted(sizes, key=lambda group: (-sizes[group], group))
     places = spark.createDataFrame(
         [(group, number % tasks) for number, group in enumerate(largest)], "group string, task int"

@@ -19,6 +19,7 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.dead_letters import Resending, resend
 from cometmq.errors import CometError
 from cometmq.message import MessageExt
+from cometmq.pipeline.base.wire import PLAIN, Access
 from cometmq.protocol.codes import DLQ_PREFIX, SysFlag
 from cometmq.protocol.record.one import body_crc
 
@@ -44,6 +45,7 @@ class RedriveTask:
 
     namesrv: str
     how: Resending
+    access: Access = PLAIN
 
 
 def task_function(task: RedriveTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -67,7 +69,7 @@ async def _some(results: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIterator[dict[str, Any]]:
-    async with Admin(task.namesrv) as admin:
+    async with Admin(task.namesrv, options=task.access.client_options()) as admin:
         for topic, some in itertools.groupby(letters, key=lambda letter: letter.topic):
             taken: deque[MessageExt] = deque()
             group = topic.removeprefix(DLQ_PREFIX)

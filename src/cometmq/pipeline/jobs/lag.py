@@ -36,6 +36,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.plan import Bounds
+from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.archive_query import by_workers
 from cometmq.pipeline.jobs.results import at_least, own_directory
 from cometmq.pipeline.live.cluster import Cluster
@@ -141,7 +142,7 @@ def sample(
         for row in group.queues
     ]
     queues = sorted({queue for _, queue, _ in places})
-    with Cluster(addresses, timeout_ms=timeout_ms) as cluster:
+    with Cluster(addresses, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
         bounds = cluster.bounds(queues, missing_ok=True)
         away = {queue.broker_name for queue in queues if queue not in bounds}
         problems += [f"broker {name} does not answer" for name in sorted(away)]

@@ -25,6 +25,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import JobStopped, ReplayError
 from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
+from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
 from cometmq.pipeline.jobs.replay_groups import set_groups
 from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
@@ -310,7 +311,7 @@ def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_m
     """Whether it is one topic for two lists of name servers, however they are spelled: its brokers tell."""
 
     def brokers(namesrv: Sequence[str]) -> set[str]:
-        with Cluster(namesrv, timeout_ms=timeout_ms) as cluster:
+        with Cluster(namesrv, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
             try:
                 found = cluster.route(topic).data.broker_datas
             except NoRouteError as error:
@@ -323,7 +324,7 @@ def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_m
 
 
 def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, list[MessageQueue]]:
-    with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
+    with Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access) as cluster:
         found = {name: sorted(cluster.write_queues(name)) for name in sorted(names)}
     for name, queues in found.items():
         if not queues:

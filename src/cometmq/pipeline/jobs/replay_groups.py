@@ -64,7 +64,7 @@ def set_groups(
     for row in run_action(spark, "replay: positions", wanted.collect, stop=stop):
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
         groups.setdefault(row.group, {})[queue] = row.offset
-    with Cluster(options.namesrv, timeout_ms=options.timeout_ms) as cluster:
+    with Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access) as cluster:
         cluster.queues(Topics(names=tuple(targets)))
         for group, offsets in groups.items():
             for refusal in cluster.commit(group, offsets):

@@ -216,7 +216,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     if source.format == "cometmq":
         # What Spark would find only when it reads: brokers that are away, a topic that is not there.
         wanted = read_options(options, streaming=streaming)
-        with Cluster(wanted.namesrv, timeout_ms=wanted.pull.timeout_ms) as cluster:
+        with Cluster(wanted.namesrv, timeout_ms=wanted.pull.timeout_ms, access=wanted.pull.access) as cluster:
             cluster.queues(wanted.topics)
     reader: Any = spark.readStream if streaming else spark.read
     reader = reader.format(source.format).options(**options)

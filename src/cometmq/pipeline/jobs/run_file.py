@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cometmq.errors import ConfigError
-from cometmq.pipeline.base import yaml_file
+from cometmq import yaml_file
+from cometmq.errors import ConfigError, YamlError
 from cometmq.pipeline.base.errors import PipelineFileError
 from cometmq.pipeline.base.options import read_options, store_options, write_options
-from cometmq.pipeline.base.yaml_file import Node
 from cometmq.pipeline.jobs.run_places import overlap
 from cometmq.text import is_utf8, printable
+from cometmq.yaml_file import Node
 
 PATHS = ("parquet", "json", "csv", "orc")
 SOURCES = ("cometmq", "cometmq-store", "archive", "delta", *PATHS)
@@ -142,7 +142,11 @@ def load_pipeline(file: str, environment: Mapping[str, str] = os.environ) -> Pip
     """Read and check a file. Raises PipelineFileError with all that is wrong, OSError."""
     with open(file, "rb") as opened:
         data = opened.read(yaml_file.BYTES_MAX + 1)
-    return _Reader(file, environment).pipeline(yaml_file.load(file, data))
+    try:
+        root = yaml_file.load(data)
+    except YamlError as error:
+        raise PipelineFileError(file, [(error.line, error.problem)]) from None
+    return _Reader(file, environment).pipeline(root)
 
 
 class _Reader:

@@ -46,7 +46,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.base.options import Position, Topics
 from cometmq.pipeline.base.plan import Bounds, shrunk, spread
-from cometmq.pipeline.base.wire import IdleWires
+from cometmq.pipeline.base.wire import PLAIN, Access, IdleWires
 from cometmq.pipeline.live.marks import Mark, Marks, mark_of, resume
 from cometmq.pipeline.live.pulling import BUSY, Reply, pull_reply
 from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
@@ -79,10 +79,10 @@ T = TypeVar("T")
 class Cluster:
     """Connections to the name servers and brokers of one cluster, opened when needed. For one thread only."""
 
-    def __init__(self, namesrv: Sequence[str], *, timeout_ms: int) -> None:
+    def __init__(self, namesrv: Sequence[str], *, timeout_ms: int, access: Access = PLAIN) -> None:
         self._namesrv = tuple(namesrv)
         self._timeout_s = timeout_ms / 1000
-        self._wires = IdleWires()
+        self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # by broker name
         self._refused: dict[str, float] = {}  # addresses without a connection, and until when they come last

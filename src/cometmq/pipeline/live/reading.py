@@ -6,6 +6,7 @@ One connection to each broker, kept by the worker process for its next task; sev
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
 from cometmq.pipeline.base.options import PullOptions
 from cometmq.pipeline.base.plan import QueueRange
-from cometmq.pipeline.base.wire import IdleWires, Wire
+from cometmq.pipeline.base.wire import Access, IdleWires, Wire
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.pulling import (
     BUSY,
@@ -54,8 +55,14 @@ _NOT_YET_S = 2.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # pause between attempts: the first, the longest
 _ROLE_S = 1.0  # how long an answer to who is master holds
 
-idle_wires = IdleWires()
-"""Of this worker process: connections of two queries differ in nothing but address and time-out."""
+
+@functools.cache
+def idle_wires(access: Access) -> IdleWires:
+    """Of this worker process: connections of two queries with the same access differ in nothing but address
+    and time-out."""
+    return IdleWires(access)
+
+
 _TAGS = "__tags__"
 
 
@@ -162,7 +169,7 @@ class _BrokerReader:
             # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
             wire.close()
             raise
-        idle_wires.keep(wire)
+        idle_wires(self._options.access).keep(wire)
 
     def _send(self, wire: Wire, requests: list[Request]) -> None:
         if not requests:
@@ -220,7 +227,7 @@ class _BrokerReader:
     def _connect(self) -> Wire:
         if self._address:
             try:
-                return idle_wires.connect(self._address, self._timeout_s)
+                return idle_wires(self._options.access).connect(self._address, self._timeout_s)
             except ConnectError:
                 pass  # the broker may have moved since this was planned: the name server knows
         return self._find()
@@ -237,7 +244,7 @@ class _BrokerReader:
             while True:
                 try:
                     self._address, self._role = cluster.address_of(self._queue), (0.0, False)
-                    return idle_wires.connect(self._address, self._timeout_s)
+                    return idle_wires(self._options.access).connect(self._address, self._timeout_s)
                 except CometError as error:
                     self._backoff.failed(error)
 
@@ -255,7 +262,7 @@ class _BrokerReader:
         return self._role[1]
 
     def _cluster(self) -> Cluster:
-        return Cluster(self._namesrv, timeout_ms=self._options.timeout_ms)
+        return Cluster(self._namesrv, timeout_ms=self._options.timeout_ms, access=self._options.access)
 
 
 class _Backoff:

@@ -90,7 +90,9 @@ class _Planner:
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.cluster = Cluster(options.namesrv, timeout_ms=options.pull.timeout_ms)
+        self.cluster = Cluster(
+            options.namesrv, timeout_ms=options.pull.timeout_ms, access=options.pull.access
+        )
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options

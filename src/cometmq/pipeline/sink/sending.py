@@ -75,7 +75,7 @@ class Sender:
         self._options = options
         self._on_illegal = on_illegal
         self._first_queue = first_queue
-        self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms)
+        self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
         self._topics: dict[str, _Topic] = {}
         self._wires: dict[str, Wire] = {}  # by address
         self._flying: dict[str, dict[int, _Batch]] = {}  # by address and opaque number
@@ -145,7 +145,9 @@ class Sender:
         try:
             wire = self._wires.get(address)
             if wire is None:
-                wire = self._wires[address] = Wire(address, self._options.timeout_ms / 1000)
+                wire = self._wires[address] = Wire(
+                    address, self._options.timeout_ms / 1000, self._options.access
+                )
             opaque = wire.send([_frame(batch, self._options.producer_group)])[0]
         except RemotingError as error:
             self._flying.setdefault(address, {})[-id(batch)] = batch

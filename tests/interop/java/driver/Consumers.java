@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -29,7 +30,7 @@ final class Consumers {
     Object pushStart(Args args) throws Exception {
         String name = args.text("name");
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
-            args.text("group"), args.flag("trace", false), null);
+            args.text("group"), Access.hook(), new AllocateMessageQueueAveragely(), args.flag("trace", false), null);
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));

@@ -25,7 +25,7 @@ final class Producers {
 
     static DefaultMQProducer open(Args args, String name) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(
-            args.text("group", "driver-producers"), args.flag("trace", false), null);
+            args.text("group", "driver-producers"), Access.hook(), args.flag("trace", false), null);
         producer.setNamesrvAddr(args.text("namesrv"));
         producer.setInstanceName(name + "-" + System.nanoTime());
         producer.setSendMsgTimeout(args.number("timeout", 10_000));

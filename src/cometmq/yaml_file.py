@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from cometmq.pipeline.base.errors import PipelineFileError
+from cometmq.errors import YamlError
 from cometmq.text import is_utf8, printable, shortened
 
 BYTES_MAX = 256 * 1024
@@ -32,42 +32,38 @@ class Node:
     text_line: int | None = None
 
 
-def load(path: str, data: bytes) -> Node:
-    """The value of a file. Raises PipelineFileError, with all lines of the file counted from 1."""
-    if len(data) > BYTES_MAX:
-        raise PipelineFileError(path, [(1, f"the file has {len(data)} bytes, at most {BYTES_MAX} are read")])
+def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) -> Node:
+    """The value of a file. Raises YamlError, with all lines of the file counted from 1."""
+    if len(data) > bytes_max:
+        raise YamlError(1, f"the file has {len(data)} bytes, at most {bytes_max} are read")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise PipelineFileError(path, [(line, "this is no UTF-8 text")]) from None
+        raise YamlError(data.count(b"\n", 0, error.start) + 1, "this is no UTF-8 text") from None
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
-        return _Loader(path, iter(loader.get_event, None)).document()
+        return _Loader(iter(loader.get_event, None), nodes_max).document()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise PipelineFileError(
-            path, [(line, f"a character that YAML does not allow: {error.reason}")]
-        ) from None
+        raise YamlError(line, f"a character that YAML does not allow: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
-        line = _line(error.problem_mark)
         problem = ", ".join(part for part in (error.problem, error.context) if part)
-        raise PipelineFileError(path, [(line, problem or "this is no YAML")]) from None
+        raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
     except (ValueError, OverflowError, RecursionError) as error:  # what PyYAML does not catch itself
         line = 1 if loader is None else loader.line + 1
-        raise PipelineFileError(path, [(line, f"this is no YAML: {printable(str(error))}")]) from None
+        raise YamlError(line, f"this is no YAML: {printable(str(error))}") from None
 
 
 class _Loader:
-    def __init__(self, path: str, events: Iterator[yaml.Event]) -> None:
-        self._path, self._events, self._nodes = path, events, 0
+    def __init__(self, events: Iterator[yaml.Event], nodes_max: int) -> None:
+        self._events, self._nodes, self._nodes_max = events, 0, nodes_max
 
     def document(self) -> Node:
         self._next(yaml.StreamStartEvent)
         first = next(self._events)
         if isinstance(first, yaml.StreamEndEvent):
-            raise PipelineFileError(self._path, [(1, "the file is empty")])
+            raise YamlError(1, "the file is empty")
         node = self._node(next(self._events), 0)
         self._next(yaml.DocumentEndEvent)
         if not isinstance(after := next(self._events), yaml.StreamEndEvent):
@@ -78,14 +74,14 @@ class _Loader:
         assert isinstance(next(self._events), kind)
 
     def _refuse(self, event: yaml.Event, problem: str) -> None:
-        raise PipelineFileError(self._path, [(_line(event.start_mark), problem)])
+        raise YamlError(_line(event.start_mark), problem)
 
     def _node(self, event: yaml.Event, depth: int, key_line: int | None = None) -> Node:
         own_line = _line(event.start_mark)
         line = key_line or own_line
         self._nodes += 1
-        if self._nodes > NODES_MAX:
-            self._refuse(event, f"more than {NODES_MAX} values")
+        if self._nodes > self._nodes_max:
+            self._refuse(event, f"more than {self._nodes_max} values")
         if depth > _DEPTH_MAX:
             self._refuse(event, f"nested deeper than {_DEPTH_MAX}")
         if getattr(event, "anchor", None) is not None:
@@ -117,6 +113,11 @@ class _Loader:
                 self._refuse(key, f"{shortened(name.value, _WORD)!r} is here twice, first in line {first}")
             pairs[name.value] = self._node(next(self._events), depth + 1, name.line)
         return pairs
+
+
+def dump(value: dict[str, Any]) -> bytes:
+    """The text of a file that holds this value, keys in their order."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False).encode()
 
 
 def _line(mark: Any) -> int:

@@ -1,0 +1,83 @@
+"""Accounts and white lists of brokers, changed over the wire (docs/security.md, Access)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.errors import UnknownNameError
+from cometmq.errors import BodyError
+from cometmq.protocol.bodies import DataVersion
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import (
+    AclConfigVersionResponseHeader,
+    CreateAccessConfigRequestHeader,
+    DeleteAccessConfigRequestHeader,
+    UpdateGlobalWhiteAddrsConfigRequestHeader,
+)
+
+
+class AclVersion(msgspec.Struct, frozen=True):
+    """How often a file of a broker was changed, and when last (ms since 1970)."""
+
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    file: str
+    counter: int
+    timestamp_ms: int
+
+
+class Accounts:
+    """Requests 50 to 53, each to one broker of those that `admin` reaches. They raise BrokerError and
+    RemotingError."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    async def addrs(self, cluster: str) -> list[str]:
+        """All brokers of a cluster, slaves too. Raises UnknownNameError."""
+        info = await self._admin.cluster_info()
+        if cluster not in info.cluster_addr_table:
+            raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
+        names = sorted(info.cluster_addr_table[cluster])
+        brokers = [info.broker_addr_table[name] for name in names if name in info.broker_addr_table]
+        return [addr for broker in brokers for _, addr in sorted(broker.broker_addrs.items())]
+
+    async def put(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
+        """Add an account, or change what the header names of one."""
+        await self._admin.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
+
+    async def delete(self, addr: str, access_key: str) -> None:
+        """Remove an account."""
+        header = DeleteAccessConfigRequestHeader(access_key=access_key)
+        await self._admin.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
+
+    async def set_white(self, addr: str, patterns: Sequence[str], file: str = "") -> None:
+        """Replace the global white list of a file, or of the default one."""
+        header = UpdateGlobalWhiteAddrsConfigRequestHeader(
+            global_white_addrs=",".join(patterns), acl_file_full_path=file
+        )
+        await self._admin.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+
+    async def versions(self, addr: str) -> list[AclVersion]:
+        """The files of a broker."""
+        answer = await self._admin.client.brokers.call(addr, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        header = answer.header(AclConfigVersionResponseHeader)
+        try:
+            files = msgspec.json.decode(header.all_acl_file_version or "{}", type=dict[str, DataVersion])
+        except msgspec.DecodeError as error:
+            raise BodyError("allAclFileVersion", str(error)) from None
+        return [
+            AclVersion(
+                cluster_name=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_addr=header.broker_addr,
+                file=file,
+                counter=version.counter,
+                timestamp_ms=version.timestamp,
+            )
+            for file, version in sorted(files.items())
+        ]

@@ -1,0 +1,158 @@
+"""`mqadmin` commands about accounts: updateAclConfig, deleteAclConfig, updateGlobalWhiteAddr,
+clusterAclConfigVersion."""
+
+from __future__ import annotations
+
+import click
+
+from cometmq.admin.acl import Accounts, AclVersion
+from cometmq.admin.admin import Admin
+from cometmq.admin.commands.shell import (
+    admin_command,
+    show_if_text,
+    show_json,
+    switch,
+    target_options,
+    tell,
+    wants_json,
+)
+from cometmq.protocol.headers import CreateAccessConfigRequestHeader
+from cometmq.text import local_time
+
+HIDDEN = "******"
+KEY = click.option("-a", "--accessKey", "access_key", required=True, metavar="NAME", help="The account.")
+
+
+async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | None) -> list[str]:
+    return [broker_addr] if broker_addr else await accounts.addrs(cluster or "")
+
+
+@admin_command("updateAclConfig")
+@target_options
+@KEY
+@click.option(
+    "-s",
+    "--secretKey",
+    "secret_key",
+    required=True,
+    metavar="SECRET",
+    help="Its secret: 7 characters at least.",
+)
+@click.option(
+    "-w",
+    "--whiteRemoteAddress",
+    "white",
+    metavar="PATTERN",
+    help="From where it may do everything, unsigned.",
+)
+@click.option("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@click.option("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@click.option("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
+@click.option("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
+@switch("-m", "--admin", "is_admin", help="Whether it may administer.", default=None)
+async def update_acl_config(
+    admin: Admin,
+    broker_addr: str | None,
+    cluster: str | None,
+    access_key: str,
+    secret_key: str,
+    white: str | None,
+    topic_perm: str | None,
+    group_perm: str | None,
+    topics: str | None,
+    groups: str | None,
+    is_admin: bool | None,
+) -> None:
+    """Update acl config yaml file in broker."""
+    header = CreateAccessConfigRequestHeader(
+        access_key=access_key.strip(),
+        secret_key=secret_key.strip(),
+        white_remote_address=white,
+        admin=is_admin,
+        default_topic_perm=topic_perm,
+        default_group_perm=group_perm,
+        topic_perms=topics,
+        group_perms=groups,
+    )
+    accounts = Accounts(admin)
+    addrs = await _targets(accounts, broker_addr, cluster)
+    for addr in addrs:
+        await accounts.put(addr, header)
+        show_if_text(f"create or update plain access config to {addr} success.")
+    listed = ", ".join([] if topics is None else topics.split(","))
+    line = (
+        f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
+        f"whiteRemoteAddress='{white or ''}', admin={str(bool(is_admin)).lower()}, "
+        f"defaultTopicPerm='{topic_perm or ''}', defaultGroupPerm='{group_perm or ''}', "
+        f"topicPerms=[{listed}], groupPerms=[{', '.join([] if groups is None else groups.split(','))}]}}"
+    )
+    tell({"accessKey": header.access_key, "brokers": addrs}, [line])
+
+
+@admin_command("deleteAclConfig")
+@target_options
+@KEY
+async def delete_acl_config(
+    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str
+) -> None:
+    """Delete Acl Config Account in broker."""
+    accounts = Accounts(admin)
+    addrs = await _targets(accounts, broker_addr, cluster)
+    for addr in addrs:
+        await accounts.delete(addr, access_key.strip())
+        show_if_text(f"delete plain access config account from {addr} success.")
+    facts = {"accessKey": access_key.strip(), "brokers": addrs}
+    tell(facts, [f"account's accesskey is:{access_key.strip()}"])
+
+
+@admin_command("updateGlobalWhiteAddr")
+@target_options
+@click.option(
+    "-g",
+    "--globalWhiteRemoteAddresses",
+    "patterns",
+    required=True,
+    metavar="LIST",
+    help="10.10.103.*,192.168.0.*",
+)
+@click.option(
+    "-p",
+    "--aclFileFullPath",
+    "file",
+    default="",
+    metavar="FILE",
+    help="Of this file at the broker.",
+)
+async def update_global_white_addr(
+    admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str
+) -> None:
+    """Update global white address for acl Config File in broker."""
+    accounts = Accounts(admin)
+    addrs = await _targets(accounts, broker_addr, cluster)
+    for addr in addrs:
+        await accounts.set_white(addr, [patterns.strip()], file)
+        show_if_text(f"update global white remote addresses to {addr} success.")
+    if wants_json():
+        show_json({"globalWhiteRemoteAddresses": patterns.strip(), "brokers": addrs})
+
+
+@admin_command("clusterAclConfigVersion")
+@target_options
+async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
+    """List all of acl config version information in cluster."""
+    accounts = Accounts(admin)
+    addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
+    found = [version for addr in addrs for version in await accounts.versions(addr)]
+    columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
+    lines = [_line(*columns, "#AclLastUpdateTime"), *map(_row, found)]
+    tell(found, [*lines, "get cluster's plain access config version success."])
+
+
+def _row(version: AclVersion) -> str:
+    when = local_time(version.timestamp_ms)
+    counter = str(version.counter)
+    return _line(version.cluster_name, version.broker_name, version.broker_addr, version.file, counter, when)
+
+
+def _line(cluster: str, name: str, addr: str, file: str, counter: str, when: str) -> str:
+    return f"{cluster:<16}  {name:<22}  {addr:<22}  {file:<20}  {counter:<22}  {when:<22}".rstrip()

@@ -1,0 +1,249 @@
+"""Accounts and white lists of a plain_acl.yml file, read strictly: what is half said is an error
+(docs/reference/remoting.md, ACL).
+
+Apache's broker takes a word that it does not know for DENY and skips what it cannot use. Here every key,
+permission and pattern must be a known one, so that a typing error is seen at the start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from enum import IntFlag
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cometmq import yaml_file
+from cometmq.broker.access.addresses import AddressPattern
+from cometmq.errors import ConfigError, YamlError
+from cometmq.protocol.acl import KEY_LENGTH_MAX, KEY_LENGTH_MIN
+from cometmq.protocol.bodies import DataVersion
+from cometmq.settings import show_value
+from cometmq.text import shortened
+from cometmq.yaml_file import Node
+
+BYTES_MAX = 1 << 20
+NODES_MAX = 50_000
+"""Of one file: some 3,500 accounts with a few permissions each."""
+_SHOWN = 80  # characters of a wrong value in a complaint
+
+
+class Perm(IntFlag):
+    """What an account may do with a topic or group."""
+
+    DENY = 0
+    PUB = 1
+    SUB = 2
+
+
+PERMS = {
+    "DENY": Perm.DENY, "PUB": Perm.PUB, "SUB": Perm.SUB,
+    "PUB|SUB": Perm.PUB | Perm.SUB, "SUB|PUB": Perm.PUB | Perm.SUB,
+}  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """A line of the file that decides, and how it reads there."""
+
+    perm: Perm
+    text: str
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """An account. white: from where its requests are let in unsigned, whatever they are. An admin without
+    topic and group permissions of its own may do everything, one with some only what they allow, as with
+    Apache's broker."""
+
+    access_key: str
+    secret_key: str
+    white: AddressPattern | None = None
+    admin: bool = False
+    default_topic: Rule = Rule(Perm.DENY, "no defaultTopicPerm, which is DENY")
+    default_group: Rule = Rule(Perm.DENY, "no defaultGroupPerm, which is DENY")
+    topics: dict[str, Rule] = {}
+    groups: dict[str, Rule] = {}
+
+    def __repr__(self) -> str:
+        return f"Account({self.access_key!r})"
+
+
+class AclFile(msgspec.Struct, frozen=True):
+    """What a file says."""
+
+    white: list[AddressPattern] = []
+    accounts: list[Account] = []
+    version: DataVersion | None = None
+
+
+def read_acl(path: str, data: bytes) -> AclFile:
+    """The content of a file. Raises ConfigError with file and line; it never has a secret."""
+    try:
+        root = yaml_file.load(data, BYTES_MAX, NODES_MAX)
+        return _Reader().file(root)
+    except YamlError as error:
+        raise ConfigError("aclEnable", "true", error.problem, f"{path} line {error.line}") from None
+
+
+def account_of(plain: dict[str, Any]) -> Account:
+    """An account of the form of `to_plain`, checked as one in a file is. Raises ConfigError."""
+    nodes = {
+        name: Node([Node(item, 0) for item in value] if isinstance(value, list) else show_value(value), 0)
+        for name, value in plain.items()
+    }
+    try:
+        return _Reader().account(Node(nodes, 0))
+    except YamlError as error:
+        raise ConfigError("account", str(plain.get("accessKey", "")), error.problem) from None
+
+
+def parse_perm(text: str) -> Perm | None:
+    """DENY, PUB, SUB or PUB|SUB; None for anything else."""
+    return PERMS.get(text.replace(" ", ""))
+
+
+def check_key(name: str, key: str) -> str:
+    """What is wrong with an access key or a secret, "" for nothing."""
+    if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX:
+        return f"{name} needs {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} characters"
+    return (
+        f"{name} must not have blanks or control characters" if re.search(r"[\s\x00-\x1f\x7f]", key) else ""
+    )
+
+
+_TOP = ("globalWhiteRemoteAddresses", "accounts", "dataVersion")
+ACCOUNT_KEYS = (
+    "accessKey", "secretKey", "whiteRemoteAddress", "admin",
+    "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms",
+)  # fmt: skip
+
+
+class _Reader:
+    """Typed access to the nodes. Raises YamlError."""
+
+    def file(self, root: Node) -> AclFile:
+        top = self._pairs(root, "the file", _TOP)
+        white = [self._pattern(item) for item in self._items(top.get("globalWhiteRemoteAddresses"))]
+        accounts: dict[str, Account] = {}
+        for item in self._items(top.get("accounts")):
+            account = self.account(item)
+            if account.access_key in accounts:
+                raise YamlError(item.line, f"account {account.access_key!r} is here twice")
+            accounts[account.access_key] = account
+        return AclFile(white, list(accounts.values()), self._version(top.get("dataVersion")))
+
+    def account(self, node: Node) -> Account:
+        pairs = self._pairs(node, "an account", ACCOUNT_KEYS)
+        keys = {}
+        for name in ("accessKey", "secretKey"):
+            if name not in pairs:
+                raise YamlError(node.line, f"an account without {name}")
+            keys[name] = self._text(pairs[name], name)
+            if problem := check_key(name, keys[name]):
+                raise YamlError(pairs[name].line, problem)
+        white = pairs.get("whiteRemoteAddress")
+        admin = self._text(pairs["admin"], "admin").lower() if "admin" in pairs else "false"
+        if admin not in ("true", "false", ""):
+            raise YamlError(pairs["admin"].line, f"admin is true or false, not {admin[:_SHOWN]!r}")
+        defaults = {
+            name: self._default(name, pairs.get(name)) for name in ("defaultTopicPerm", "defaultGroupPerm")
+        }
+        none = Account(access_key="", secret_key="")
+        return Account(
+            access_key=keys["accessKey"],
+            secret_key=keys["secretKey"],
+            white=self._pattern(white)
+            if white is not None and white.value not in ("", "null", "~")
+            else None,
+            admin=admin == "true",
+            default_topic=defaults["defaultTopicPerm"] or none.default_topic,
+            default_group=defaults["defaultGroupPerm"] or none.default_group,
+            topics=dict(self._perms("topicPerms", pairs.get("topicPerms"))),
+            groups=dict(self._perms("groupPerms", pairs.get("groupPerms"))),
+        )
+
+    def _default(self, name: str, node: Node | None) -> Rule | None:
+        if node is None or node.value in ("", "null", "~"):
+            return None
+        text = self._text(node, name)
+        return Rule(self._perm(node, name, text), f"{name}: {text.strip()}")
+
+    def _perms(self, name: str, node: Node | None) -> Iterator[tuple[str, Rule]]:
+        seen = set()
+        for item in self._items(node):
+            text = self._text(item, name)
+            resource, found, perm = (word.strip() for word in text.partition("="))
+            if not found or not resource:
+                raise YamlError(item.line, f"{name} has NAME=PERMISSION, not {shortened(text, _SHOWN)!r}")
+            if resource in seen:
+                raise YamlError(item.line, f"{name}: {shortened(resource, _SHOWN)!r} is here twice")
+            seen.add(resource)
+            yield resource, Rule(self._perm(item, name, perm), f"{name}: {resource}={perm}")
+
+    def _perm(self, node: Node, name: str, text: str) -> Perm:
+        perm = parse_perm(text)
+        if perm is None:
+            problem = f"{name}: {shortened(text, _SHOWN)!r} is none of DENY, PUB, SUB, PUB|SUB"
+            raise YamlError(node.line, problem)
+        return perm
+
+    def _pattern(self, node: Node) -> AddressPattern:
+        try:
+            return AddressPattern(self._text(node, "an address"))
+        except ConfigError as error:
+            raise YamlError(
+                node.line, f"{shortened(error.value, _SHOWN)!r}: expected {error.expected}"
+            ) from None
+
+    def _version(self, node: Node | None) -> DataVersion | None:
+        for item in self._items(node):
+            pairs = self._pairs(item, "dataVersion", ("counter", "timestamp", "stateVersion"))
+            numbers = {}
+            for name in ("counter", "timestamp"):
+                text = self._text(pairs[name], name) if name in pairs else "0"
+                if not re.fullmatch(r"[0-9]{1,18}", text):
+                    raise YamlError(item.line, f"dataVersion: {name} is a number")
+                numbers[name] = int(text)
+            return DataVersion(timestamp=numbers["timestamp"], counter=numbers["counter"])
+        return None
+
+    def _pairs(self, node: Node, what: str, known: Sequence[str]) -> dict[str, Node]:
+        if not isinstance(node.value, dict):
+            raise YamlError(node.line, f"{what} must be a mapping of {', '.join(known)}")
+        for name, item in node.value.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                raise YamlError(item.line, f"{what}: unknown key {shortened(name, _SHOWN)!r}{hint}")
+        return node.value
+
+    def _items(self, node: Node | None) -> list[Node]:
+        if node is None or node.value in ("", "null", "~"):
+            return []
+        if not isinstance(node.value, list):
+            raise YamlError(node.line, "a list is wanted here: lines that begin with -")
+        return node.value
+
+    def _text(self, node: Node, what: str) -> str:
+        if not isinstance(node.value, str):
+            raise YamlError(node.line, f"{what} must be text")
+        return node.value
+
+
+def to_plain(account: Account) -> dict[str, Any]:
+    """An account as the file has it."""
+    return {
+        "accessKey": account.access_key,
+        "secretKey": account.secret_key,
+        "whiteRemoteAddress": account.white.text if account.white else "",
+        "admin": account.admin,
+        "defaultTopicPerm": _word(account.default_topic.perm),
+        "defaultGroupPerm": _word(account.default_group.perm),
+        "topicPerms": [f"{name}={_word(rule.perm)}" for name, rule in account.topics.items()],
+        "groupPerms": [f"{name}={_word(rule.perm)}" for name, rule in account.groups.items()],
+    }
+
+
+def _word(perm: Perm) -> str:
+    return next(word for word, value in PERMS.items() if value == perm)

@@ -1,0 +1,117 @@
+"""Patterns of client addresses, as plain_acl.yml has them (docs/reference/remoting.md, ACL).
+
+    *                                every address
+    192.168.0.1   fe80::1            this one
+    192.168.0.*   192.168.1-4.*      a part may be anything, or within a range
+    192.168.0.{1,4}                  or one of several
+    10.0.0.1,10.0.0.2                several addresses
+
+Parts of IPv6 addresses are hexadecimal.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from cometmq.errors import ConfigError
+
+ALL = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
+EXPECTED = "an address, or a pattern such as 192.168.0.*, 192.168.0.1-20, 192.168.0.{1,4}, fe80::*"
+LENGTH_MAX = 4096
+_BETWEEN = re.compile(r",(?![^{]*\})")
+
+Part = tuple[tuple[int, int], ...]
+"""Ranges, both ends included: one of them must hold the number."""
+
+
+class AddressPattern:
+    """What a white list says of addresses. Raises ConfigError for a text that is no pattern."""
+
+    __slots__ = ("_all", "_patterns", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        if not self.text or len(self.text) > LENGTH_MAX:
+            raise _wrong(self.text)
+        self._all = self.text in ALL
+        self._patterns = [] if self._all else [_parts(item.strip()) for item in _BETWEEN.split(self.text)]
+
+    def __repr__(self) -> str:
+        return f"AddressPattern({self.text!r})"
+
+    def matches(self, host: str) -> bool:
+        """Whether this address, without a port, is meant."""
+        if self._all:
+            return True
+        numbers = _numbers(host)
+        return any(
+            len(parts) == len(numbers)
+            and all(
+                any(low <= n <= high for low, high in part) for part, n in zip(parts, numbers, strict=True)
+            )
+            for parts in self._patterns
+        )
+
+
+def split_patterns(text: str) -> list[AddressPattern]:
+    """Several patterns with commas between them. Raises ConfigError."""
+    return [AddressPattern(item) for item in _BETWEEN.split(text) if item.strip()]
+
+
+def _wrong(text: str) -> ConfigError:
+    return ConfigError("remote address", text, EXPECTED)
+
+
+def _numbers(host: str) -> tuple[int, ...]:
+    """The four or eight numbers of an address; none of what is no address."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return ()
+    if address.version == 6 and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.version == 4:
+        return tuple(address.packed)
+    return tuple(int.from_bytes(address.packed[at : at + 2], "big") for at in range(0, 16, 2))
+
+
+def _parts(text: str) -> tuple[Part, ...]:
+    if ":" not in text:
+        words = text.split(".")
+        if len(words) != 4:
+            raise _wrong(text)
+        return tuple(_part(text, word, 10, 255) for word in words)
+    if text.count("::") > 1:
+        raise _wrong(text)
+    left, gap, right = text.partition("::")
+    before, behind = (side.split(":") if side else [] for side in (left, right))
+    missing = 8 - len(before) - len(behind)
+    if missing < (1 if gap else 0) or (missing and not gap):
+        raise _wrong(text)
+    words = [*before, *["0"] * missing, *behind]
+    return tuple(_part(text, word, 16, 0xFFFF) for word in words)
+
+
+def _part(text: str, word: str, base: int, most: int) -> Part:
+    word = word.strip()
+    if word == "*":
+        return ((0, most),)
+    if word.startswith("{") and word.endswith("}"):
+        return tuple((n, n) for n in (_number(text, each, base, most) for each in word[1:-1].split(",")))
+    low, dash, high = word.partition("-")
+    first = _number(text, low, base, most)
+    last = _number(text, high, base, most) if dash else first
+    if first > last:
+        raise _wrong(text)
+    return ((first, last),)
+
+
+def _number(text: str, word: str, base: int, most: int) -> int:
+    word = word.strip()
+    if not re.fullmatch(r"[0-9a-fA-F]{1,4}" if base == 16 else r"[0-9]{1,3}", word):
+        raise _wrong(text)
+    number = int(word, base)
+    if number > most:
+        raise _wrong(text)
+    return number

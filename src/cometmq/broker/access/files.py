@@ -1,0 +1,239 @@
+"""The files that accounts and white lists come from, read at the start and again when they change.
+
+They lie in the `conf` directory of rocketmqHome (or ROCKETMQ_HOME), as Apache's do, else in the directory of
+the broker's settings file: `plain_acl.yml`, and whatever ends in .yml or .yaml below `acl/`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from cometmq import logs, yaml_file
+from cometmq.broker.access.accounts import Account, AclFile, read_acl, to_plain
+from cometmq.broker.access.addresses import AddressPattern
+from cometmq.broker.access.decision import Policy
+from cometmq.errors import ConfigError
+from cometmq.private import open_private
+from cometmq.protocol.bodies import DataVersion
+
+log = logs.logger(__name__)
+
+DEFAULT_FILE = "plain_acl.yml"
+DIRECTORY = "acl"
+FILES_MAX = 64
+DEPTH_MAX = 8
+WITHOUT = {"tools.yml", "tools.yaml"}
+READABLE_BY_OTHERS = 0o077
+
+Stamp = tuple[int, int, int]
+"""Time of change, length and number of a file: what differs when it has been written."""
+
+
+class _Read(NamedTuple):
+    stamp: Stamp
+    content: AclFile
+
+
+class AclFiles:
+    """Reads them; methods block and belong to one thread at a time. Raises ConfigError where a file cannot
+    be used, OSError where it cannot be read."""
+
+    def __init__(self, conf: str) -> None:
+        self.conf = os.path.abspath(conf)
+        self.default = os.path.join(self.conf, DEFAULT_FILE)
+        self._read: dict[str, _Read] = {}
+        self._refused: dict[str, Stamp | None] = {}
+
+    def load(self) -> Policy:
+        """Read all that is there, anew what has changed."""
+        read: dict[str, _Read] = {}
+        for path in self._paths():
+            before = self._read.get(path)
+            stamp = _stamp(path)
+            if before is None or before.stamp != stamp:
+                before = self._read_one(path)
+            read[path] = before
+        policy = _joined({path: each.content for path, each in read.items()})
+        if not len(policy) and not any(each.content.white for each in read.values()):
+            places = f"{self.default} or below {os.path.join(self.conf, DIRECTORY)}"
+            raise ConfigError("aclEnable", "true", f"accounts in {places}: there are none")
+        self._read = read
+        return policy
+
+    def reload(self) -> Policy | None:
+        """Another policy, if a file has changed since. One that cannot be used is said once, as long as it
+        stays as it is; what held before goes on to hold."""
+        stamps: dict[str, Stamp | None] = {}
+        try:
+            stamps = {path: _stamp(path) for path in self._paths()}
+            if stamps == {path: each.stamp for path, each in self._read.items()} or stamps == self._refused:
+                return None
+            policy = self.load()
+        except (ConfigError, OSError) as error:
+            self._refused = stamps
+            log.error("access control goes on as before, its files cannot be used: %s", error)
+            return None
+        self._refused = {}
+        log.info("access control: %d accounts read from %d files", len(policy), len(self._read))
+        return policy
+
+    @property
+    def versions(self) -> dict[str, DataVersion]:
+        """How often each file was changed by requests, by its path."""
+        none = DataVersion(timestamp=0, counter=0)
+        return {path: each.content.version or none for path, each in self._read.items()}
+
+    # -- changes by request
+
+    def put(self, account: Account) -> Policy:
+        """Add or replace an account, in the file that has it."""
+        path = self._home_of(account.access_key) or self.default
+        content = self._content(path)
+        others = [each for each in content.accounts if each.access_key != account.access_key]
+        return self._write(path, AclFile(content.white, [*others, account], content.version))
+
+    def delete(self, access_key: str) -> Policy:
+        """Remove an account. Raises KeyError if there is none."""
+        path = self._home_of(access_key)
+        if path is None:
+            raise KeyError(access_key)
+        content = self._content(path)
+        kept = [each for each in content.accounts if each.access_key != access_key]
+        return self._write(path, AclFile(content.white, kept, content.version))
+
+    def set_white(self, patterns: list[AddressPattern], path: str) -> Policy:
+        """Replace the global white list of a file ("": the default one). Raises KeyError for a file that is
+        none of these."""
+        path = os.path.abspath(path) if path else self.default
+        if path not in self._read and path != self.default:
+            raise KeyError(path)
+        content = self._content(path)
+        return self._write(path, AclFile(patterns, content.accounts, content.version))
+
+    def account(self, access_key: str) -> Account | None:
+        """The account as its file has it now."""
+        path = self._home_of(access_key)
+        found = [] if path is None else self._read[path].content.accounts
+        return next((each for each in found if each.access_key == access_key), None)
+
+    def _home_of(self, access_key: str) -> str | None:
+        self.load()  # somebody may have written to a file since
+        for path, each in self._read.items():
+            if any(account.access_key == access_key for account in each.content.accounts):
+                return path
+        return None
+
+    def _content(self, path: str) -> AclFile:
+        self.load()
+        return self._read[path].content if path in self._read else AclFile()
+
+    def _write(self, path: str, content: AclFile) -> Policy:
+        """Check that the whole would do, and replace the file."""
+        contents = {other: each.content for other, each in self._read.items()}
+        policy = _joined({**contents, path: content})
+        if not len(policy):
+            raise ConfigError("accounts", "", "at least one account that is left")
+        counter = content.version.counter + 1 if content.version is not None else 1
+        version = DataVersion(timestamp=int(time.time() * 1000), counter=counter)
+        content = AclFile(content.white, content.accounts, version)
+        data = yaml_file.dump(_plain(content))
+        read_acl(path, data)  # what is written can be read again
+        real = os.path.realpath(path)
+        replace_private(real, data)
+        self._read[path] = _Read(_stamp(path), content)
+        return policy
+
+    def _read_one(self, path: str) -> _Read:
+        stamp = _stamp(path)  # before the content: a change while it is read is seen the next time
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read((1 << 20) + 1)
+        if mode & READABLE_BY_OTHERS:
+            log.warning(
+                "%s holds secrets and is not its owner's alone (mode %o): chmod 600", path, mode & 0o777
+            )
+        return _Read(stamp, read_acl(path, data))
+
+    def _paths(self) -> list[str]:
+        paths = [self.default] if os.path.exists(self.default) else []
+        for path in _below(os.path.join(self.conf, DIRECTORY), DEPTH_MAX):
+            paths.append(path)
+            if len(paths) > FILES_MAX:
+                raise ConfigError("aclEnable", "true", f"at most {FILES_MAX} files below {self.conf}")
+        return paths
+
+
+def _below(directory: str, depth: int) -> Iterator[str]:
+    """Files of accounts, in the order of their names. Names that begin with a dot are no such files: mounted
+    secrets of Kubernetes have their older versions so."""
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in WITHOUT:
+            continue
+        if entry.is_dir():
+            if depth:
+                yield from _below(entry.path, depth - 1)
+        elif entry.name.endswith((".yml", ".yaml")):
+            yield entry.path
+
+
+def _joined(contents: dict[str, AclFile]) -> Policy:
+    """All files as one. Raises ConfigError for an account that two files have."""
+    homes: dict[str, str] = {}
+    for path, content in contents.items():
+        for account in content.accounts:
+            first = homes.setdefault(account.access_key, path)
+            if first != path:
+                key = f"account {account.access_key}"
+                raise ConfigError(key, path, f"one file that has it; {first} has it too")
+    return Policy(
+        (pattern for content in contents.values() for pattern in content.white),
+        (account for content in contents.values() for account in content.accounts),
+    )
+
+
+def _plain(content: AclFile) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    if content.white:
+        plain["globalWhiteRemoteAddresses"] = [pattern.text for pattern in content.white]
+    plain["accounts"] = [to_plain(account) for account in content.accounts]
+    if content.version is not None:
+        version = content.version
+        plain["dataVersion"] = [{"counter": version.counter, "timestamp": version.timestamp}]
+    return plain
+
+
+def _stamp(path: str) -> Stamp:
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def replace_private(path: str, data: bytes) -> None:
+    """Put a file that only its owner may read in the place of another, whole or not at all."""
+    beside = f"{path}.new"
+    with open_private(beside) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def conf_directory(rocketmq_home: str, broker_config_path: str) -> str:
+    """Where the files are. Raises ConfigError if nothing says it."""
+    if rocketmq_home:
+        return os.path.join(rocketmq_home, "conf")
+    if broker_config_path:
+        return os.path.dirname(os.path.abspath(broker_config_path))
+    expected = f"rocketmqHome, or a settings file beside {DEFAULT_FILE}: nothing says where accounts are"
+    raise ConfigError("aclEnable", "true", expected)

@@ -1,0 +1,137 @@
+"""Requests 50 to 53: accounts and white lists changed in the files that they are in
+(docs/reference/remoting.md, ACL)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from cometmq import logs
+from cometmq.broker.access.accounts import Account, account_of, to_plain
+from cometmq.broker.access.addresses import split_patterns
+from cometmq.broker.access.decision import Policy
+from cometmq.broker.access.guard import Guard
+from cometmq.broker.base.address import BrokerAddress, host_port
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import CommandError, ConfigError
+from cometmq.protocol.bodies import DataVersion
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    AclConfigVersionResponseHeader,
+    CreateAccessConfigRequestHeader,
+    DeleteAccessConfigRequestHeader,
+    UpdateGlobalWhiteAddrsConfigRequestHeader,
+)
+from cometmq.remoting import Connection
+from cometmq.settings import BODY_MAX
+
+log = logs.logger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class AclRequests:
+    """Without a guard (aclEnable=false) every change is refused."""
+
+    config: BrokerConfig
+    address: BrokerAddress
+    guard: Guard | None
+
+    async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
+        """Add an account or change one."""
+        header = frame.header(CreateAccessConfigRequestHeader)
+        guard = self._guard(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
+
+        def change() -> Policy:
+            return guard.files.put(changed(guard.files.account(header.access_key), header))
+
+        what = f"account {header.access_key!r} is written"
+        await self._change(guard, connection, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED, change, what)
+        return frame.response()
+
+    async def delete_acl_config(self, connection: Connection, frame: Frame) -> Frame:
+        """Remove an account."""
+        access_key = frame.header(DeleteAccessConfigRequestHeader).access_key
+        code = ResponseCode.DELETE_ACL_CONFIG_FAILED
+        guard = self._guard(frame, code)
+
+        def change() -> Policy:
+            return guard.files.delete(access_key)
+
+        await self._change(guard, connection, code, change, f"account {access_key!r} is deleted")
+        return frame.response()
+
+    async def update_global_white_addrs_config(self, connection: Connection, frame: Frame) -> Frame:
+        """Replace the global white list of a file."""
+        header = frame.header(UpdateGlobalWhiteAddrsConfigRequestHeader)
+        code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
+        guard = self._guard(frame, code)
+
+        def change() -> Policy:
+            patterns = split_patterns(header.global_white_addrs)
+            return guard.files.set_white(patterns, header.acl_file_full_path or "")
+
+        what = f"the global white list is {header.global_white_addrs!r}"
+        await self._change(guard, connection, code, change, what)
+        return frame.response()
+
+    def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """How often the files were changed."""
+        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
+        versions = guard.files.versions
+        none = DataVersion(timestamp=0, counter=0)
+        header = AclConfigVersionResponseHeader(
+            version=versions.get(guard.files.default, none).encode().decode(),
+            all_acl_file_version=msgspec.json.encode(
+                {path: msgspec.Raw(each.encode()) for path, each in versions.items()}
+            ).decode(),
+            broker_name=self.config.broker_name,
+            broker_addr=host_port(self.config.broker_ip1, self.address.port),
+            cluster_name=self.config.broker_cluster_name,
+        )
+        return frame.response(header=header)
+
+    def _guard(self, frame: Frame, code: int) -> Guard:
+        if self.guard is None:
+            raise CommandError(code, "this broker has no access control (aclEnable=false)")
+        size = sum(map(len, (frame.ext or {}).values()))
+        if size > BODY_MAX:
+            raise CommandError(code, f"{size} characters of settings are more than {BODY_MAX}")
+        return self.guard
+
+    async def _change(
+        self, guard: Guard, connection: Connection, code: int, change: Callable[[], Policy], what: str
+    ) -> None:
+        async with guard.lock:
+            try:
+                guard.policy = await asyncio.to_thread(change)
+            except KeyError as error:
+                raise CommandError(
+                    code, f"there is no {error.args[0]!r} among the accounts and files"
+                ) from None
+            except (ConfigError, OSError) as error:
+                raise CommandError(code, str(error)) from None
+        log.info("access control: %s for %s", what, connection.peer)
+
+
+def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
+    """The account as the request wants it; what it does not name stays. Raises ConfigError."""
+    given = {
+        "accessKey": header.access_key,
+        "secretKey": header.secret_key or None,
+        "whiteRemoteAddress": header.white_remote_address,
+        "admin": header.admin,
+        "defaultTopicPerm": header.default_topic_perm or None,
+        "defaultGroupPerm": header.default_group_perm or None,
+        "topicPerms": _listed(header.topic_perms),
+        "groupPerms": _listed(header.group_perms),
+    }
+    plain = {} if before is None else to_plain(before)
+    return account_of({**plain, **{name: value for name, value in given.items() if value is not None}})
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [item.strip() for item in text.split(",") if item.strip()]

@@ -1,0 +1,143 @@
+"""What each request needs (docs/security.md, Access).
+
+Apache's 4.9 broker looks at the topics and groups of ten requests and has five that only admins may make; all
+others need a signature alone. Here every request that is not listed below needs an admin, so that a new one
+is closed until somebody opens it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cometmq.broker.access.accounts import Perm
+from cometmq.errors import BodyError
+from cometmq.protocol.bodies import CheckClientRequestBody, HeartbeatData, LockBatchBody
+from cometmq.protocol.codes import HAND_OVER_PREFIX, RETRY_PREFIX, TRACE_TOPIC, RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
+
+EITHER = Perm.PUB | Perm.SUB
+RESOURCES_MAX = 10_000
+"""Topics and groups of one heartbeat."""
+
+
+class Right(NamedTuple):
+    """One of the bits of `perm` for a topic, or with `group` for a consumer group."""
+
+    perm: Perm
+    name: str
+    group: bool = False
+
+    def __str__(self) -> str:
+        return f"{'group' if self.group else 'topic'}:{self.name}"
+
+
+Rights = list[Right]
+
+
+def topic_right(perm: Perm, name: str) -> Right:
+    """Of a topic; a retry topic belongs to its group, and whoever may consume as the group may use it."""
+    if name.startswith(RETRY_PREFIX):
+        return group_right(name.removeprefix(RETRY_PREFIX))
+    return Right(perm, name)
+
+
+def group_right(name: str) -> Right:
+    """To consume as a group."""
+    return Right(Perm.SUB, name.removeprefix(HAND_OVER_PREFIX), True)
+
+
+def needed(frame: Frame) -> Rights | None:
+    """The rights that a request needs, all of them; none: it only has to be signed; None: an admin. Raises
+    ProtocolError for a request that cannot be read."""
+    find = _NEEDS.get(frame.code)
+    return None if find is None else find(frame)
+
+
+def is_trace(rights: Rights) -> bool:
+    """Every account may send traces."""
+    return len(rights) == 1 and rights[0] == (Perm.PUB, TRACE_TOPIC, False)
+
+
+def _send(frame: Frame) -> Rights:
+    return [topic_right(Perm.PUB, frame.header(SendMessageRequestHeader).topic)]
+
+
+def _pull(frame: Frame) -> Rights:
+    header = frame.header(PullMessageRequestHeader)
+    return [topic_right(Perm.SUB, header.topic), group_right(header.consumer_group)]
+
+
+def _fields(perm: Perm, topic: str | None, group: str | None = None) -> Callable[[Frame], Rights]:
+    """What the ext fields of these names say. A request that names neither gets no further than its
+    handler, which wants them."""
+
+    def find(frame: Frame) -> Rights:
+        ext = frame.ext or {}
+        rights = []
+        if topic is not None and ext.get(topic):
+            rights.append(topic_right(perm, ext[topic]))
+        if group is not None and ext.get(group):
+            rights.append(group_right(ext[group]))
+        return rights
+
+    return find
+
+
+def _heartbeat(frame: Frame) -> Rights:
+    rights: dict[Right, None] = {}
+    for consumer in HeartbeatData.decode(frame.body).consumer_data_set:
+        rights[group_right(consumer.group_name)] = None
+        for wanted in consumer.subscription_data_set:
+            rights[topic_right(Perm.SUB, wanted.topic)] = None
+        if len(rights) > RESOURCES_MAX:
+            raise BodyError("HeartbeatData", f"more than {RESOURCES_MAX} topics and groups")
+    return list(rights)
+
+
+def _locks(frame: Frame) -> Rights:
+    body = LockBatchBody.decode(frame.body)
+    topics = {queue.topic for queue in body.mq_set}
+    return [group_right(body.consumer_group), *(topic_right(Perm.SUB, topic) for topic in sorted(topics))]
+
+
+def _check_client(frame: Frame) -> Rights:
+    body = CheckClientRequestBody.decode(frame.body)
+    rights = [group_right(body.group)]
+    if body.subscription_data is not None:
+        rights.append(topic_right(Perm.SUB, body.subscription_data.topic))
+    return rights
+
+
+def _nothing(_frame: Frame) -> Rights:
+    return []
+
+
+_NEEDS: dict[int, Callable[[Frame], Rights]] = {
+    RequestCode.SEND_MESSAGE: _send,
+    RequestCode.SEND_MESSAGE_V2: _send,
+    RequestCode.SEND_BATCH_MESSAGE: _send,
+    RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
+    # They end or answer what another request began.
+    RequestCode.END_TRANSACTION: _nothing,
+    RequestCode.SEND_REPLY_MESSAGE: _nothing,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _nothing,
+    RequestCode.PULL_MESSAGE: _pull,
+    RequestCode.LITE_PULL_MESSAGE: _pull,
+    RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group"),
+    RequestCode.VIEW_MESSAGE_BY_ID: _nothing,  # its handler knows the topic, and checks it
+    RequestCode.QUERY_MESSAGE: _fields(Perm.SUB, "topic"),
+    RequestCode.HEART_BEAT: _heartbeat,
+    RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, None, "consumerGroup"),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _fields(Perm.SUB, None, "consumerGroup"),
+    RequestCode.QUERY_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
+    RequestCode.UPDATE_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
+    RequestCode.LOCK_BATCH_MQ: _locks,
+    RequestCode.UNLOCK_BATCH_MQ: _locks,
+    RequestCode.CHECK_CLIENT_CONFIG: _check_client,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _fields(EITHER, "topic"),
+    RequestCode.GET_MAX_OFFSET: _fields(EITHER, "topic"),
+    RequestCode.GET_MIN_OFFSET: _fields(EITHER, "topic"),
+    RequestCode.GET_EARLIEST_MSG_STORETIME: _fields(EITHER, "topic"),
+}

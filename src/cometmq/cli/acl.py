@@ -1,0 +1,78 @@
+"""`cometmq acl`: what the files of accounts allow, and why."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from cometmq.cli.options import HELP, check_utf8
+from cometmq.text import printable, printable_json
+
+ACTIONS = ("pub", "sub", "admin")
+
+
+@click.group(context_settings=HELP)
+def acl() -> None:
+    """Accounts of a broker with aclEnable. See docs/security.md."""
+
+
+@acl.command(context_settings=HELP)
+@click.argument("user")
+@click.argument("action", type=click.Choice(ACTIONS, case_sensitive=False))
+@click.argument("resource", required=False, default="")
+@click.option(
+    "-c", "--configFile", "config_file", metavar="FILE", help="The broker's settings: its accounts count."
+)
+@click.option(
+    "--conf", metavar="DIR", help="The directory of plain_acl.yml. Else conf below ROCKETMQ_HOME, else here."
+)
+@click.option("--from", "host", default="", metavar="ADDRESS", help="The client's address, for white lists.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON.")
+def explain(
+    user: str, action: str, resource: str, config_file: str | None, conf: str | None, host: str, as_json: bool
+) -> None:
+    """Whether the account USER may ACTION the RESOURCE, and which rule decides; exit status 1: it may not.
+
+    RESOURCE: `topic:NAME`, `group:NAME`, or NAME, which is a topic. With `admin` there is none: all requests
+    that administer are alike.
+    """
+    import msgspec
+
+    from cometmq.broker.access.accounts import Perm
+    from cometmq.broker.access.files import AclFiles
+    from cometmq.broker.access.rights import Rights, group_right, topic_right
+
+    check_utf8(user, resource, host)
+    kind, _, name = resource.rpartition(":")
+    if kind not in ("", "topic", "group") or bool(name) == (action == "admin"):
+        raise click.UsageError("RESOURCE is topic:NAME or group:NAME, and none with admin.")
+    perm = Perm.PUB if action == "pub" else Perm.SUB
+    rights: Rights | None = None
+    if action != "admin":
+        rights = [group_right(name) if kind == "group" else topic_right(perm, name)]
+    files = AclFiles(_directory(config_file, conf))
+    policy = files.load()
+    verdict = policy.decide(user, lambda: rights, host, lambda _account: True)
+    if as_json:
+        answer = {"user": user, "action": action, "resource": resource, "allowed": verdict.allowed}
+        click.echo(
+            printable_json(msgspec.json.encode({**answer, "reason": verdict.reason, "conf": files.conf}))
+        )
+    else:
+        click.echo(printable(f"{'allowed' if verdict.allowed else 'denied'}: {verdict.reason}", None))
+    if not verdict.allowed:
+        raise click.exceptions.Exit(1)
+
+
+def _directory(config_file: str | None, conf: str | None) -> str:
+    from cometmq.broker.access.files import conf_directory
+    from cometmq.cli.servers import broker_config
+
+    if conf:
+        return conf
+    home = os.environ.get("ROCKETMQ_HOME", "")
+    if config_file:
+        config = broker_config(config_file, None)
+        return conf_directory(config.rocketmq_home or home, config.broker_config_path)
+    return os.path.join(home, "conf") if home else "."

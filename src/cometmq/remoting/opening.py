@@ -1,0 +1,178 @@
+"""A connection of a server with TLS until it is known what it is: its first byte says whether it speaks TLS.
+
+A plain connection is handed to its `Connection` with the bytes that have come, and nothing stands between the
+two from then on. One that speaks TLS is handed over when the handshake is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from cometmq import logs
+from cometmq.remoting.connection import Connection, describe_peer
+from cometmq.remoting.dispatch import LogBudget
+from cometmq.remoting.limits import Limits
+
+log = logs.logger(__name__)
+
+HANDSHAKE = 0x16
+"""How a TLS record begins that opens a connection; a plain frame of 369 MB would begin so."""
+READ_SIZE = 4096
+EARLY_MAX = 1 << 20
+"""Bytes that may come behind a handshake before its end is noticed, one turn of the loop later."""
+
+
+class Tls(Protocol):
+    """See tls.ServerTls."""
+
+    enforcing: bool
+    context: ssl.SSLContext
+
+
+class Openings:
+    """The connections of a server that are being opened: bounded in number and time."""
+
+    def __init__(self, tls: Tls, limits: Limits, make: Callable[[], Connection]) -> None:
+        self.tls = tls
+        self.limits = limits
+        self.make = make
+        self.loop = asyncio.get_running_loop()
+        self.open: set[Opening] = set()
+        self.handshakes: set[asyncio.Task[None]] = set()
+        self._budget = LogBudget()
+
+    def __call__(self) -> Opening:
+        return Opening(self)
+
+    def refused(self, peer: str, why: str) -> None:
+        """Say so, within limits: everybody can cause it."""
+        if self._budget.allows():
+            log.info("%s: %s; closed", peer, why)
+
+    async def close_all(self) -> None:
+        """End what is not open yet."""
+        for opening in list(self.open):
+            opening.abort()
+        for task in list(self.handshakes):
+            task.cancel()
+        await asyncio.gather(*self.handshakes, return_exceptions=True)
+
+
+class Opening(asyncio.BufferedProtocol):
+    """One of them. What comes before its Connection takes over is kept in `_early`."""
+
+    __slots__ = ("_buffer", "_early", "_openings", "_peer", "_secure", "_timer", "_transport")
+
+    def __init__(self, openings: Openings) -> None:
+        self._openings = openings
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._buffer = memoryview(bytearray(READ_SIZE))
+        self._early = bytearray()
+        self._secure = False
+        self._peer = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        openings = self._openings
+        self._transport = cast(asyncio.Transport, transport)
+        self._peer, _ = describe_peer(transport.get_extra_info("peername"))
+        openings.open.add(self)
+        self._timer = openings.loop.call_later(openings.limits.idle_s, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._done()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._early += self._buffer[:nbytes]
+        if self._secure:
+            if len(self._early) > EARLY_MAX:
+                self.abort()
+        elif self._early[0] != HANDSHAKE:
+            if self._openings.tls.enforcing:
+                self._refuse("it speaks no TLS, and tls.server.mode is enforcing")
+            else:
+                self._hand_over(self._transport)
+        else:
+            self._begin_handshake()
+
+    def abort(self) -> None:
+        """End the connection."""
+        self._done()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _refuse(self, why: str) -> None:
+        self._openings.refused(self._peer, why)
+        self.abort()
+
+    def _done(self) -> None:
+        self._openings.open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _hand_over(self, transport: asyncio.Transport | None) -> None:
+        """From now on all is the Connection's, what has come first of all."""
+        self._done()
+        if transport is None or transport.is_closing():
+            return
+        connection = self._openings.make()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        feed(connection, self._early)
+
+    def _begin_handshake(self) -> None:
+        openings = self._openings
+        if len(openings.handshakes) >= openings.limits.handshakes:
+            self._refuse(f"{openings.limits.handshakes} TLS handshakes are under way already")
+            return
+        self._done()
+        self._secure = True
+        hello, self._early = self._early, bytearray()
+        task = openings.loop.create_task(self._shake_hands())
+        openings.handshakes.add(task)
+        task.add_done_callback(openings.handshakes.discard)
+        # Behind the task's first step and what that has scheduled, and before the next read.
+        openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
+
+    def _feed_handshake(self, hello: bytearray) -> None:
+        """Give the protocol that now reads the connection what was read before."""
+        transport = self._transport
+        assert transport is not None
+        if not transport.is_closing():
+            feed(cast(asyncio.BufferedProtocol, transport.get_protocol()), hello)
+
+    async def _shake_hands(self) -> None:
+        openings = self._openings
+        assert self._transport is not None
+        try:
+            secure = await openings.loop.start_tls(
+                self._transport,
+                self,
+                openings.tls.context,
+                server_side=True,
+                ssl_handshake_timeout=openings.limits.handshake_s,
+                ssl_shutdown_timeout=openings.limits.handshake_s,
+            )
+        except (OSError, asyncio.CancelledError) as error:  # ssl.SSLError is an OSError
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self._refuse(f"the TLS handshake failed: {reason}")
+            return
+        self._hand_over(secure)
+
+
+def feed(protocol: asyncio.BufferedProtocol, data: bytes | bytearray) -> None:
+    """Have a protocol take bytes as if they had just been read."""
+    view = memoryview(data)
+    while view:
+        buffer = memoryview(protocol.get_buffer(len(view)))
+        size = min(len(buffer), len(view))
+        buffer[:size] = view[:size]
+        protocol.buffer_updated(size)
+        view = view[size:]

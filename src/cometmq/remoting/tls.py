@@ -1,0 +1,196 @@
+"""TLS by RocketMQ's file of settings (docs/reference/remoting.md, TLS), for servers and clients.
+
+A server with TLS takes new certificates up when its files change. What its settings say is checked when it
+starts: half of it is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Mapping
+
+from cometmq import logs
+from cometmq.errors import ConfigError
+from cometmq.periodic import Periodic
+from cometmq.settings import BOOLEANS, read_properties_file, warn_unknown
+
+log = logs.logger(__name__)
+
+DISABLED, PERMISSIVE, ENFORCING = MODES = ("disabled", "permissive", "enforcing")
+LOOK_S = 5.0
+"""How often a server looks whether its files have changed."""
+
+_CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
+_PATHS = ("keyPath", "certPath", "trustCertPath")
+KEYS = (
+    *("tls.server.mode", "tls.enable", "tls.test.mode.enable", "tls.server.need.client.auth"),
+    *("tls.server.authClient", "tls.client.authServer"),
+    *(f"tls.{side}.{name}" for side in ("server", "client") for name in (*_PATHS, "keyPassword")),
+)
+
+
+class TlsFile:
+    """What a file of settings says. Raises ConfigError for what is no such file; it blocks."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._pairs: Mapping[str, str] = read_properties_file(path)
+        except OSError as error:
+            expected = f"a file of settings that can be read ({error.strerror or error})"
+            raise ConfigError("tls.config.file", path, expected) from None
+        for key in self._pairs.keys() - set(KEYS):
+            warn_unknown(key, KEYS)
+
+    def text(self, key: str) -> str:
+        return self._pairs.get(key, "").strip()
+
+    def flag(self, key: str, default: bool) -> bool:
+        text = self.text(key).lower()
+        if text and text not in BOOLEANS:
+            raise self._wrong(key, "true or false")
+        return BOOLEANS[text] if text else default
+
+    def stamps(self) -> list[tuple[int, int, int] | None]:
+        """What differs when the file itself, or one that it names, has been written."""
+        paths = [self.path, *(self.text(key) for key in KEYS if key.endswith("Path"))]
+        return [_stamp(path) for path in paths if path]
+
+    def server_context(self) -> ssl.SSLContext:
+        """For the listening side."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if not self.text("tls.server.certPath"):
+            raise self._wrong("tls.server.certPath", "the file of a certificate: none is made here")
+        self._own_certificate(context, "server")
+        auth = self.text("tls.server.need.client.auth").lower() or "none"
+        if auth not in _CLIENT_AUTH:
+            raise self._wrong("tls.server.need.client.auth", "none, optional or require")
+        if auth != "none":
+            if not self.text("tls.server.trustCertPath"):
+                raise self._wrong(
+                    "tls.server.trustCertPath", "the certificates that clients' are signed with"
+                )
+            self._trust(context, "tls.server.trustCertPath")
+        context.verify_mode = _CLIENT_AUTH[auth]
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For the calling side. Servers are verified, unlike by RocketMQ's clients, unless the file says
+        otherwise; their names are as long as no trustCertPath says whom to believe."""
+        context = ssl.create_default_context()
+        if self.text("tls.client.trustCertPath"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False  # RocketMQ's certificates name no hosts, and routes no names
+            self._trust(context, "tls.client.trustCertPath")
+        if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
+            log.warning("servers are not verified: %s says so", self.path)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.text("tls.client.certPath"):
+            self._own_certificate(context, "client")
+        return context
+
+    def _own_certificate(self, context: ssl.SSLContext, side: str) -> None:
+        key = f"tls.{side}.certPath"
+        password = self.text(f"tls.{side}.keyPassword")
+
+        def ask() -> str:  # without it OpenSSL would ask at the terminal
+            return password
+
+        try:
+            context.load_cert_chain(self.text(key), self.text(f"tls.{side}.keyPath") or None, ask)
+        except (OSError, ValueError) as error:
+            raise self._wrong(key, f"a certificate with its key ({_reason(error)})") from None
+
+    def _trust(self, context: ssl.SSLContext, key: str) -> None:
+        try:
+            context.load_verify_locations(self.text(key))
+        except (OSError, ValueError) as error:
+            raise self._wrong(key, f"certificates in PEM ({_reason(error)})") from None
+
+    def _wrong(self, key: str, expected: str) -> ConfigError:
+        return ConfigError(key, self.text(key), expected, self.path)
+
+
+def client_tls(tls: ssl.SSLContext | str | os.PathLike[str] | bool | None) -> ssl.SSLContext | None:
+    """The context of what a client was given: its own, a file of settings, True for the system's trust, and
+    None or False for no TLS. Raises ConfigError."""
+    if tls is None or tls is False:
+        return None
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    return ssl.create_default_context() if tls is True else TlsFile(os.fspath(tls)).client_context()
+
+
+class ServerTls:
+    """TLS of the listening side: its mode, and the context for new connections. Made inside the loop."""
+
+    def __init__(self, mode: str, file: TlsFile) -> None:
+        """Blocks. Raises ConfigError."""
+        self.enforcing = mode == ENFORCING
+        self._file = file
+        self._stamps = file.stamps()
+        self.context = file.server_context()
+        self._looks: Periodic | None = None
+
+    def start(self) -> None:
+        """Begin to look whether the files have changed."""
+        self._looks = Periodic(
+            asyncio.get_running_loop(), LOOK_S, self.look, name="look at the files of certificates"
+        )
+        self._looks.start()
+
+    async def stop(self) -> None:
+        if self._looks is not None:
+            await self._looks.stop()
+
+    async def look(self) -> None:
+        """Take up new certificates, if there are any; open connections keep theirs."""
+        await asyncio.to_thread(self._reload)
+
+    def _reload(self) -> None:
+        stamps = self._file.stamps()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            file = TlsFile(self._file.path)
+            self.context = file.server_context()
+        except ConfigError as error:
+            log.error("TLS goes on with the certificates it has: %s", error)
+            return
+        self._file = file
+        self._stamps = file.stamps()
+        log.info("TLS: new certificates from %s", file.path)
+
+
+async def server_tls(mode: str, path: str) -> ServerTls | None:
+    """What `tls.server.mode` and `tls.config.file` ask for; None: nothing. The mode may also stand in the
+    file; without one a file means permissive. Raises ConfigError."""
+    if not path:
+        if mode not in ("", DISABLED):
+            raise ConfigError("tls.server.mode", mode, "tls.config.file too: it names the certificate")
+        return None
+
+    def load() -> ServerTls | None:
+        file = TlsFile(path)
+        found = (mode or file.text("tls.server.mode") or PERMISSIVE).lower()
+        if found not in MODES:
+            raise ConfigError("tls.server.mode", found, "disabled, permissive or enforcing")
+        return None if found == DISABLED else ServerTls(found, file)
+
+    return await asyncio.to_thread(load)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,120 @@
+"""plain_acl.yml: Apache's own file is understood, and half a file is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.broker.access.accounts import Account, Perm, account_of, read_acl, to_plain
+from cometmq.errors import ConfigError
+from cometmq.yaml_file import dump
+
+# As in Apache's distribution, down to blanks and the null.
+EXAMPLE = b"""
+globalWhiteRemoteAddresses:
+  - 10.10.103.*
+  - 192.168.0.*
+
+accounts:
+  - accessKey: RocketMQ
+    secretKey: 12345678
+    whiteRemoteAddress:
+    admin: false
+    defaultTopicPerm: DENY
+    defaultGroupPerm: SUB
+    topicPerms:
+      - topicA=DENY
+      - topicB=PUB|SUB
+      - topicC = SUB
+    groupPerms:
+      # the group should convert to retry topic
+      - groupA=DENY
+
+  - accessKey: rocketmq2
+    secretKey: 12345678
+    whiteRemoteAddress: 192.168.1.*
+    admin: true
+dataVersion:
+  - counter: 3
+    timestamp: 1700000000000
+"""
+
+
+def test_apaches_example_is_understood() -> None:
+    found = read_acl("plain_acl.yml", EXAMPLE)
+
+    one, two = found.accounts
+    assert [pattern.text for pattern in found.white] == ["10.10.103.*", "192.168.0.*"]
+    assert (one.access_key, one.secret_key, one.white, one.admin) == ("RocketMQ", "12345678", None, False)
+    assert one.default_topic.perm == Perm.DENY
+    assert one.default_group.perm == Perm.SUB
+    assert {name: rule.perm for name, rule in one.topics.items()} == {
+        "topicA": Perm.DENY, "topicB": Perm.PUB | Perm.SUB, "topicC": Perm.SUB,
+    }  # fmt: skip
+    assert two.admin
+    assert two.white is not None
+    assert two.white.matches("192.168.1.7")
+    assert found.version is not None
+    assert found.version.counter == 3
+
+
+def test_an_account_written_back_is_the_same() -> None:
+    accounts = read_acl("plain_acl.yml", EXAMPLE).accounts
+    again = read_acl("x.yml", dump({"accounts": [to_plain(account) for account in accounts]})).accounts
+
+    assert [to_plain(account) for account in again] == [to_plain(account) for account in accounts]
+
+
+def account(more: str) -> bytes:
+    return f"accounts:\n- accessKey: somebody\n  secretKey: 12345678\n{more}".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "words"),
+    [
+        (b"", 1, "empty"),
+        (b"- 1", 1, "must be a mapping"),
+        (b"account: []", 1, "did you mean accounts"),
+        (b"accounts: x", 1, "a list is wanted"),
+        (b"accounts:\n- accessKey: somebody", 2, "without secretKey"),
+        (b"accounts:\n- secretKey: 12345678", 2, "without accessKey"),
+        (b"accounts:\n- accessKey: somebody\n  secretKey: 123456", 3, "secretKey needs 7"),
+        (b"accounts:\n- accessKey: some\n  secretKey: 12345678", 2, "accessKey needs 7"),
+        (b"accounts:\n- accessKey: some body\n  secretKey: 12345678", 2, "blanks"),
+        (b"accounts:\n- accessKey: somebody\n  secretKey:", 3, "secretKey needs 7"),
+        (account("  admin: yes"), 4, "true or false"),
+        (account("  defaultTopicPerm: PUBSUB"), 4, "none of DENY"),
+        (account("  topicPerm: [a=PUB]"), 4, "did you mean topicPerms"),
+        (account("  topicPerms: [a]"), 4, "NAME=PERMISSION"),
+        (account("  topicPerms: [a=READ]"), 4, "none of DENY"),
+        (account("  topicPerms: [a=PUB, a=SUB]"), 4, "twice"),
+        (account("  whiteRemoteAddress: 10.1.2"), 4, "expected an address"),
+        (account("- accessKey: somebody\n  secretKey: 12345678"), 4, "twice"),
+        (account("dataVersion: [{counter: x}]"), 4, "a number"),
+        (b"globalWhiteRemoteAddresses: [1.2.3]", 1, "expected an address"),
+        (b"accounts: &a [*a]", 1, "anchors"),
+        (b"accounts: !!python/object/apply:os.system [id]", 1, "tags"),
+        (b"accounts:" + b" [" * 1000, 1, "nested deeper"),
+        (b"accounts: [" + b"x," * 60_000 + b"]", 1, "more than 50000"),
+        (b"#" * ((1 << 20) + 1), 1, "at most 1048576"),
+    ],
+)
+def test_half_a_file_is_refused_with_its_line(data: bytes, line: int, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_acl("plain_acl.yml", data)
+
+    assert words in str(caught.value)
+    assert caught.value.where == f"plain_acl.yml line {line}"
+    assert "12345678" not in str(caught.value)
+    assert "123456" not in str(caught.value)
+
+
+def test_an_account_made_from_values_is_checked_like_one_in_a_file() -> None:
+    plain = {"accessKey": "somebody", "secretKey": "12345678", "admin": True, "topicPerms": ["T=PUB"]}
+
+    assert account_of(plain).topics["T"].perm == Perm.PUB
+    with pytest.raises(ConfigError, match="none of DENY"):
+        account_of({**plain, "topicPerms": ["T=X"]})
+
+
+def test_an_account_does_not_show_its_secret() -> None:
+    assert repr(Account(access_key="somebody", secret_key="12345678")) == "Account('somebody')"
