@@ -10,7 +10,7 @@ from cometmq.client.cluster.instance import Client
 from cometmq.errors import BrokerError, CometError
 from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.bodies_admin import BrokerStatsData, BrokerStatsItem
-from cometmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from cometmq.protocol.codes import MASTER_ID, RequestCode
 from cometmq.protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
@@ -20,6 +20,7 @@ from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader, Vie
 from cometmq.protocol.java_properties import format_properties, parse_properties
 
 FILES_TIMEOUT_S = 60.0  # a broker that deletes files answers when it is done
+STATS_NOT_EXIST = "not exist"
 
 
 class ServerAdmin(Client):
@@ -97,8 +98,7 @@ class ServerAdmin(Client):
         try:
             answer = await self.client.brokers.call(broker_addr, RequestCode.VIEW_BROKER_STATS_DATA, header)
         except BrokerError as error:
-            # Apache's brokers say so too for what was counted first within the last 10 s.
-            if error.code == ResponseCode.SYSTEM_ERROR:
+            if STATS_NOT_EXIST in (error.remark or ""):
                 return None
             raise
         data = BrokerStatsData.decode(answer.body)
