@@ -21,6 +21,7 @@ from cometmq.protocol.ids import decode_offset_id
 from cometmq.store import WAITING, MessageStore
 from cometmq.testing.checker import RULES, Expected, Problem, check_history
 
+TOPICS = 5  # that an administrator makes of a raft group meanwhile
 FAULT_S = 5.0
 """How long faults strike."""
 HEALED_S = 120.0
@@ -123,11 +124,13 @@ class Run:
         )
         self.problems += [each for each in report.problems if each.rule not in self._forgiven()]
         self.problems += [Problem("no errors", repr(each)) for each in self.scheduler.failures]
-        return Outcome(
+        outcome = Outcome(
             seed=self.seed, plan=self.plan, problems=self.problems, seen=self.cluster.seen, sent=report.sent,
             events=self.scheduler.events, simulated_s=self.scheduler.now, digest=self.scheduler.digest,
             history=lines,
         )  # fmt: skip
+        self.scheduler.forget()
+        return outcome
 
     def _forgiven(self) -> set[str]:
         """Rules that these faults may break: after a crash listeners are called again, timers come late."""
@@ -147,6 +150,7 @@ class Run:
         if self.group is not None:
             self.group.watch()
             self.scheduler.run_until(lambda: self.group is None or self.group.leader is not None, 10)
+            cluster.client("admin").spawn(self.group.make_topics(TOPICS, FAULT_S / TOPICS))
         self.producers = [cluster.client("p1")]
         for process in self.producers:
             process.spawn(clients.produce(process, self.chance.randint(8, 16), FAULT_S / 14))
@@ -306,6 +310,7 @@ class Run:
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
         self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
+        self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have come meanwhile
 
     @property
     def _dead(self) -> bool:
@@ -356,6 +361,7 @@ class Run:
         if not self.masters:
             self._problem("leads again", f"nobody leads {HEALED_S:g} s after the last fault")
             return
+        group.check_topics(self.masters[0])
         invented = self.clients.handled - {
             body_of(each) for each in stored(self.masters[0].store, TOPIC, "a")
         }

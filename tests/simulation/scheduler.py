@@ -182,6 +182,12 @@ class Scheduler(asyncio.AbstractEventLoop):
             raise Stuck(f"seed {self.seed}: not done within {seconds:g} s")
         return task.result()
 
+    def forget(self) -> None:
+        """The run is over: let its objects go."""
+        self.connections = None
+        for each in (self._heap, self._tasks, self.failures):
+            each.clear()
+
     def push(self, event: _Event) -> None:
         """Let an event happen at its time, or now if that is over."""
         heapq.heappush(self._heap, (max(event.at, self.now), next(self._numbers), event))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import sys
@@ -19,6 +20,13 @@ core alone is real."""
 _STEPS = 20
 """Of such a life: shorter than in tests/raft, for many more seeds."""
 _BETWEEN_COLLECTIONS = 10
+
+
+class _NoLoop(asyncio.DefaultEventLoopPolicy):
+    """There is no loop but that of a run: else what dying tasks still want would wait in one for ever."""
+
+    def get_event_loop(self) -> asyncio.AbstractEventLoop:
+        raise RuntimeError("the run is over")
 
 
 class SeedFailed(AssertionError):
@@ -57,9 +65,10 @@ def simulate(seed: int) -> Counter[str]:
 def many() -> Iterator[None]:
     """For runs in a row. A run leaves tasks of killed processes behind; what the interpreter says while it
     throws them away means nothing."""
-    hook, level = sys.unraisablehook, logging.root.manager.disable
+    hook, level, policy = sys.unraisablehook, logging.root.manager.disable, asyncio.get_event_loop_policy()
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _what: None
+    asyncio.set_event_loop_policy(_NoLoop())
     warm_up()
     gc.collect()
     gc.freeze()
@@ -74,6 +83,7 @@ def many() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+        asyncio.set_event_loop_policy(policy)
         sys.unraisablehook = hook
         logging.disable(level)
 

@@ -72,7 +72,9 @@ class LeaderDuties:
         self.timers.start()
         self.store.retention.move_on = self._may_go
         self.transactions.start()
-        self.registrar.register()
+        # With a new version, and registered so: the name servers may have had this one of a follower, whose
+        # topics do not count for them.
+        self.topics.touch()
 
     def follow(self) -> None:
         """Do none of it."""

@@ -38,6 +38,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
+from cometmq.broker.replication.means import Means
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
@@ -119,8 +120,8 @@ class BrokerParts:
         tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
 
-    def _with_slaves(self) -> Replication:
-        made = Replication(
+    def _means(self) -> Means:
+        return Means(
             config=self._config,
             clock=self._clock,
             store=self.store,
@@ -128,9 +129,12 @@ class BrokerParts:
             address=self._address,
             client=self.client,
             tick=self.tick,
-            visible=self.writer.visible,
         )
+
+    def _with_slaves(self) -> Replication:
+        made = Replication(self._means(), self.writer.visible)
         self.registrar.on_master = made.follow
+        self.registrar.lacks_master = lambda: made.lacks_master
         if self._config.store.broker_role == SYNC_MASTER:
             self.writer.replicas = made.master
         return made
@@ -148,17 +152,7 @@ class BrokerParts:
             transactions=self.transactions,
             follower_id=broker_id_of(config.store.d_leger_self_id),
         )
-        return RaftReplication(
-            config=config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            address=self._address,
-            client=self.client,
-            tick=self.tick,
-            end_tick=self.writer.end_tick,
-            duties=duties,
-        )
+        return RaftReplication(self._means(), self.writer.end_tick, duties)
 
     def _make_processors(self, levels: DelayLevels) -> None:
         config, store, tables, writer = self._config, self.store, self.tables, self.writer
@@ -216,6 +210,7 @@ class BrokerParts:
         )
         self.clients = ClientProcessor(
             clock=self._clock,
+            store=store,
             tables=tables,
             producers=self.producers,
             consumers=self.consumers,
@@ -380,6 +375,7 @@ class BrokerParts:
 
     async def stop(self, drain_s: float) -> None:
         """The reverse of the start."""
+        self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()

@@ -143,6 +143,7 @@ class RequestCode(IntEnum):
     LIST_TIMERS = 21002  # ours
     GET_RAFT_STATUS = 21003  # ours
     CHANGE_RAFT_GROUP = 21004  # ours
+    COPY_SETTINGS = 21005  # ours
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

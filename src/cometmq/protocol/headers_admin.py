@@ -119,3 +119,11 @@ class ViewBrokerStatsDataRequestHeader(Header, gc=False):
 
     stats_name: str
     stats_key: str
+
+
+class CopySettingsHeader(Header, gc=False):
+    """Code 21005, ours: a raft leader has its followers copy topics and groups. leader: a member; term: the
+    one in which it leads."""
+
+    leader: str
+    term: I64

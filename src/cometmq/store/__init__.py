@@ -14,7 +14,13 @@ from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.ledger import Ledger
-from cometmq.store.ledger.member_files import TermAndVote, read_term, write_term
+from cometmq.store.ledger.member_files import (
+    TermAndVote,
+    forget_suspect,
+    is_suspect,
+    read_term,
+    write_term,
+)
 from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lost_units import lost_units
@@ -75,6 +81,8 @@ __all__ = [
     "TopicLimit",
     "Traits",
     "TruncateReport",
+    "forget_suspect",
+    "is_suspect",
     "link_to",
     "links",
     "lost_units",

@@ -45,13 +45,14 @@ from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.ledger import Ledger
 from cometmq.store.ledger.log_ends import LogEnds, find_log_ends
+from cometmq.store.ledger.member_files import write_suspect
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.reading.lookup import Lookup
 from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter, physical_memory
 from cometmq.store.recovery.lengths import check_lengths
-from cometmq.store.recovery.recovery import Recovery
+from cometmq.store.recovery.recovery import EntriesLost, Recovery
 from cometmq.store.recovery.replay import Recovered
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
@@ -105,12 +106,13 @@ class MessageStore:
         self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
         self.deleted = deleted = DeletedTopics(disk, config.root)
         self._clean_ends = CleanEnds(disk, config.root)
-        ends = self._ledger_ends() if config.enable_d_leger_commit_log else None
-        self.recovered = self._recover(ends)
+        ends, self.recovered = self._found()
         self.min_offsets = MinOffsets(disk, config.root)
         self.min_offsets.apply(queues)
         self.flusher = flusher = LogFlusher(self.log, disk, clock, config)
         flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
+        self.newest_ms = max(self.recovered.newest_ms, flusher.written_ms)
+        """The latest store time of a record that is known: the clock was there once, perhaps a leader's."""
         self.dispatcher = Dispatcher(queues, index, deleted, config, self._dispatched)
         flusher.on_flushed = self.dispatcher.flushed
         flusher.on_failure = self._flush_failed
@@ -146,9 +148,10 @@ class MessageStore:
             min_offsets=self.min_offsets,
         )  # fmt: skip
         self.deletion = TopicDeletion(
-            disk=disk, off_loop=off_loop, commit_log=self.log, appender=self.appender, queues=queues, ext=ext,
-            deleted=deleted, min_offsets=self.min_offsets,
+            disk=disk, off_loop=off_loop, passes=passes, commit_log=self.log, appender=self.appender,
+            queues=queues, ext=ext, deleted=deleted, min_offsets=self.min_offsets,
         )  # fmt: skip
+        self.dispatcher.received.begun_anew = self.deletion.begun_anew
         self.purge = Purge(
             off_loop=off_loop, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
         )
@@ -156,9 +159,25 @@ class MessageStore:
         self.slave = config.broker_role == SLAVE  # for good: what a role needs is made at the start
         self._closed = False
 
+    def _found(self) -> tuple[LogEnds | None, Recovered]:
+        """What is on the disk; the ends of a raft log."""
+        try:
+            ends = self._ledger_ends() if self.config.enable_d_leger_commit_log else None
+            return ends, self._recover(ends)
+        except EntriesLost:
+            self.files.descriptors.close()
+            raise
+
     def _ledger_ends(self) -> LogEnds:
         mark = self.checkpoint.mark
-        return find_log_ends(self.files, self.config, self.log.places, 0 if mark is None else mark.position)
+        shown = 0 if mark is None else mark.position
+        ends = find_log_ends(self.files, self.config, self.log.places, shown)
+        if ends.suspect:  # what follows from the log may go further than the log does now
+            self._abort.set()
+            self.checkpoint.distrust()
+            self._clean_ends.forget()
+            CutNote(self.disk, self.config.root).forget_timers()
+        return ends
 
     def _make_upkeep(self) -> Upkeep:
         ledger = self.ledger
@@ -206,7 +225,15 @@ class MessageStore:
             make_directory(disk, path)
         lock = StoreLock(disk, config.root)
         try:
-            store = cls(config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))
+            make = partial(cls, config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))
+            try:
+                store = make()
+            except EntriesLost as lost:
+                if not config.has_peers:
+                    raise
+                log.error("%s: this member has no vote until the group has given it again what is lost", lost)
+                write_suspect(disk, config.ledger_dir, str(lost))
+                store = make()
             store.writer.make_recovery_durable(store.recovered)
         except BaseException:
             lock.release()
@@ -305,6 +332,7 @@ class MessageStore:
             if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
                 self.checkpointing.clock_stepped_back(now_ms)
             self.flusher.written_ms = now_ms
+            self.newest_ms = max(self.newest_ms, now_ms)
         self.space.reserve()
         if self.ledger is not None:
             self.ledger.written()

@@ -371,6 +371,25 @@ class TestClocks:
         waited = await self.run(tmp_path, monkeypatch, {"TIMER_DELAY_SEC": "60"}, {20: step_s * 1_000})
         assert 60 <= waited <= 64
 
+    async def test_a_delay_that_was_stored_while_the_clock_was_ahead(self, tmp_path, monkeypatch):
+        """As by a leader whose clock is: the next one, which stores with its own, knows it all the same."""
+        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        clock = ManualClock(now_ms=WALL + 3_600_000)
+        async with running(tmp_path, clock=clock) as (broker, peer):
+            await peer.send(body=b"later", properties={"TIMER_DELAY_SEC": "60"})
+            clock.now_ms = WALL
+            await peer.send(topic="Others", body=b"now")
+            timers = broker.parts.timers
+            await timers.stop()
+            timers.restart()
+            timers.start()
+            waited = 0
+            while waited < 70 and not broker.parts.store.max_offset("Orders", 0):
+                clock.advance(1)
+                waited += 1
+                await asyncio.sleep(0.002)
+            assert 58 <= waited <= 64
+
     @pytest.mark.parametrize(("step_s", "least"), [(0, 60), (-50, 110), (30, 60), (3_600, 60)])
     async def test_a_time(self, tmp_path, monkeypatch, step_s, least):
         properties = {"TIMER_DELIVER_MS": str(WALL + 60_000)}

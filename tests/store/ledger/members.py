@@ -25,7 +25,8 @@ def again(store: MessageStore, *, clean: bool = True, **changes: Any) -> Message
     (store.close if clean else store.crash)()
     config = store.config.replace(**changes)
     name = config.d_leger_self_id
-    return member(config.root, name=name, flush_disk_type=config.flush_disk_type)
+    kept = {"flush_disk_type": config.flush_disk_type, "d_leger_peers": config.d_leger_peers}
+    return member(config.root, name=name, **kept)
 
 
 def ledger(store: MessageStore) -> Ledger:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import START_MS, committed, put, small
-from tests.store.ledger.members import add, again, agree, elect, leader, ledger, member, seen
+from tests.store.ledger.members import add, again, agree, elect, hand_over, leader, ledger, member, seen
 
 from cometmq.errors import StoreCorrupt, StoreError
-from cometmq.store import ManualClock, MessageStore, truncate_log
+from cometmq.store import ManualClock, MessageStore, forget_suspect, is_suspect, truncate_log
 from cometmq.store.ledger import entry_index
 from cometmq.store.ledger.member_files import LedgerMark, read_mark
 from cometmq.testing.crash_images import CrashPoint
@@ -80,6 +80,45 @@ def test_what_was_synced_is_never_cut_off(tmp_path: Path, index: int, zeros: boo
     spoil(store, index, zeros=zeros)
     with pytest.raises(StoreCorrupt, match=f"entry {index} .* is lost"):
         again(store, clean=False)
+
+
+PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3"
+
+
+@pytest.mark.parametrize("index", [1, 5, 31, 60])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_log_with_peers_is_cut_in_front_of_what_is_lost_and_mended_by_them(
+    tmp_path: Path, index: int, zeros: bool
+) -> None:
+    store, peer = (member(tmp_path / name, name=name, d_leger_peers=PEERS) for name in ("n0", "n1"))
+    elect(peer, 1)
+    for number in range(60):
+        add(peer, b"%d:" % number + bytes(2500), queue_id=number % 2)
+    hand_over(peer, store)
+    for each in (peer, store):
+        each.flusher.flush_now()
+        agree(each)
+        ledger(each).save()
+    spoil(store, index, zeros=zeros)
+    for _ in range(2):  # as often as it starts
+        store = again(store, clean=False)
+        log, directory = ledger(store), store.config.ledger_dir
+        assert is_suspect(store.disk, directory)
+        assert (log.last, log.committed, log.synced) == (index - 1, index - 1, index - 1)
+        assert sum(len(seen(store, queue_id=queue)) for queue in range(2)) == index - 1
+    hand_over(peer, store)
+    store.flusher.flush_now()
+    forget_suspect(store.disk, directory)
+    for clean in (False, True):
+        agree(store)
+        assert [seen(store, queue_id=queue) for queue in range(2)] == [
+            seen(peer, queue_id=queue) for queue in range(2)
+        ]
+        store = again(store, clean=clean)
+        assert not is_suspect(store.disk, directory)
+    assert store.recovered.damage == []
+    for each in (store, peer):
+        each.close()
 
 
 def filled_again(store: MessageStore) -> MessageStore:

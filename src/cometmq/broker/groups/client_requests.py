@@ -43,7 +43,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
 from cometmq.remoting import Connection
-from cometmq.store import Clock
+from cometmq.store import Clock, MessageStore
 
 # Groups and subscriptions of a heartbeat. They are counted before it is decoded, which takes 2 µs for each.
 MOST_OBJECTS = 50_000
@@ -56,6 +56,7 @@ class ClientProcessor:
     """Handles what clients say about themselves, and tells groups when their membership changes."""
 
     clock: Clock
+    store: MessageStore
     tables: DurableTables
     producers: ProducerTable
     consumers: ConsumerTable
@@ -180,7 +181,10 @@ class ClientProcessor:
         return frame.response()
 
     async def lock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
-        """Take or renew queue locks; answers those held now."""
+        """Take or renew queue locks; answers those held now. They are the master's: of two brokers that give
+        them out each would give a queue to somebody else."""
+        if self.store.slave:
+            return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE, "queues are locked at the master")
         body = _queues(frame)
         check_client_id(body.client_id)
         held: list[MessageQueue] = []

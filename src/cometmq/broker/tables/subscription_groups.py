@@ -11,6 +11,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
 from cometmq.protocol.codes import (
@@ -35,7 +36,7 @@ class SubscriptionGroups:
     """group -> settings. changed: called after each change."""
 
     config: BrokerConfig
-    now_ms: Callable[[], int]
+    versions: Versions
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class SubscriptionGroups:
             name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True)
             for name in BUILT_IN_GROUPS
         }
-        self.version = DataVersion(timestamp=self.now_ms(), counter=0)
+        self.version = self.versions.first()
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
         """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
@@ -72,7 +73,7 @@ class SubscriptionGroups:
                 f"group {config.group_name} is not created: there are {MOST_GROUPS}, and no more are kept",
             )
         self.table[config.group_name] = config
-        self._bump()
+        self.touch()
 
     def disable_consume(self, group: str) -> bool:
         """Let a group's pulls be refused from now on; False if they are already, or it is not known."""
@@ -86,7 +87,7 @@ class SubscriptionGroups:
         """Forget a group; False if it was not known."""
         if self.table.pop(group, None) is None:
             return False
-        self._bump()
+        self.touch()
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
@@ -113,6 +114,7 @@ class SubscriptionGroups:
         self.load(version, groups)
         self.changed()
 
-    def _bump(self) -> None:
-        self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
+    def touch(self) -> None:
+        """Count the version up."""
+        self.version = self.versions.after(self.version)
         self.changed()

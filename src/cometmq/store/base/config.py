@@ -127,6 +127,11 @@ class StoreConfig:
         return os.path.join(self.root, f"dledger-{self.d_leger_self_id}")
 
     @property
+    def has_peers(self) -> bool:
+        """Whether it is one of several members of a raft group."""
+        return self.enable_d_leger_commit_log and ";" in self.d_leger_peers.strip("; ")
+
+    @property
     def framing(self) -> Framing:
         """What stands in front of the records of the log."""
         return ENTRIES if self.enable_d_leger_commit_log else PLAIN

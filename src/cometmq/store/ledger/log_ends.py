@@ -2,7 +2,8 @@
 
 Entries are walked from the last committed one on, bodies' CRC included. A log that does not go on as it
 should is torn there if nobody has said that the entry behind has been on the device; then it is cut. Else
-entries that a quorum may count on are lost: the member does not start.
+entries that a quorum may count on are lost: EntriesLost. A log that is known to be suspect is walked from its
+beginning, and cut wherever it does not go on: its group has what is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cometmq import logs
-from cometmq.errors import StoreCorrupt, StoreError
+from cometmq.errors import StoreError
 from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, EntryHead
 from cometmq.protocol.record.many import Run
 from cometmq.store.base.config import StoreConfig
@@ -21,11 +22,11 @@ from cometmq.store.base.disk import Disk, is_numbered, opened
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.ledger.entry_index import EntryIndex
-from cometmq.store.ledger.member_files import LedgerMark, read_mark
+from cometmq.store.ledger.member_files import LedgerMark, is_suspect, read_mark, write_mark
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.scan import SegmentScan
-from cometmq.store.recovery.recovery import list_segments
+from cometmq.store.recovery.recovery import EntriesLost, list_segments
 from cometmq.store.writing.log_cut import cut_segments
 
 log = logs.logger(__name__)
@@ -49,6 +50,7 @@ class LogEnds:
     index: EntryIndex
     mark: LedgerMark
     shown: int
+    suspect: bool
 
     def __post_init__(self) -> None:
         self._size = self.config.mapped_file_size_commit_log
@@ -59,19 +61,23 @@ class LogEnds:
         self._holes = False  # valid entries lie behind the place where the log does not go on
 
     def find(self) -> None:
-        """Raises StoreCorrupt when entries are lost that must be there, StoreError, OSError."""
+        """Raises EntriesLost when entries are lost that must be there, StoreError, OSError."""
         head = self._head(self.segments[0]) if self.segments else None
         self.first = head.index if head is not None else 0
-        start, index = self._start()
+        start, index = (self.end, self.first) if self.suspect else self._start()
         self._sync(start)
         self.end, self.last = start, index - 1
         self._walk()
-        self._judge()
+        if not self.suspect:
+            self._judge()
         if self._torn:
             log.warning("%s: torn tail cut from position %d on", ", ".join(self.places.all), self.end)
             cut_segments(self.disk, self.places, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.mark.committed, self.last))
+        if self.suspect:  # when it is whole again the mark must be true
+            known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
+            write_mark(self.disk, self.config.ledger_dir, LedgerMark(*known))
         place = self.index.place(self.committed)
         if place is not None:
             self.visible = place.end
@@ -158,7 +164,7 @@ class LogEnds:
     # -- what is missing --------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Raises StoreCorrupt when the log ends before an entry that must be there."""
+        """Raises EntriesLost when the log ends before an entry that must be there."""
         following, mark = self.last + 1, self.mark
         ours = mark.synced >= 0
         # What is committed need not be on the device: with ASYNC_FLUSH, or in Apache's broker, the newest
@@ -169,9 +175,8 @@ class LogEnds:
             known = max(known, following)
         if following <= known:
             path = self.places.path_of(self.end - self.end % self._size)
-            raise StoreCorrupt(
-                f"entry {following} at position {self.end} is lost, although {known} has been on the device: "
-                "the group must not count on this member; with an empty directory it can join again",
+            raise EntriesLost(
+                f"entry {following} at position {self.end} is lost, although {known} has been on the device",
                 path,
             )
         if mark.committed > self.last:
@@ -181,9 +186,13 @@ class LogEnds:
 def find_log_ends(files: StoreFiles, config: StoreConfig, places: LogPlaces, shown: int) -> LogEnds:
     """Look at the end of a member's log, and cut a torn tail. Raises as `LogEnds.find` does."""
     disk = files.disk
-    old = os.path.join(config.root, "commitlog")
-    if any(is_numbered(name, 20) for name in disk.listdir(old)):
-        raise StoreError("a log from before raft mode lies here, which is not taken over", old)
+    for old in config.replace(enable_d_leger_commit_log=False).commit_log_dirs:
+        if any(is_numbered(name, 20) for name in disk.listdir(old)):
+            raise StoreError(
+                "a log from before raft mode lies here, and a raft member does not take it over: start the "
+                "broker without enableDLegerCommitLog to serve it, the member with another storePathRootDir",
+                old,
+            )
     segments, notes = list_segments(disk, places, config.mapped_file_size_commit_log)
     for note in notes:
         log.warning("%s", note)
@@ -192,6 +201,7 @@ def find_log_ends(files: StoreFiles, config: StoreConfig, places: LogPlaces, sho
             disk=disk, config=config, places=places, segments=segments, reader=LogReader(reading, config),
             index=EntryIndex(files, os.path.join(config.ledger_dir, "index")),
             mark=read_mark(disk, config.ledger_dir), shown=shown,
+            suspect=is_suspect(disk, config.ledger_dir),
         )  # fmt: skip
         ends.find()
     return ends

@@ -1,7 +1,8 @@
-"""The two small files of a raft member: `currterm`, its term and vote, and `checkpoint`, how far its log is.
+"""The small files of a raft member: `currterm`, its term and vote, `checkpoint`, how far its log is, and
+`suspect`, there while its log lacks entries that it once had.
 
-Both are properties as DLedger 0.3.1 writes them (docs/reference/storage.md, DLedger files). Ours are replaced
-in one step and are on the device when a call returns.
+The first two are properties as DLedger 0.3.1 writes them (docs/reference/storage.md, DLedger files). Ours are
+replaced in one step and are on the device when a call returns.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import NamedTuple
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.settings import properties_of
-from cometmq.store.base.disk import Disk, read_file, replace_file
+from cometmq.store.base.disk import Disk, read_file, replace_file, unlink_any
 
 _TERM, _VOTE = "currTerm", "voteLeader"
 _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
 """Ours alone; Apache's broker ignores it, and drops it with its next checkpoint."""
+_SUSPECT = "suspect"
 _LIMIT = 1 << 16  # bytes
 
 
@@ -63,6 +65,22 @@ def write_mark(disk: Disk, directory: str, mark: LedgerMark) -> None:
     """Raises OSError. In any thread, one call at a time."""
     text = f"{_END}={mark.end}\n{_COMMITTED}={mark.committed}\n{_SYNCED}={mark.synced}\n"
     replace_file(disk, os.path.join(directory, "checkpoint"), text.encode())
+
+
+def is_suspect(disk: Disk, directory: str) -> bool:
+    """Whether the log may lack entries that others of the group count on."""
+    return disk.facts(os.path.join(directory, _SUSPECT)) is not None
+
+
+def write_suspect(disk: Disk, directory: str, why: str) -> None:
+    """From now on it may. Raises OSError."""
+    replace_file(disk, os.path.join(directory, _SUSPECT), why.encode())
+
+
+def forget_suspect(disk: Disk, directory: str) -> None:
+    """It is whole again. Raises OSError. In any thread."""
+    unlink_any(disk, os.path.join(directory, _SUSPECT))
+    disk.fsync_dir(directory)
 
 
 def _read(disk: Disk, path: str) -> dict[str, str] | None:

@@ -26,7 +26,6 @@ from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
 from cometmq.store.base.files import part_facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
-from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
@@ -42,6 +41,10 @@ log = logs.logger(__name__)
 
 _WORTH_IT = 16 << 20  # bytes of a segment
 _NOWHERE = 1 << 62  # a log position that no log reaches
+
+
+class EntriesLost(StoreCorrupt):
+    """Entries of a raft log that others of its group may count on are not there."""
 
 
 class LedgerEnds(Protocol):
@@ -194,13 +197,11 @@ class Recovery:
     def _load_queues(self, log_end: int, result: Recovered) -> None:
         result.notes += [note for note in self.queues.load(log_end) if note not in result.notes]
         for topic in self.deleted.ends:
-            for queue in self.queues.of_topic(topic):
-                units = queue.units(queue.min_offset, queue.max_offset)
-                first = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
-                if first is not None and self.deleted.hides(topic, first[1]):
-                    result.notes.append(f"{topic}: its deletion is finished")
-                    self.queues.delete_topic(topic)
-                    break
+            firsts = {queue.queue_id: queue.first_position() for queue in self.queues.of_topic(topic)}
+            kept = {queue_id for queue_id, first in firsts.items() if not self.deleted.hides(topic, first)}
+            if any(first >= 0 for queue_id, first in firsts.items() if queue_id not in kept):
+                result.notes.append(f"{topic}: its deletion is finished")
+                self.queues.delete_topic(topic, kept)
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -231,8 +232,8 @@ class Recovery:
             self.index.forget_waiting()
             self.index.resume(clean=False, cut_at=start)
             replay = self._replay(start, start, result)
-        if self.config.broker_role == SLAVE:
-            return replay  # its queues go on where the master's records say
+        if self.config.broker_role == SLAVE or self.ledger is not None:
+            return replay  # its queues go on where the records of its master, or group, say
         for topic, queue_id, end in self._shorter(result):
             # Its last messages are lost, or have expired with its files: no offset is given out twice.
             try:
@@ -261,7 +262,7 @@ class Recovery:
             if result.damage:
                 damage = result.damage[0]
                 problem = f"entries at positions {damage.start} to {damage.stop} are damaged"
-                raise StoreCorrupt(f"{problem}, though committed", damage.path)
+                raise EntriesLost(f"{problem}, though committed", damage.path)
             result.end, replay.torn = self.ledger.end, False
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
         if self._segments and not keep:  # by one segment an empty log knows where it begins

@@ -31,6 +31,7 @@ class Recovered:
     end: int = 0
     visible: int = 0  # behind the last record that was dispatched; in a raft log others may follow
     last_store_ms: int = 0
+    newest_ms: int = 0  # the latest store time of all of them: clocks step
     last_position: int = -1  # of the last record walked over
     records: int = 0
     rebuilt: bool = False  # queues or index were built anew, and are not durable yet
@@ -96,6 +97,7 @@ class Replay:
                 run = run.first_ones(count)
             end = run.end
             result.last_store_ms = int(run.store_ms[-1])
+            result.newest_ms = max(result.newest_ms, int(run.store_ms.max()))
             result.last_position = int(run.position[-1])
             result.records += len(run.properties)
             touched = self._dispatch.add(run, queued=queued, indexed=indexed, may_wait=may_wait)
