@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN_ARGS ?=
 TEST_ARGS ?=
+# Three processes for two cores: half of the time tests wait for servers, timers and disks.
+SHARED_OUT = -n 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help install java run run-large test test-long check bench clean
 
@@ -34,7 +36,7 @@ check: install  ## lint, format, strict types, import directions
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 test: install check  ## everything that must hold, in under 20 minutes on 2 cores
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TEST_ARGS)
+	$(BIN)/python -m pytest $(SHARED_OUT) $(TEST_ARGS)
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
@@ -42,7 +44,7 @@ LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.p
 
 test-long: install  ## the long forms of the tests that have one, more than half an hour
 	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
+	$(BIN)/python -m pytest $(SHARED_OUT) --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
@@ -26,6 +28,7 @@ SLAVE = {"brokerRole": "SLAVE", "brokerId": "1"}
 RAFT = {"enableDLegerCommitLog": "true", "dLegerGroup": "broker-a"}
 MEMBERS = 3
 CATCH_UP_MIB = 512
+SAMPLE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,19 @@ class Replicated:
 
 
 def run(options: Options) -> str:
-    """Rates, latencies and CPU of the rows; how fast an empty slave catches up."""
+    """Rates, latencies and CPU of the rows; how far a slave is behind; how fast an empty one catches up."""
     java = Driver(CLIENT, options.data / "java", jvm=LOAD_JVM)
     lines = []
     try:
         for name, row in ROWS.items():
             if not options.rows or name in options.rows:
                 lines.append(_row(name, row, java, options))
+        lag = _lag(java, options) if not options.rows or "lag" in options.rows else ""
         caught_up = _catch_up(java, options) if not options.rows or "catch-up" in options.rows else ""
     finally:
         java.stop()
     head = ["row", "base rate/s", "ours/s", "ours by base", "p50 ms", "p99 ms", "CPU us of all brokers"]
-    return (table(head, lines) if lines else "") + caught_up
+    return (table(head, lines) if lines else "") + lag + caught_up
 
 
 def _row(name: str, row: Row, java: Driver, options: Options) -> list[str]:
@@ -177,17 +181,71 @@ def _turn(name: str, row: Row, system: Replicated, java: Driver, options: Option
     return turn
 
 
+def _lag(java: Driver, options: Options) -> str:
+    """How far the slave of an ASYNC_MASTER is behind while 64 threads send, looked at every 20 ms."""
+    systems = {}
+    try:
+        for system in SYSTEMS:
+            systems[system] = Replicated(system, options.data / "lag" / system.split()[0], [MASTER, SLAVE])
+            wait_until("sends go well", partial(_sends_well, systems[system], java), 120)
+            wait_until("the slave follows", partial(_in_step, systems[system]), 120)
+        found = in_turns(
+            "lag", systems, options.turns, lambda system, _: _behind(systems[system], java, options)
+        )
+    finally:
+        for each in systems.values():
+            each.stop()
+    head = ["a slave under load is behind", *SYSTEMS]
+    names = {"KiB, median": "median", "KiB, 99 %": "most", "messages/s": "rate"}
+    lines = [
+        [title, *(f"{median(found[system], figure):,.0f}" for system in SYSTEMS)]
+        for title, figure in names.items()
+    ]
+    return "\n" + table(head, lines)
+
+
+def _in_step(system: Replicated) -> bool:
+    ends = {_log_end(broker.port) for broker in system.brokers}
+    return len(ends) == 1 and ends != {0}
+
+
+def _behind(system: Replicated, java: Driver, options: Options) -> Figures:
+    master, slave = (broker.port for broker in system.brokers)
+    samples: list[int] = []
+    ended = Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_S):
+            end = _log_end(slave)
+            samples.append(max(0, _log_end(master) - end))
+
+    sampling = Thread(target=sample)
+    sampling.start()
+    try:
+        turn = _turn("lag", ROWS["async-64-1k"], system, java, options)
+    finally:
+        ended.set()
+        sampling.join()
+    samples.sort()
+    turn["median"], turn["most"] = (samples[int(len(samples) * share)] / 1024 for share in (0.5, 0.99))
+    return turn
+
+
 def _catch_up(java: Driver, options: Options) -> str:
     """An empty slave beside a master whose log is in one segment: 4.9's slave fetches no other."""
     mib = 32 if options.short else CATCH_UP_MIB
-    rates = [f"{_caught_up(system, mib, java, options):.0f}" for system in SYSTEMS]
+    turns: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    for turn in range(options.turns):
+        for system in SYSTEMS if turn % 2 else SYSTEMS[::-1]:
+            turns[system].append(_caught_up(system, mib, java, options, turn))
+    rates = [f"{statistics.median(turns[system]):.0f}" for system in SYSTEMS]
     head = ["an empty slave catches up, MiB/s", *SYSTEMS]
     return "\n" + table(head, [[f"{mib} MiB, 4 KiB messages", *rates]])
 
 
-def _caught_up(system: str, mib: int, java: Driver, options: Options) -> float:
+def _caught_up(system: str, mib: int, java: Driver, options: Options, turn: int) -> float:
     """MiB/s, from the first bytes on."""
-    pair = Replicated(system, options.data / "catch-up" / system.split()[0], [MASTER])
+    pair = Replicated(system, options.data / "catch-up" / f"{system.split()[0]}-{turn}", [MASTER])
     try:
         load = {"mode": "batch", "threads": 4, "batch": 32, "size": 4096, "count": mib * 256}
         java.call("load", answer_within_s=300, namesrv=pair.namesrv, topic="catch-up", **load)

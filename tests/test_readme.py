@@ -28,7 +28,7 @@ def blocks(language: str, text: str = TOUR) -> list[str]:
 
 DOC_PROGRAMS = [
     program
-    for page in ("client.md", "server.md", "migration-clients.md")
+    for page in ("client.md", "server.md", "admin.md", "migration-clients.md")
     for program in blocks("python", (ROOT / "docs" / page).read_text(encoding="utf-8"))
 ]
 

@@ -17,11 +17,8 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-admin/test_cluster_commands.py: admin/consumer_commands admin/groups
-admin/test_formats.py: admin/values
-admin/test_message_commands.py: admin/messages
-admin/test_shell.py: admin/commands
-admin/test_topic_commands.py: admin/admin admin/errors
+admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/servers admin/stats
+    admin/topic_admin admin/values
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
 broker/test_ending.py: broker/send/half broker/transactions/records
@@ -30,13 +27,15 @@ broker/test_offset_requests.py: broker/base/compat
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
+broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_replication.py: broker/replication/commit_waits broker/replication/ha_client
-    broker/replication/ha_server broker/replication/raft_state broker/replication/raft_wire
-    broker/replication/rates
+    broker/replication/ha_server broker/replication/means broker/replication/raft_entries
+    broker/replication/raft_wire broker/replication/rates
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
-broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
+broker/test_send.py: broker/base/members broker/base/replies broker/base/span_counts broker/base/writer
+    broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/duties broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
@@ -58,7 +57,6 @@ client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
-    client/group/subscription
 faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cometmq.admin import Admin
     from cometmq.client import (
+        BadHandle,
         ClientInstance,
         ClientOptions,
         ConsumeContext,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         EndingTransaction,
         FileOffsets,
         FlowLimits,
+        IdError,
         MemoryMarks,
         MessageModel,
         MessageStream,
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "BadHandle",
     "BeingHandled",
     "BodyError",
     "BodyTooLarge",
@@ -116,6 +119,7 @@ __all__ = [
     "EndingTransaction",
     "FileOffsets",
     "FlowLimits",
+    "IdError",
     "MemoryMarks",
     "Message",
     "MessageExt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 
 from cometmq.admin.commands import mqadmin
 from cometmq.cli.outcome import ADMIN_EXITS, run_command
+from cometmq.client import ConsumeFromWhere, PushConsumer, PushOptions
+from cometmq.message import MessageExt
 from cometmq.testing import LocalBroker, local_broker
 
 
@@ -61,6 +64,22 @@ class Shell:
             run_command(mqadmin, "mqadmin", ADMIN_EXITS)
         out, err = self._capsys.readouterr()
         return Outcome(int(ended.value.code or 0), out, err)
+
+
+async def consume(namesrv: str, group: str, topic: str, count: int) -> None:
+    """Consume `count` messages as a group, with the offsets stored at the end."""
+    seen = 0
+    enough = asyncio.Event()
+
+    async def take(messages: list[MessageExt]) -> None:
+        nonlocal seen
+        seen += len(messages)
+        if seen >= count:
+            enough.set()
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer(group, take, topic, namesrv=namesrv, options=options):
+        await asyncio.wait_for(enough.wait(), 30)
 
 
 @pytest.fixture(scope="module")

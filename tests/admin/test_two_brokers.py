@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.admin.conftest import Shell
+from tests.admin.conftest import Shell, consume
 
 from cometmq.testing import LocalBroker, StandaloneProcess
 
@@ -59,3 +60,34 @@ def test_a_topic_is_made_filled_found_read_and_deleted_on_both(mq: Shell, cluste
         made_again = mq.ok("updateTopic", "-b", addr, "-t", "wide", "-r", "2", "-w", "2")
         assert made_again.lines[0] == f"create topic to {addr} success."
     assert sum(row["maxOffset"] for row in mq.ok("topicStatus", "-t", "wide", "--json").json) == 0
+
+
+def test_a_group_is_moved_on_both(mq: Shell, cluster: StandaloneProcess) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "moved", "-r", "1", "-w", "1")
+    for name in NAMES:
+        mq.ok("sendMessage", "-t", "moved", "-p", name, "-b", name, "-i", "0")
+    asyncio.run(consume(cluster.namesrv, "movers", "moved", 2))
+    words = ("-g", "movers", "-t", "moved", "--json")
+
+    back = mq.ok("resetOffsetByTime", *words, "-s", "0").json
+    alone = mq.ok("resetOffsetByTime", *words, "-s", "now", "-b", cluster.brokers[NAMES[1]]).json
+
+    assert [(each["brokerName"], each["consumerOffset"], each["seen"]) for each in back] == [
+        (name, 1, 0) for name in NAMES
+    ]
+    assert [(each["brokerName"], each["seen"]) for each in alone] == [(NAMES[1], 1)]
+    stats = mq.ok("statsAll", "-t", "moved", "--json").json
+    assert [(each["consumerGroup"], each["accumulation"]) for each in stats] == [("movers", 1)]
+
+
+def test_settings_and_permissions_of_both(mq: Shell, cluster: StandaloneProcess) -> None:
+    changed = mq.ok("updateBrokerConfig", "-c", "DefaultCluster", "-k", "fileReservedTime", "-v", "24")
+    found = mq.ok("getBrokerConfig", "-c", "DefaultCluster", "--json").json
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "half-wiped")
+    mq.ok("wipeWritePerm", "-b", NAMES[0])
+    wiped = mq.ok("topicRoute", "-t", "half-wiped").json["queueDatas"]
+    mq.ok("addWritePerm", "-b", NAMES[0])
+
+    assert {line.split()[-1] for line in changed.lines} == set(cluster.brokers.values())
+    assert {found[addr]["fileReservedTime"] for addr in cluster.brokers.values()} == {"24"}
+    assert {data["brokerName"]: data["perm"] for data in wiped} == {NAMES[0]: 4, NAMES[1]: 6}

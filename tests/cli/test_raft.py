@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from tests.broker.conftest import until
 from tests.broker.replication.raft_group import RaftGroup
 
-from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication import raft
 from cometmq.cli.app import cometmq
 from cometmq.raft import RaftOptions
 
 
 @pytest.fixture
 async def group(tmp_path, monkeypatch):
-    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=500))
+    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=500))
     async with RaftGroup(tmp_path) as made:
         yield made
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import multiprocessing
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, get_args, get_type_hints
@@ -41,7 +43,7 @@ from cometmq import (
     select_by_hash,
 )
 from cometmq.client.loop_thread import LoopThread
-from cometmq.errors import ClientStateError
+from cometmq.errors import ClientStateError, CometError
 from cometmq.testing import LocalBroker
 
 
@@ -65,6 +67,34 @@ def test_messages_sent_from_many_threads_are_consumed_in_threads(local: LocalBro
         assert {queue.topic for queue in consumer.assignment} == {"Threads", "%RETRY%g"}
         consumer.persist_offsets()
     assert Counter(received) == Counter(sent)
+
+
+def test_an_error_is_gone_with_its_handler(local: LocalBroker) -> None:
+    """It holds all that the call had in hand, a body too: it must not wait for the garbage collector."""
+    nobody = MessageQueue("Errors", "nobody", 0)
+    with (
+        SyncProducer("p", namesrv=local.namesrv) as producer,
+        SyncPullConsumer("g", namesrv=local.namesrv) as consumer,
+    ):
+        producer.send(Message("Errors", b"x"))
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send(Message("Errors", b"")),
+            lambda: producer.send(Message("Errors", b"x"), queue=nobody),
+            lambda: producer.request(Message("Errors", b"x"), timeout_s=0.1),
+            lambda: consumer.fetch_queues("Nowhere"),
+            lambda: producer.recall("no handle"),
+        ]
+        gc.collect()
+        gc.disable()
+        try:
+            for number, call in enumerate(calls):
+                with pytest.raises(CometError) as caught:
+                    call()
+                error = weakref.ref(caught.value)
+                del caught
+                assert error() is None, number
+        finally:
+            gc.enable()
 
 
 def test_a_plain_listener_gets_a_queue_in_order(local: LocalBroker) -> None:
@@ -146,6 +176,22 @@ def test_a_face_that_is_not_started_says_so(local: LocalBroker) -> None:
     with producer, pytest.raises(ClientStateError, match="started already"):
         producer.start()
     producer.stop()
+
+
+def test_a_probe_may_ask_before_the_start_and_after_the_stop(local: LocalBroker) -> None:
+    faces = (
+        SyncPushConsumer("probed", print, "T", namesrv=local.namesrv),
+        SyncPullConsumer("probed", namesrv=local.namesrv),
+        SyncMessageStream("probed", "T", namesrv=local.namesrv),
+    )
+    for face in faces:
+        states = [face.health()]
+        with face:
+            states.append(face.health())
+        states.append(face.health())
+        assert [(each.state, each.group) for each in states] == [
+            (state, "probed") for state in ("new", "running", "stopped")
+        ]
 
 
 def test_a_failed_start_leaves_no_thread(local: LocalBroker) -> None:
@@ -423,3 +469,67 @@ def test_a_stop_of_another_thread_is_waited_for(local: LocalBroker) -> None:
         stop.result(20)
         waiting.result(20)
     assert consumer.state == "stopped"
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it runs"])
+def test_a_plain_listener_may_stop_its_consumer(local: LocalBroker, early: bool) -> None:
+    """What it has handled then does not come again, and the group is left."""
+    topic, group, alone = f"StopsItself{early}", f"g-stops-itself-{early}", threading.Event()
+
+    def listener(messages: list[MessageExt]) -> None:
+        assert consumer.health().group == group
+        assert early or alone.wait(10)
+        consumer.stop()  # the last user of the loop
+
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer = SyncPushConsumer(group, listener, topic, namesrv=local.namesrv, options=options)
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        sent = [producer.send(Message(topic, b"last"))] if early else []
+        consumer.start()
+        sent += [] if early else [producer.send(Message(topic, b"last"))]
+    alone.set()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(consumer.wait_stopped).result(10)
+    assert consumer.state == "stopped"
+    with SyncPullConsumer(group, namesrv=local.namesrv) as after:
+        assert after.committed(sent[0].queue) == 1
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_exit_in_a_listener_ends_its_call_only(local: LocalBroker, plain: bool) -> None:
+    topic, calls, handled = f"Exit{plain}", Counter[bytes](), threading.Event()
+
+    def handle(messages: list[MessageExt]) -> None:
+        calls[messages[0].body] += 1
+        if calls[messages[0].body] == 1:
+            sys.exit("cannot go on")
+        handled.set()
+
+    async def on_loop(messages: list[MessageExt]) -> None:
+        handle(messages)
+
+    options = PushOptions(
+        orderly=True, suspend_current_queue_s=0.01, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    )
+    listener: Any = handle if plain else on_loop
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        producer.send(Message(topic, b"1"))
+        with SyncPushConsumer(
+            f"g-{topic}", listener, topic, namesrv=local.namesrv, options=options
+        ) as member:
+            assert handled.wait(10)
+            assert "cannot go on" in str(member.health().last_error)
+            producer.send(Message(topic, b"2"))
+    assert calls[b"1"] == 2
+
+
+def test_an_exit_on_the_loop_harms_nobody_else(local: LocalBroker) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        thread = LoopThread.acquire()
+        with pytest.raises(SystemExit):
+            thread.run(leave())
+        thread.release()
+        producer.send(Message("Exit", b"goes on"))

@@ -234,6 +234,8 @@ class Reader:
             self.done.set()
         if isinstance(act, Exception):
             raise act
+        if callable(act):
+            return act()
         assert act is None or isinstance(act, ConsumeStatus)
         return act
 
@@ -272,7 +274,7 @@ async def test_a_listeners_call_is_traced_before_and_after(traced: Traced) -> No
         (ConsumeStatus.SUCCESS, {}, ConsumeCode.SUCCESS, True),
         (ConsumeStatus.RECONSUME_LATER, {}, ConsumeCode.FAILED, False),
         (ValueError("no"), {}, ConsumeCode.EXCEPTION, False),
-        (ConsumeStatus.SUCCESS, {"consume_timeout_s": 1e-9}, ConsumeCode.TIME_OUT, True),
+        (lambda: time.sleep(0.002), {"consume_timeout_s": 0.001}, ConsumeCode.TIME_OUT, True),
     ],
 )
 async def test_how_a_listeners_call_ended_is_told(

@@ -126,7 +126,7 @@ def settle(group: Group, load: Load) -> None:
         ends = {group.end(name) for name in BROKERS}
         return len(ends) == 1 and ends != {-1}
 
-    wait_until("logs of the same length", equal, 60, 0.2)
+    wait_until("logs of the same length", equal, every_s=0.2)
 
 
 def read(group: Group, name: str) -> list[bytes]:
@@ -183,7 +183,7 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
             time.sleep(dice.uniform(0.2, 2.0))
         if not layout.raft:
             slaves = BROKERS[1:]
-            wait_until("both slaves", lambda: min(map(group.end, slaves)) >= 0, 30)
+            wait_until("both slaves", lambda: min(map(group.end, slaves)) >= 0)
             group.brokers["n0"].kill()
             served_then = read(group, max(slaves, key=group.end))
             histories.append([*load.history.lines(), *served_then])

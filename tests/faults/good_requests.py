@@ -237,6 +237,7 @@ BROKER_REQUESTS = {
     310: Request(SEND_V2, b"body"),
     308: Request({"topic": "TopicA", "compareGroup": "CG", "filterGroups": "CG2,CG3"}),
     314: Request({"srcGroup": "CG", "destGroup": "CG2", "topic": "TopicA", "offline": "false"}),
+    315: Request({"statsName": "TOPIC_PUT_NUMS", "statsKey": "TopicA"}),
     316: Request({}),
     317: Request({"isOrder": "false"}),
     320: Request({**SEND_V2, "m": "true"}, BATCH),

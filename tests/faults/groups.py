@@ -8,6 +8,7 @@ asked by them, and must not promise what it cannot keep.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -92,7 +93,7 @@ class Group:
                 self.start(name)
         self.wait_for_leader()
         # Slaves copy the tables of their master 3 s after their start: the topic is to be there by then.
-        wait_until("the topic", self._make_topic, 60, 0.2)
+        wait_until("the topic", self._make_topic, every_s=0.2)
         if not self.layout.raft:
             for name in BROKERS[1:]:
                 self.start(name)
@@ -101,13 +102,17 @@ class Group:
             self.brokers[name].process.wait_ready("broker listening", listens, 150)
         # Settings of a topic are no part of the log: who leads before it has them gives the topic 8 queues.
         for name in BROKERS:
-            wait_until(f"{name} knows the topic", partial(self._knows_topic, name), 60, 0.2)
+            wait_until(f"{name} knows the topic", partial(self._knows_topic, name), every_s=0.2)
 
     def _link(self, source: str, target: str, port: int) -> None:
         proxy = FaultProxy(f"{HOST}:{port}")
         self._run(proxy.start())
         self._resources.callback(lambda: self._run(proxy.stop()))
         self.links[source, target] = proxy
+
+    def wait_for_proxies(self) -> None:
+        """Until they have done what they were told."""
+        self._run(asyncio.sleep(0))
 
     def _make_topic(self) -> bool:
         try:

@@ -18,8 +18,9 @@ from tests.interop.processes import wait_until
 
 from cometmq.testing import Fault, Kind
 
-PATIENCE_S = 15.0
-"""A fault of a disk shows when next there is something to write: so long at most."""
+PATIENCE_S = 60.0
+"""A fault of a disk shows when next there is something to write, and a slave that was stopped connects again
+in a while: so long at most."""
 
 
 class Trouble(Protocol):
@@ -80,7 +81,7 @@ class Ways:
     fault: Fault
 
     def __init__(self, what: str, group: Group, ways: Iterable[tuple[str, str]]) -> None:
-        self._what = what
+        self._what, self._group = what, group
         self.proxies = {way: group.links[way] for way in ways}
         self.before = self.passed()
 
@@ -91,7 +92,7 @@ class Ways:
         for proxy in self.proxies.values():
             proxy.script = lambda _number: [self.fault]
             proxy.inflict(self.fault)
-        time.sleep(0.05)  # the loop of the proxies carries it out
+        self._group.wait_for_proxies()
         self.before = self.passed()
 
     def end(self) -> None:
@@ -118,6 +119,11 @@ class Cut(Ways):
     """Nothing passes: what is sent is lost, and nobody is told."""
 
     fault = Fault(kind=Kind.STALL, seconds=math.inf)
+
+    def begin(self) -> None:
+        """Once something passes: if an end is killed meanwhile, nobody connects any more."""
+        wait_until(f"something passes before {self}", lambda: any(self.passed().values()), PATIENCE_S)
+        super().begin()
 
     def effective(self) -> bool:
         now = self.passed()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
+from tests.long_form import LONG
 from tests.store.kit import send
 
 from cometmq.protocol.properties.values import java_hash
@@ -26,7 +27,7 @@ from cometmq.testing.recording_disk import Image, RecordingDisk
 
 ROOT = "/rot"
 SECTOR = 512
-FLIPS = 2  # bits of a sector that are flipped, one at a time
+FLIPS = 2 if LONG else 1  # bytes in use of each sector with a flipped bit, one at a time
 MESSAGES = int(os.environ.get("COMETMQ_ROT_MESSAGES", "200"))
 SEED = os.environ.get("COMETMQ_ROT_SEED", "1")
 QUEUES = 2

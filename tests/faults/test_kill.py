@@ -288,7 +288,7 @@ async def delayed_arrive(addr: str, ledger: Ledger) -> None:
     missing = set(ledger.delayed)
     offset = 0
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while missing:
                 messages = await read_queue(client, addr, 0, offset)
                 missing -= {message.body for message in messages}
@@ -304,7 +304,7 @@ async def delayed_arrive(addr: str, ledger: Ledger) -> None:
 async def kill_under_load(broker: BrokerProcess, ledger: Ledger, delay_s: float) -> None:
     """Kill the broker some time after it acknowledged the first message of this load."""
     before = ledger.count
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while ledger.count == before:
             await asyncio.sleep(0.001)
     await asyncio.sleep(delay_s)

@@ -112,7 +112,7 @@ class Load:
         raise AssertionError("the disk never got full")
 
     async def until_accepted(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.send(100)).code != 0:
                 await asyncio.sleep(0.05)
 

@@ -87,7 +87,7 @@ class World:
         self.clock.advance(seconds)
         await asyncio.sleep(0.004)
         service = self.service
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while service.follower.behind() or not service.pending.wait_ms(service.times()):
                 await asyncio.sleep(0.001)
         flushed = self.store.flusher.flushed
@@ -150,7 +150,7 @@ class World:
 
     async def settle(self) -> None:
         """Time passes until nothing waits."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 await self.turn(30)
                 pending = self.service.pending

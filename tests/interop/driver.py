@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.jars import client_jars, java_tool
-from tests.interop.processes import OPENED, QUICK, Process, ProcessError, driver_classes
+from tests.interop.processes import OPENED, PATIENCE_S, QUICK, Process, ProcessError, driver_classes
 
 Json = dict[str, Any]
 
@@ -81,7 +81,7 @@ class Deliveries:
             return list(self._delivered[consumer])
 
     def wait_delivered(
-        self, consumer: str, enough: int | Callable[[list[Json]], object], timeout_s: float = 60.0
+        self, consumer: str, enough: int | Callable[[list[Json]], object], timeout_s: float = PATIENCE_S
     ) -> list[Json]:
         """Wait for a number of deliveries or a condition over them; AssertionError when they stay out."""
         check = enough if callable(enough) else lambda got: len(got) >= enough

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.client.scenarios import read_all
 from tests.interop.driver import JavaError, Json, body_of, message
-from tests.interop.processes import wait_until
+from tests.interop.processes import PATIENCE_S, wait_until
 from tests.interop.space import Space
 
 from cometmq.admin import Admin, Resending, Selection
@@ -163,7 +163,7 @@ def transactions(space: Space) -> History:
         def asked() -> set[str]:
             return {text(each) for each in java.call("transaction_asked", name=name)}
 
-        wait_until("asked about what is rolled back", lambda: "asked, rollback" in asked(), 30)
+        wait_until("asked about what is rolled back", lambda: "asked, rollback" in asked())
         questions = asked()
     finally:
         java.call("transaction_stop", name=name)
@@ -197,7 +197,7 @@ def sql(space: Space) -> History:
     waiting = space.java.start("lite_poll", name=held, timeout=20_000)
     late = {"late, too small": "1", "late, passes": "11"}
     send(space, [message(space.topic, body.encode(), properties={"n": n}) for body, n in late.items()])
-    found += waiting.result(30)
+    found += waiting.result(PATIENCE_S)
     space.java.wait_delivered(consumer, 4)
     try:
         space.push(expression=wrong, sql=True, group=space.group + "-wrong")
@@ -312,7 +312,7 @@ def traced(space: Space, ids: dict[str, str]) -> History:
         return found if counted >= 3 and time.monotonic() - since > 8 else []
 
     events: History = []
-    for word, trace in wait_until("traces", settled, 60, every_s=0.5):
+    for word, trace in wait_until("traces", settled, every_s=0.5):
         facts = {field: getattr(trace, field) for field in trace.__struct_fields__}
         told_of = tuple(
             f"{field}={named(space, value)}" for field, value in facts.items() if field not in PASSING

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from tests.interop.driver import Driver, JavaError, Json, body_of, message
+from tests.interop.histories import COMMIT, ROLLBACK, UNKNOWN
 from tests.interop.our_driver import OurDriver
 from tests.interop.processes import wait_until
 
@@ -17,8 +18,10 @@ from cometmq.errors import CometError
 from cometmq.testing import Expected, History, Report, check_history
 
 PAUSE_S = 0.01
-DELAYED, FAILING = 11, 13
-"""Every so many messages one is delayed by a second, or fails once."""
+DELAYED, FAILING, IN_TRANSACTION = 11, 13, 17
+"""Every so many messages one is delayed by a second, fails once, or is sent in a transaction."""
+ENDS = ((COMMIT, COMMIT), (UNKNOWN, COMMIT), (ROLLBACK, ROLLBACK))
+"""What the listener says of a transaction at once, and what it says when it is asked."""
 Clients = Sequence[Driver | OurDriver]
 
 
@@ -32,7 +35,8 @@ class MixedLoad:
         self._history = History(clock=time.monotonic)
         self._stopping = threading.Event()
         self._acknowledged: set[str] = set()
-        self.refused = 0
+        self._rolled_back: set[str] = set()
+        self.refused = self.transactions = 0
         self.longest_s = dict.fromkeys(map(name_of, clients), 0.0)
         """From a send to its acknowledgement, refusals and repeats between them included."""
 
@@ -41,7 +45,9 @@ class MixedLoad:
         """Messages are sent while this lasts; on the way out all that were acknowledged arrive."""
         for client in self._clients:
             name, namesrv = name_of(client), self._namesrv
-            client.call("producer_start", name=producer(client), namesrv=namesrv, group=producer(client))
+            for kind in ("producer", "transaction"):
+                group = {"name": f"{name}-{kind}", "group": f"{name}-{kind}", "namesrv": namesrv}
+                client.call(f"{kind}_start", **group)
             client.call(
                 "push_start",
                 name=name,
@@ -62,12 +68,14 @@ class MixedLoad:
         for client in self._clients:
             wait_until(f"all messages at {name_of(client)}", partial(self._arrived, client), 90.0, 0.5)
             client.call("push_stop", name=name_of(client))
-            client.call("producer_stop", name=producer(client))
+            for kind in ("producer", "transaction"):
+                client.call(f"{kind}_stop", name=f"{name_of(client)}-{kind}")
 
     def report(self) -> Report:
         """What the history says, checked."""
         for client in self._clients:
             for got in client.delivered(name_of(client)):
+                assert body_of(got).decode() not in self._rolled_back
                 self._note(client, got)
         report = check_history(self._history.lines(), Expected(late_s=120.0))
         return report.verify()
@@ -81,6 +89,9 @@ class MixedLoad:
 
     def _one(self, client: Driver | OurDriver, number: int) -> None:
         body = f"{name_of(client)}-{number}"
+        if number % IN_TRANSACTION == 0:
+            self._in_transaction(client, body, *ENDS[number // IN_TRANSACTION % len(ENDS)])
+            return
         delay = 1 if number % DELAYED == 0 else 0
         fails = {"fails": "1"} if number % FAILING == 0 else None
         sent = message(self._topic, body.encode(), delay=delay, properties=fails)
@@ -90,6 +101,33 @@ class MixedLoad:
                 return
         took = time.monotonic() - began
         self.longest_s[name_of(client)] = max(self.longest_s[name_of(client)], took)
+
+    def _in_transaction(self, client: Driver | OurDriver, body: str, local: str, check: str) -> None:
+        """A message in a transaction, until one is ended as it should. Both clients roll one back whose half
+        message is on one machine only."""
+        sent = message(self._topic, body.encode(), properties={"local": local, "check": check})
+        if check == ROLLBACK:
+            self._rolled_back.add(body)
+        while True:
+            sending = (
+                self._history.begin("send", message=body, topic=self._topic) if check == COMMIT else None
+            )
+            try:
+                (result,) = client.call(
+                    "transaction_send", name=f"{name_of(client)}-transaction", messages=[sent]
+                )
+                ended = result["state"] == local
+            except (JavaError, CometError):
+                ended = False
+            if sending is not None:
+                (self._history.ok if ended else self._history.unknown)(sending)
+            if ended:
+                self.transactions += 1
+                if check == COMMIT:
+                    self._acknowledged.add(body)
+                return
+            if self._stopping.wait(0.1):
+                return
 
     def _tried(self, client: Driver | OurDriver, body: str, sent: Json, due: float | None) -> bool:
         facts = {"due": due} if due else {}

@@ -19,6 +19,8 @@ from tests.interop.jars import java_tool, locked
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
+PATIENCE_S = 90.0
+"""For what a slow and busy machine does in the end: a wait that ends with its event costs nothing."""
 OPENED = [
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -59,7 +61,7 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def wait_until(what: str, check: Callable[[], T], timeout_s: float = 30.0, every_s: float = 0.05) -> T:
+def wait_until(what: str, check: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
     """Poll ``check`` until it returns something true, and return that; AssertionError when time is up."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -155,7 +157,7 @@ class Process:
     def log_tail(self, size: int = 4000) -> str:
         return self.log.read_bytes()[-size:].decode(errors="replace")
 
-    def wait_ready(self, what: str, check: Callable[[], object], timeout_s: float = 60.0) -> None:
+    def wait_ready(self, what: str, check: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
         """Poll ``check`` until it is true. If the process ends or time is up first, kill it and say why."""
         deadline = time.monotonic() + timeout_s
         while not check():

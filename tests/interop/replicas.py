@@ -66,9 +66,9 @@ class Replicas:
                 make, directory, self.names, settings=settings, jvm=SMALL_JVM, **place
             )
 
-    def replace(self, role: str, make: str) -> None:
-        """Stop a broker; one of another make goes on with its directory."""
-        self.brokers[role].stop()
+    def replace(self, role: str, make: str, *, kill: bool = False) -> None:
+        """Stop a broker, or kill it; one of another make goes on with its directory."""
+        _ = self.brokers[role].kill() if kill else self.brokers[role].stop()
         self.makes[role] = make
         self.start(role)
 
@@ -84,14 +84,16 @@ class Replicas:
             return int(wire.runtime_info(self.port(role)).get("commitLogMaxOffset", -1))
         return -1
 
-    def send(self, count: int = 1, size: int = 100, topic: str = "Alpha") -> list[int]:
-        """The codes of so many sends to the master."""
+    def send(self, count: int = 1, size: int = 100, topic: str = "Alpha", *, wait: bool = True) -> list[int]:
+        """The codes of so many sends to the master, which wait for the slave, or do not."""
         codes = []
         with wire.Connection(self.port("master"), timeout_s=20.0) as connection:
             feeder = store_input.Feeder(connection)
             for number in range(count):
                 try:
-                    feeder.send(topic, number % 4, bytes(size), [("KEYS", f"k{number}")])
+                    feeder.send(
+                        topic, number % 4, bytes(size), [("KEYS", f"k{number}"), ("WAIT", str(wait).lower())]
+                    )
                     codes.append(OK)
                 except store_input.RefusedError as error:
                     codes.append(error.args[1])
@@ -99,15 +101,15 @@ class Replicas:
 
     def alone(self) -> None:
         """The master says that it has no slave."""
-        wait_until("no slave", lambda: self.send() == [ALONE[self.makes["master"]]], 60.0, 0.5)
+        wait_until("no slave", lambda: self.send() == [ALONE[self.makes["master"]]], every_s=0.5)
 
     def in_step(self) -> None:
         """The slave is waited for, and has everything."""
-        wait_until("a send with a slave", lambda: self.send() == [OK], 60.0, 0.5)
+        wait_until("a send with a slave", lambda: self.send() == [OK], every_s=0.5)
         self.equal()
 
     def equal(self) -> None:
-        wait_until("as long a log", lambda: 0 <= self.end("slave") == self.end("master"), 60.0, 0.2)
+        wait_until("as long a log", lambda: 0 <= self.end("slave") == self.end("master"), every_s=0.2)
 
     def under_way(self) -> None:
         """The slave is waited for, and has what the master had just now: under load it never has all."""
@@ -147,7 +149,7 @@ def same(pair: Replicas, queues: list[tuple[str, int]]) -> None:
     for base, data in of_slave.items():
         assert data == of_master[base], base
     for topic, queue in queues:
-        wait_until(f"the same units of {topic} {queue}", partial(same_units, pair, topic, queue), 30.0, 0.5)
+        wait_until(f"the same units of {topic} {queue}", partial(same_units, pair, topic, queue), every_s=0.5)
         if pair.makes["slave"] not in REFUSE_READS:
             whole = store_input.served(pair.port("master"), topic, queue)
             copy = of_slave_queue(pair, topic, queue)

@@ -48,7 +48,7 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
             feeder.send("Short", 0, body, [])
             feeder.send("Purged", 0, body, [])
         feeder.ask(PURGE_TOPIC, {"topic": "Purged", "execute": "true"})
-    wait_until("the topic's own retention", lambda: minimum(ours.port, "Short") > 0, 20)
+    wait_until("the topic's own retention", lambda: minimum(ours.port, "Short") > 0)
     floor = minimum(ours.port, "Short")
     assert bodies(ours.port, "Short", floor) == sent[floor:]
     assert minimum(ours.port, "Purged") == 20

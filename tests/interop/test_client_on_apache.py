@@ -43,7 +43,7 @@ def outcome(
     found: dict[tuple[str, Scenario], BaseException | None] = {}
 
     async def run(version: str) -> None:
-        namesrv, few = apache_clusters(version).namesrv, asyncio.Semaphore(4)
+        namesrv, few = apache_clusters(version).namesrv, asyncio.Semaphore(8)
 
         async def one(scenario: Scenario) -> None:
             async with few:

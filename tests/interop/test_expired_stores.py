@@ -85,7 +85,7 @@ def test_each_broker_goes_on_behind_what_the_other_deleted(
     wire.call(broker.port, DELETE_EXPIRED, {})
     wait_until("the deletion", lambda: not old.exists(), 100)
     first = int(segments(tmp_path)[0].name)
-    wait_until("the minimum offsets", lambda: bounds(broker.port)[0][0] > 0, 30)
+    wait_until("the minimum offsets", lambda: bounds(broker.port)[0][0] > 0)
     left = {
         place: [record for record in records if record.position >= first] for place, records in before.items()
     }

@@ -73,6 +73,6 @@ def test_java_source_is_refused_and_5_5_uploads_nothing_but_uses_what_another_me
 
     assert got() == set()
     members.append((room.java, room.push(expression="Even", filterSource=EVEN)))
-    wait_until("what the class takes", lambda: got() >= set(even), 60)
+    wait_until("what the class takes", lambda: got() >= set(even))
     assert got() == set(even)
     assert five.delivered(members[1][1])

@@ -60,7 +60,7 @@ def test_javas_orderly_members_hand_queues_over(
     def seen() -> list[Json]:
         return space.java.delivered(first) + space.java.delivered(second)
 
-    wait_until("all 600 messages", lambda: len({body_of(each) for each in seen()}) == 600, 60)
+    wait_until("all 600 messages", lambda: len({body_of(each) for each in seen()}) == 600)
     space.close()
     assert_in_order(space.java.delivered(first), space.java.delivered(second))
     assert_one_at_a_time(seen())

@@ -96,7 +96,7 @@ def test_beside_a_broker_that_is_writing(names: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with apache(tmp_path, names) as broker:
         with Load(broker.port) as load:
-            wait_until("several index files", lambda: len(list((store / "index").glob("*"))) > 2, 60)
+            wait_until("several index files", lambda: len(list((store / "index").glob("*"))) > 2)
             counts = []
             for _ in range(6):
                 before = len(load.acknowledged)

@@ -169,7 +169,7 @@ def _goes_on(port: int, wanted: dict[tuple[str, int], list[Record]]) -> None:
             answer = feeder.send(topic, queue, b"appended", [("KEYS", "appended")])
             assert answer["queueOffset"] == str(len(records))
             # Apache's broker answers a send before it has built the queue's entry.
-            wait_until("the appended message", partial(_ends_with, port, topic, queue, b"appended"), 20)
+            wait_until("the appended message", partial(_ends_with, port, topic, queue, b"appended"))
 
 
 def _ends_with(port: int, topic: str, queue: int, body: bytes) -> bool:
@@ -185,7 +185,7 @@ def _delivers_what_was_due(port: int, before: Store, *, early: bool) -> None:
     def late() -> list[Record]:
         return [each for each in store_input.served(port, "Alpha", 0) if each.body in delays_ms]
 
-    wait_until("the delayed message", lambda: b"later 3" in [each.body for each in late()], 20, every_s=0.3)
+    wait_until("the delayed message", lambda: b"later 3" in [each.body for each in late()], every_s=0.3)
     got = late()
     assert len({each.body for each in got}) == len(got)
     if not early:

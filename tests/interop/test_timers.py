@@ -139,7 +139,7 @@ def hand_over(writer: str, reader: str, start: Callable[[str, Path], Broker], pl
         feed.timed(b"early", "K0", at + 1_500)
         for number in range(5):
             feed.timed(b"late %d" % number, f"L{number}", at + 40_000)
-    wait_until("the first message", lambda: len(served(broker.port)) == 1, 20)
+    wait_until("the first message", lambda: len(served(broker.port)) == 1)
     assert broker.stop() in (0, 143)
     other = start(reader, place)
     bodies = lambda: Counter(body for body, _ in served(other.port))  # noqa: E731
@@ -171,7 +171,7 @@ def test_what_is_stored_of_a_delivered_message_and_counted_of_others_is_what_apa
 
             # Apache's broker begins a week ago and catches up.
             wait_until("the time of reading", lambda ask=read_ms: ask() > now_ms() - 60_000)
-        wait_until("the message", lambda port=broker.port: len(served(port)) == 1, 30)  # type: ignore[misc]
+        wait_until("the message", lambda port=broker.port: len(served(port)) == 1)  # type: ignore[misc]
         ((_, properties),) = served(broker.port)
         stored[kind] = properties
         with wire.Connection(broker.port) as connection:

@@ -61,7 +61,7 @@ def test_javas_transactions_end_once_as_they_should(space: Space) -> None:
         def asked() -> dict[bytes, Json]:
             return {body_of(each): each for each in java.call("transaction_asked", name=producer)}
 
-        wait_until("asked about what is rolled back", lambda: b"asked, rollback" in asked(), 30)
+        wait_until("asked about what is rolled back", lambda: b"asked, rollback" in asked())
         about = asked()[b"asked, rollback"]
         assert (about["topic"], about["properties"]["UNIQ_KEY"]) == (space.topic, results[3]["msgId"])
     finally:

@@ -22,7 +22,7 @@ Answer = tuple[dict[str, Any], bytes]
 class Connection:
     """One connection that asks one thing at a time."""
 
-    def __init__(self, port: int, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, port: int, *, timeout_s: float = 30.0) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
 
     def __enter__(self) -> Self:

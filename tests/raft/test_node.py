@@ -135,6 +135,17 @@ def test_a_damaged_log_has_no_vote_until_it_is_whole_again() -> None:
     assert granted.granted
 
 
+def test_an_empty_log_is_trusted_once_the_shell_knows_that_the_group_begins() -> None:
+    solo = Solo(suspect=True)
+
+    assert solo.step(ms=5 * ELECTION_MS) == []
+    solo.node.trust()
+    (granted,) = solo.step(ask("n1", 1, (0, 0)))
+
+    assert isinstance(granted, VoteResponse)
+    assert granted.granted
+
+
 # -- elections
 
 

@@ -14,7 +14,7 @@ from tests.simulation.network import Network
 from tests.simulation.scheduler import OWNER, Pool, Process, Scheduler, patched_time, wall_s
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication import raft
 from cometmq.broker.server import Broker
 from cometmq.errors import ClientStateError
 from cometmq.namesrv.config import NamesrvConfig
@@ -267,7 +267,7 @@ class Cluster:
             mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
             mock.patch("os.getpid", return_value=4711),
             mock.patch("random.SystemRandom", return_value=self.scheduler.chance),
-            mock.patch.object(RaftReplication, "options", RaftOptions(heartbeat_ms=150, election_ms=450)),
+            mock.patch.object(raft, "OPTIONS", RaftOptions(heartbeat_ms=150, election_ms=450)),
             mock.patch("secrets.randbits", self.scheduler.chance.getrandbits),
         ):
             try:

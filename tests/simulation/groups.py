@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,13 +14,15 @@ from tests.simulation.scheduler import OWNER
 
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.raft_peers import Peers
+from cometmq.errors import CometError
 from cometmq.message import SendResult
 from cometmq.protocol.bodies_admin import RaftStatus
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.raft import AnyMessage
+from cometmq.remoting import RemotingClient
 from cometmq.store import Ledger, TermAndVote, read_term
 
 RAFT_PORT = 40911
@@ -49,6 +53,7 @@ class RaftGroup:
         self._looked_at: dict[
             str, tuple[object, int]
         ] = {}  # the store of a member, and how far it was compared
+        self._topics: dict[str, int] = {}  # made here and answered so: their queues
         self.logs_are_whole = True
         """Whether no disk loses what it had."""
 
@@ -187,6 +192,30 @@ class RaftGroup:
                 self.ask("addLearner", name)
             elif not known[name]:
                 self.ask("promote", name)
+
+    async def make_topics(self, count: int, pause_s: float) -> None:
+        """Ask whoever leads for one topic after the other."""
+        client = RemotingClient()
+        for number in range(count):
+            await asyncio.sleep(pause_s)
+            leader, queues = self.leader, 1 + number % 4
+            if leader is None or leader.broker is None:
+                continue
+            header = CreateTopicRequestHeader(
+                topic=f"S{number}", read_queue_nums=queues, write_queue_nums=queues, perm=6
+            )
+            frame = Frame.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            with contextlib.suppress(CometError):
+                if (await client.call(leader.broker.addr, frame, 4.0)).code == ResponseCode.SUCCESS:
+                    self._topics[f"S{number}"] = queues
+
+    def check_topics(self, leader: BrokerMachine) -> None:
+        """Whoever leads in the end knows the topics that were answered."""
+        assert leader.broker is not None
+        table = leader.broker.parts.tables.topics.table
+        for name, queues in self._topics.items():
+            if name not in table or table[name].read_queue_nums != queues:
+                self._tell("settings are kept", f"{leader.host} has {table.get(name)} as {name}")
 
     @property
     def followers(self) -> list[BrokerMachine]:

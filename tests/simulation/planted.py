@@ -25,6 +25,7 @@ from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import SUCCESS, CommitWaits
 from cometmq.broker.replication.raft_member import RaftMember
+from cometmq.broker.replication.raft_tables import RaftTables
 from cometmq.client.cluster.routes import RouteTable
 from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.group.process_queue import ProcessQueue
@@ -170,6 +171,10 @@ async def cut_committed(was: Any, ledger: Ledger, index: int) -> None:
     await was(ledger, index - 1)
 
 
+async def answered_at_once(_tables: RaftTables, _since: int) -> None:
+    """Nobody is waited for."""
+
+
 class StaleEpoch(RaftNode):
     """Takes answers of former terms for those of its own."""
 
@@ -263,6 +268,9 @@ BUGS: dict[str, Bug] = {
     "raft: serves on when it leads no more": Bug(
         instead(RaftMember, "_stop_leading", lambda _self, _reason: None),
         runs("raft", "plain", "cut", "change"),
+    ),
+    "raft: settings answered before a majority has them": Bug(
+        instead(RaftTables, "keep", answered_at_once), runs("raft", "plain", "kill", "cut")
     ),
     "index entry before log record": Bug(
         instead(Dispatcher, "dispatch_flushed", visible_at_once), runs("one", "plain", "power", "slow disk")

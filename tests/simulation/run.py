@@ -21,6 +21,7 @@ from cometmq.protocol.ids import decode_offset_id
 from cometmq.store import WAITING, MessageStore
 from cometmq.testing.checker import RULES, Expected, Problem, check_history
 
+TOPICS = 5  # that an administrator makes of a raft group meanwhile
 FAULT_S = 5.0
 """How long faults strike."""
 HEALED_S = 120.0
@@ -149,6 +150,7 @@ class Run:
         if self.group is not None:
             self.group.watch()
             self.scheduler.run_until(lambda: self.group is None or self.group.leader is not None, 10)
+            cluster.client("admin").spawn(self.group.make_topics(TOPICS, FAULT_S / TOPICS))
         self.producers = [cluster.client("p1")]
         for process in self.producers:
             process.spawn(clients.produce(process, self.chance.randint(8, 16), FAULT_S / 14))
@@ -361,6 +363,7 @@ class Run:
         if not self.masters:
             self._problem("leads again", f"nobody leads {HEALED_S:g} s after the last fault")
             return
+        group.check_topics(self.masters[0])
         invented = self.clients.handled - {
             body_of(each) for each in stored(self.masters[0].store, TOPIC, "a")
         }

@@ -114,9 +114,9 @@ def index_files(root: Path) -> list[Path]:
     return sorted((root / "index").iterdir())
 
 
-def extract_golden(root: Path) -> Path:
-    """The recorded store of Apache's broker with every file at its full length."""
-    with tarfile.open(GOLDEN) as archive:
+def extract_golden(root: Path, recorded: Path = GOLDEN) -> Path:
+    """A recorded store of Apache's broker with every file at its full length."""
+    with tarfile.open(recorded) as archive:
         archive.extractall(root, filter="data")
     for name, length in json.loads((root / "lengths.json").read_text()).items():
         with open(root / name, "r+b") as file:

@@ -167,6 +167,11 @@ def invent(history: list[Op], dice: random.Random) -> None:
     history.append({**where, "message": "never sent", "queue": "q9"})
 
 
+def deliver_under_another_topic(history: list[Op], dice: random.Random) -> None:
+    where = some(of(history, "read"), dice)
+    history.append({**where, "topic": "another", "queue": "q9", "offset": 0})
+
+
 def deliver_a_refused_one(history: list[Op], dice: random.Random) -> None:
     refused = some(of(history, "send", result="fail"), dice)
     history.append(
@@ -309,6 +314,7 @@ PLANTED: list[tuple[Plant, str]] = [
     (lose_for_a_whole_group, "nothing lost"),
     (nobody_reads, "nothing lost"),
     (invent, "nothing invented"),
+    (deliver_under_another_topic, "nothing invented"),
     (deliver_a_refused_one, "nothing invented"),
     (deliver_before_the_send, "nothing invented"),
     (put_another_there, "one message a place"),

@@ -111,7 +111,7 @@ HARMLESS = st.builds(
     kind=st.sampled_from([Kind.STALL, Kind.DELAY, Kind.SPLIT]),
     directions=st.sampled_from([(UP,), (DOWN,), (UP, DOWN)]),
     after=st.integers(0, 3000),
-    seconds=st.floats(0, 0.002),
+    seconds=st.floats(1e-6, 0.002),
     size=st.integers(1, 500),
 )
 
@@ -234,12 +234,19 @@ def test_a_proxy_that_is_not_started_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("after", -1), ("seconds", -0.1), ("seconds", math.nan), ("size", 0), ("directions", ())],
+    ("kind", "field", "value"),
+    [
+        (Kind.CUT, "after", -1),
+        (Kind.DELAY, "seconds", -0.1),
+        (Kind.DELAY, "seconds", math.nan),
+        (Kind.STALL, "seconds", 0.0),  # also if it is left out
+        (Kind.SPLIT, "size", 0),
+        (Kind.CUT, "directions", ()),
+    ],
 )
-def test_a_fault_that_means_nothing_is_refused(field: str, value: object) -> None:
+def test_a_fault_that_means_nothing_is_refused(kind: Kind, field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"Fault.{field}"):
-        Fault(kind=Kind.STALL, **{field: value})  # type: ignore[arg-type]
+        Fault(kind=kind, **{field: value})  # type: ignore[arg-type]
 
 
 def test_the_same_seed_gives_the_same_faults_of_all_kinds() -> None:

@@ -17,6 +17,10 @@ import msgspec
 from cometmq.admin import dead_letters, groups, messages
 from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
+from cometmq.admin.offsets import OffsetAdmin
+from cometmq.admin.servers import check_cluster
+from cometmq.admin.stats import StatsAdmin
+from cometmq.admin.topic_admin import TopicAdmin, TopicSettings
 from cometmq.admin.values import (
     BrokerStatus,
     DeadLetterCount,
@@ -27,30 +31,28 @@ from cometmq.admin.values import (
     QueueStatus,
     ResendResult,
     RetryLimits,
-    TopicUse,
+    SendTime,
     TraceView,
     role_of,
     with_lags,
 )
 from cometmq.client.cluster import lookups
-from cometmq.client.cluster.instance import Client
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
-from cometmq.errors import CometError, NoRouteError
+from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
-from cometmq.protocol.bodies import ClusterInfo, ConsumeMessageDirectlyResult, TopicRouteData, TopicStatsTable
-from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, RaftStatus
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
+from cometmq.protocol.bodies_admin import HaRuntimeInfo, RaftStatus
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     MASTER_ID,
-    ORDER_TOPIC_CONFIG,
     RETRY_PREFIX,
     TRACE_TOPIC,
-    RequestCode,
+    Perm,
 )
-from cometmq.protocol.headers import ListTimersRequestHeader, TopicRequestHeader
+from cometmq.protocol.headers import ListTimersRequestHeader
 from cometmq.protocol.headers_admin import RemoveBrokerHeader
 
 __all__ = ["Admin", "TopicSettings"]
@@ -58,35 +60,9 @@ __all__ = ["Admin", "TopicSettings"]
 T = TypeVar("T")
 ADMIN_GROUP = "admin_ext_group"
 ADMIN_TIMEOUT_S = 5.0
-UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
 
 
-class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic is created with. perm: 2 write, 4 read, 6 both."""
-
-    topic: str
-    read_queue_nums: int = 8
-    write_queue_nums: int = 8
-    perm: int = 6
-    order: bool = False
-    unit: bool = False
-    has_unit_sub: bool = False
-    attributes: str | None = None
-
-    @property
-    def topic_sys_flag(self) -> int:
-        return UNIT_FLAG * self.unit + UNIT_SUB_FLAG * self.has_unit_sub
-
-    def __str__(self) -> str:
-        perm = ("R" if self.perm & 4 else "-") + ("W" if self.perm & 2 else "-") + "-"
-        return (
-            f"TopicConfig [topicName={self.topic}, readQueueNums={self.read_queue_nums}, "
-            f"writeQueueNums={self.write_queue_nums}, perm={perm}, topicFilterType=SINGLE_TAG, "
-            f"topicSysFlag={self.topic_sys_flag}, order={'true' if self.order else 'false'}]"
-        )
-
-
-class Admin(Client):
+class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
     """Operations on a cluster, found through its name servers (`;` between several)."""
 
     def __init__(
@@ -108,151 +84,7 @@ class Admin(Client):
         finally:
             await self._close_client()
 
-    # -- topics
-
-    async def create_topic(
-        self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
-    ) -> AsyncIterator[str]:
-        """Create or change a topic at one broker or all masters of a cluster; yields each address."""
-        addrs = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
-        for addr in addrs:
-            await self.client.brokers.create_topic(
-                addr,
-                settings.topic,
-                read_queue_nums=settings.read_queue_nums,
-                write_queue_nums=settings.write_queue_nums,
-                perm=settings.perm,
-                topic_sys_flag=settings.topic_sys_flag,
-                order=settings.order,
-                attributes=settings.attributes,
-            )
-            yield addr
-
-    async def purge_topic(
-        self, topic: str, *, queue_id: int | None = None, before_ms: int | None = None, execute: bool = False
-    ) -> list[tuple[str, PurgedQueue]]:
-        """(broker name, queue) of a topic's queues whose messages go, or with `execute` are gone: all, or
-        those of one queue id, or those stored before a time. CometMQ brokers only."""
-        found = []
-        for broker in sorted((await self.route(topic)).broker_datas, key=lambda broker: broker.broker_name):
-            addr = broker.broker_addrs.get(MASTER_ID)
-            if addr is not None:
-                queues = await self.client.brokers.purge_topic(
-                    addr, topic, queue_id=queue_id, before_ms=before_ms, execute=execute
-                )
-                found += [(broker.broker_name, queue) for queue in queues]
-        return found
-
-    async def set_order_conf(
-        self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
-    ) -> str:
-        """Note the ordered topic's queues (`broker-a:8;broker-b:8`) with all name servers; returns the note.
-
-        For one broker its entry is merged into what is there; for a cluster the note is replaced.
-        """
-        info = await self.client.namesrv.cluster_info()
-        entries: dict[str, str] = {}
-        if broker_addr:
-            noted = await self.client.namesrv.kv_config(ORDER_TOPIC_CONFIG, settings.topic) or ""
-            entries = dict(word.split(":", 1) for word in noted.split(";") if ":" in word)
-            names = [
-                name
-                for name, data in info.broker_addr_table.items()
-                if broker_addr in data.broker_addrs.values()
-            ]
-        else:
-            names = sorted(info.cluster_addr_table.get(cluster or "", ()))
-        entries.update(dict.fromkeys(names, str(settings.write_queue_nums)))
-        conf = ";".join(f"{name}:{count}" for name, count in entries.items())
-        for addr in self.client.namesrv.addrs:
-            await self.client.namesrv.put_kv_config(addr, ORDER_TOPIC_CONFIG, settings.topic, conf)
-        return conf
-
-    async def delete_topic_in_brokers(self, topic: str, cluster: str) -> list[str]:
-        """Delete a topic with its messages at all masters of a cluster; returns their addresses."""
-        addrs = await self.master_addrs(cluster)
-        for addr in addrs:
-            await self.client.brokers.delete_topic(addr, topic)
-        return addrs
-
-    async def delete_topic_in_name_servers(self, topic: str) -> None:
-        """Have every name server forget the topic's route, and its order configuration."""
-        for addr in self.client.namesrv.addrs:
-            await self.client.namesrv.delete_topic(addr, topic)
-            await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)
-
-    async def topics(self) -> list[str]:
-        """All topics that a name server knows, system, retry and dead-letter topics included; sorted."""
-        return await self.client.namesrv.topics()
-
-    async def topic_uses(self) -> list[TopicUse]:
-        """Each topic with its cluster and its groups; no retry and dead-letter topics."""
-        info = await self.client.namesrv.cluster_info()
-        uses: list[TopicUse] = []
-        for topic in await self.topics():
-            if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-                continue
-            try:
-                route = await self.route(topic)
-                found = _clusters_of(route, info)
-                consumers = await groups.groups_of_topic(self.client, route, topic)
-            except CometError:
-                # Like Apache's tool, list a topic even if no broker of it answers.
-                found, consumers = [], []
-            uses.append(
-                TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
-            )
-        return uses
-
-    async def route(self, topic: str) -> TopicRouteData:
-        """Raises NoRouteError, which names the name servers asked and their answers."""
-        return await self.client.namesrv.route(topic)
-
-    async def clusters_of(self, topic: str) -> list[str]:
-        """The clusters whose brokers have a topic; none for a topic that no name server knows."""
-        try:
-            route = await self.route(topic)
-        except NameServersUnreachable:
-            raise
-        except NoRouteError:
-            return []
-        return sorted(_clusters_of(route, await self.cluster_info()))
-
-    async def topic_status(self, topic: str) -> list[QueueStatus]:
-        """Offsets and last write of each queue, ordered by broker and queue."""
-        rows: list[QueueStatus] = []
-        for addr in lookups.broker_addrs(await self.route(topic)).values():
-            answer = await self.client.brokers.call(
-                addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
-            )
-            for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items():
-                rows.append(
-                    QueueStatus(
-                        broker_name=queue.broker_name,
-                        queue_id=queue.queue_id,
-                        min_offset=offsets.min_offset,
-                        max_offset=offsets.max_offset,
-                        last_update_timestamp=offsets.last_update_timestamp,
-                    )
-                )
-        return sorted(rows, key=lambda row: (row.broker_name, row.queue_id))
-
     # -- brokers
-
-    async def cluster_info(self) -> ClusterInfo:
-        """All clusters, brokers and their addresses, as a name server knows them."""
-        return await self.client.namesrv.cluster_info()
-
-    async def master_addrs(self, cluster: str) -> list[str]:
-        """Addresses of the masters of a cluster. Raises UnknownNameError for a cluster nobody knows."""
-        info = await self.cluster_info()
-        _check_cluster(cluster, info)
-        addrs = [
-            info.broker_addr_table[name].broker_addrs.get(MASTER_ID)
-            for name in sorted(info.cluster_addr_table[cluster])
-            if name in info.broker_addr_table
-        ]
-        return [addr for addr in addrs if addr]
 
     async def runtime(self, broker_addr: str) -> dict[str, str]:
         """What a broker says about itself."""
@@ -262,7 +94,7 @@ class Admin(Client):
         """Every broker of one or all clusters with its runtime table; `problem` where one does not answer."""
         info = await self.cluster_info()
         if cluster is not None:
-            _check_cluster(cluster, info)
+            check_cluster(cluster, info)
         found: list[BrokerStatus] = []
         for cluster_name, names in sorted(info.cluster_addr_table.items()):
             if cluster not in (None, cluster_name):
@@ -396,6 +228,52 @@ class Admin(Client):
     def read(self, wanted: messages.ReadRange, group: str | None = None) -> AsyncIterator[MessageExt]:
         """Messages of a topic, queue after queue, without committing anything."""
         return messages.read(self.client, wanted, group)
+
+    def queue_bounds(self, wanted: messages.ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
+        """Each queue of a range, where `read` begins in it, and the offset behind its last message."""
+        return messages.queue_bounds(self.client, wanted)
+
+    async def message_at(self, topic: str, broker_name: str, queue_id: int, offset: int) -> MessageExt:
+        """The message at an offset of a queue. Raises MessageNotFound, UnknownNameError, NoRouteError."""
+        queue = MessageQueue(topic, broker_name, queue_id)
+        found = await messages.at_offset(self.client, queue, offset)
+        if found is None:
+            raise MessageNotFound(str(offset), f"in queue {queue_id} of topic {topic} at {broker_name}")
+        return found
+
+    async def send_times(self, topic: str, amount: int, size: int) -> AsyncIterator[SendTime]:
+        """Send messages of a topic one after the other, queue by queue, and say how long each took; the first
+        one may make the topic. A send that fails is a value, too. Raises NoRouteError if no name server
+        answers."""
+        queues: list[MessageQueue] = []
+        try:
+            queues = [
+                MessageQueue(topic, data.broker_name, queue_id)
+                for data in sorted((await self.route(topic)).queue_datas, key=lambda data: data.broker_name)
+                if data.perm & Perm.WRITE
+                for queue_id in range(data.write_queue_nums)
+            ]
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            pass
+        producer = await self._started_producer()
+        for number in range(amount):
+            queue = queues[number % len(queues)] if queues else None
+            began = time.perf_counter()
+            sent, result = True, ""
+            try:
+                done = await producer.send(Message(topic=topic, body=b"a" * size), queue=queue)
+                queue, result = done.queue, done.status.name
+            except CometError as error:
+                sent, result = False, str(error)
+            yield SendTime(
+                broker_name=queue.broker_name if queue else "",
+                queue_id=queue.queue_id if queue else -1,
+                sent=sent,
+                result=result,
+                millis=(time.perf_counter() - began) * 1000,
+            )
 
     async def send(
         self,
@@ -562,13 +440,3 @@ class Admin(Client):
             self._producer = Producer(ADMIN_GROUP, client=self.client)
             await self._producer.start()
         return self._producer
-
-
-def _clusters_of(route: TopicRouteData, info: ClusterInfo) -> list[str]:
-    names = {data.broker_name for data in route.broker_datas}
-    return [cluster for cluster, brokers in info.cluster_addr_table.items() if names & set(brokers)]
-
-
-def _check_cluster(cluster: str, info: ClusterInfo) -> None:
-    if cluster not in info.cluster_addr_table:
-        raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))

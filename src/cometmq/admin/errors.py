@@ -24,6 +24,16 @@ class UnknownNameError(CometError, Terminal):
         return f"no {self.kind} named {self.name}; known: {', '.join(self.known[:SHOWN_MAX]) or 'none'}{more}"
 
 
+class AllQueuesOnly(CometError, Terminal):
+    """A broker of Apache's 4.9 cannot tell the members of a group about one queue alone."""
+
+    broker_addr: str
+
+    def __str__(self) -> str:
+        whole = f"{self.broker_addr} moves a group that runs in all queues at once"
+        return f"{whole}: stop the group, or name no queue"
+
+
 class NoLeaderError(CometError, Transient):
     """No member of a raft group says that it leads. broker_name: the group's, "" for the only one."""
 

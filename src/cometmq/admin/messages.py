@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -34,7 +35,8 @@ TRACES_MAX = 10_000  # records about one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic, or one broker's or one queue's part of it; times in ms, `count` messages at most."""
+    """A topic, or one broker's or one queue's part of it; times in ms, `count` messages at most (None: all).
+    expression: of tags, as consumers subscribe them."""
 
     topic: str
     broker_name: str | None = None
@@ -42,7 +44,14 @@ class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
     offset: int | None = None
     begin_ms: int | None = None
     end_ms: int | None = None
-    count: int = 128
+    count: int | None = 128
+    expression: str = "*"
+
+    @property
+    def tags(self) -> set[str]:
+        """The wanted tags, none for all of them."""
+        words = {word.strip() for word in self.expression.split("||")}
+        return set() if words & {"", "*"} else words
 
 
 async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
@@ -93,13 +102,18 @@ async def read(
     """Messages of the range, queue after queue. Raises UnknownNameError for a broker or queue not there."""
     route = await client.namesrv.route(wanted.topic)
     addrs = broker_addrs(route)
-    left = wanted.count
+    left = sys.maxsize if wanted.count is None else wanted.count
+    tags = wanted.tags
     for queue in queues_of(route, wanted):
         addr = addrs[queue.broker_name]
         start, end = await bounds(client, addr, queue, wanted)
         while start < end and left > 0:
             request = pull_request(
-                group or TOOLS_CONSUMER_GROUP, queue, start, min(PULL_BATCH, left, end - start)
+                group or TOOLS_CONSUMER_GROUP,
+                queue,
+                start,
+                min(PULL_BATCH, left, end - start),
+                wanted.expression,
             )
             result = await client.brokers.pull(addr, queue, request)
             if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
@@ -109,9 +123,33 @@ async def read(
                 if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
                     start = end  # store times grow along a queue: nothing behind it is older
                     break
+                if tags and message.tags not in tags:
+                    continue  # the broker compares hashes
                 if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
                     left -= 1
                     yield message
+
+
+async def queue_bounds(
+    client: ClientInstance, wanted: ReadRange
+) -> AsyncIterator[tuple[MessageQueue, int, int]]:
+    """Each queue of the range, where reading begins, and the offset behind its last message. Raises as
+    `read`."""
+    route = await client.namesrv.route(wanted.topic)
+    addrs = broker_addrs(route)
+    for queue in queues_of(route, wanted):
+        yield queue, *await bounds(client, addrs[queue.broker_name], queue, wanted)
+
+
+async def at_offset(client: ClientInstance, queue: MessageQueue, offset: int) -> MessageExt | None:
+    """The message at an offset of a queue, None where there is none. Raises NoRouteError,
+    UnknownNameError."""
+    addrs = broker_addrs(await client.namesrv.route(queue.topic))
+    if queue.broker_name not in addrs:
+        raise UnknownNameError("broker", queue.broker_name, sorted(addrs))
+    request = pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1)
+    found = (await client.brokers.pull(addrs[queue.broker_name], queue, request)).messages
+    return found[0] if found and found[0].queue_offset == offset else None
 
 
 def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:

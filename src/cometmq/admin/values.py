@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from cometmq.message import MessageExt, SendResult, WaitingMessage
-from cometmq.protocol.bodies import RETRY_MAX_TIMES
+from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionGroupConfig
 from cometmq.protocol.codes import MASTER_ID
 from cometmq.protocol.traces import AnyTrace
 
@@ -356,3 +356,121 @@ class SendView(Value, frozen=True, kw_only=True):
             queue_offset=result.queue_offset,
             recall_handle=result.recall_handle,
         )
+
+
+# -- servers
+
+
+class SettingsChange(Value, frozen=True, kw_only=True):
+    """What became of settings sent to a broker. at_next_start: keys that count from then on; unknown: those
+    that it ignored. Apache's brokers say neither."""
+
+    broker_addr: str
+    at_next_start: list[str] = []
+    unknown: list[str] = []
+
+
+class PermChange(Value, frozen=True, kw_only=True):
+    """Topics whose write permission a name server took or gave; `problem` where it did not."""
+
+    namesrv: str
+    broker_name: str
+    topics: int
+    problem: str = ""
+
+
+class StatsSpan(Value, frozen=True, kw_only=True):
+    """What was counted in a span, and how much that is a second."""
+
+    sum: int
+    tps: float
+
+
+class Stats(Value, frozen=True, kw_only=True):
+    """What a broker counted in its last minute, hour and day."""
+
+    minute: StatsSpan
+    hour: StatsSpan
+    day: StatsSpan
+
+    @property
+    def most(self) -> int:
+        """The longest span that has counted anything: a broker that runs for an hour has no day yet."""
+        return self.day.sum or self.hour.sum or self.minute.sum
+
+
+class TopicStats(Value, frozen=True, kw_only=True):
+    """How busy a topic is, and one of its groups ("": it has none). Rates of the last minute; counts of 24
+    hours or since the broker runs."""
+
+    topic: str
+    consumer_group: str
+    accumulation: int
+    in_tps: float
+    out_tps: float
+    in_msg_24_hours: int
+    out_msg_24_hours: int
+
+
+# -- groups
+
+
+class GroupConfig(Value, frozen=True, kw_only=True):
+    """The settings of a group at a broker."""
+
+    cluster_name: str
+    broker_name: str
+    config: SubscriptionGroupConfig
+
+
+class GroupQueueProgress(Value, frozen=True, kw_only=True):
+    """How far a group is in a queue, of all groups of a broker."""
+
+    group: str
+    queue: QueueProgress
+
+
+class Undone(Value, frozen=True, kw_only=True):
+    """What a group has left in a topic: in all queues, in the one with most, how much older its last message
+    is than the topic's, and how many messages its listeners failed in the last hour."""
+
+    consumer_group: str
+    topic: str
+    undone_msgs_total: int
+    undone_msgs_single_mq: int = msgspec.field(name="undoneMsgsSingleMQ")
+    undone_msgs_delay_time_mills: int
+    failed_msgs_total_recently: int
+
+
+class OffsetWay(StrEnum):
+    """How offsets are set. MEMBERS: the broker tells the members (222). STORED: at the broker, which members
+    ask when they start (15)."""
+
+    MEMBERS = "MEMBERS"
+    STORED = "STORED"
+
+
+class QueueReset(Value, frozen=True, kw_only=True):
+    """One queue of a reset. consumer_offset: before (-1: none); target: of the time; rollback_offset: what
+    the group was set to; seen: what it has since (None: the members have not said it). problem: why it is not
+    as it should be."""
+
+    broker_name: str
+    queue_id: int
+    way: OffsetWay
+    broker_offset: int
+    consumer_offset: int
+    target: int
+    rollback_offset: int
+    seen: int | None = None
+    problem: str = ""
+
+
+class SendTime(Value, frozen=True, kw_only=True):
+    """A send that was measured; `result` is its status, or the error's text."""
+
+    broker_name: str
+    queue_id: int
+    sent: bool
+    result: str
+    millis: float

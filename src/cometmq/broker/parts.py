@@ -38,6 +38,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
+from cometmq.broker.replication.means import Means
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
@@ -65,6 +66,7 @@ CLIENT_SCAN_S = 10.0
 NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 VIP_OFFSET = -2
 STATS_PERIOD_S = 1.0
+TOPIC_COUNTS_S = 10.0
 
 
 class BrokerParts:
@@ -111,14 +113,15 @@ class BrokerParts:
         self._periodic = [
             Periodic(self._loop, CLIENT_SCAN_S, self.clients.expire, name="scan for silent clients"),
             Periodic(self._loop, STATS_PERIOD_S, self._sample, name="sampling of statistics"),
+            Periodic(self._loop, TOPIC_COUNTS_S, self._count_topics, name="counting of topics' messages"),
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
 
-    def _with_slaves(self) -> Replication:
-        made = Replication(
+    def _means(self) -> Means:
+        return Means(
             config=self._config,
             clock=self._clock,
             store=self.store,
@@ -126,9 +129,12 @@ class BrokerParts:
             address=self._address,
             client=self.client,
             tick=self.tick,
-            visible=self.writer.visible,
         )
+
+    def _with_slaves(self) -> Replication:
+        made = Replication(self._means(), self.writer.visible)
         self.registrar.on_master = made.follow
+        self.registrar.lacks_master = lambda: made.lacks_master
         if self._config.store.broker_role == SYNC_MASTER:
             self.writer.replicas = made.master
         return made
@@ -146,17 +152,7 @@ class BrokerParts:
             transactions=self.transactions,
             follower_id=broker_id_of(config.store.d_leger_self_id),
         )
-        return RaftReplication(
-            config=config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            address=self._address,
-            client=self.client,
-            tick=self.tick,
-            end_tick=self.writer.end_tick,
-            duties=duties,
-        )
+        return RaftReplication(self._means(), self.writer.end_tick, duties)
 
     def _make_processors(self, levels: DelayLevels) -> None:
         config, store, tables, writer = self._config, self.store, self.tables, self.writer
@@ -351,6 +347,7 @@ class BrokerParts:
         await self._open_vip()
         self._use_topic_limits()
         self.tables.start()
+        self._count_topics()
         self.pulls.start()
         if not self.store.slave:
             self.schedule.start()
@@ -378,6 +375,7 @@ class BrokerParts:
 
     async def stop(self, drain_s: float) -> None:
         """The reverse of the start."""
+        self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()
@@ -425,6 +423,12 @@ class BrokerParts:
 
     def _sample(self) -> None:
         self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))
+
+    def _count_topics(self) -> None:
+        totals: dict[str, int] = {}
+        for queue in self.store.queues:
+            totals[queue.topic] = totals.get(queue.topic, 0) + queue.max_offset
+        self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
         self.sends.configure()

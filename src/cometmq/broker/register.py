@@ -33,6 +33,8 @@ from cometmq.remoting import AddressServer, RemotingClient
 log = logs.logger(__name__)
 
 UNREGISTER_TIMEOUT_S = 3.0
+NO_MASTER_S = 2.0
+"""Between two registrations of a slave that does not know its master yet."""
 
 
 @dataclass(eq=False)
@@ -108,19 +110,24 @@ class Registrar:
     client: RemotingClient
     on_master: Callable[[str, str], None] = lambda _addr, _ha_addr: None
     """Told of the master's address and that of its HA port, where the name server knows them."""
+    lacks_master: Callable[[], bool] = lambda: False
+    """Whether this is a slave whose master is not known."""
     filter_servers: Sequence[str] = ()  # addresses of those that have registered with this broker
 
     def __post_init__(self) -> None:
         self._links: dict[str, NamesrvLink] = {}
         self._timer = Periodic(
             asyncio.get_running_loop(),
-            lambda: self.config.register_period_ms / 1000,
+            self._period_s,
             self.register,
             name="registration with the name servers",
         )
         self._stopped = False
         self._found: tuple[str, ...] = ()
         self._address_server: AddressServer | None = None
+
+    def _period_s(self) -> float:
+        return NO_MASTER_S if self.lacks_master() else self.config.register_period_ms / 1000
 
     @property
     def timeout_s(self) -> float:

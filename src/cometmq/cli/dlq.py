@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from cometmq.admin.admin import Admin
+from cometmq.admin.commands.shell import json_option, show, show_json, show_problem
 from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
-from cometmq.admin.shell import json_option, show, show_json, show_problem
 from cometmq.admin.values import DeadLetterCount, DeadLetterView, Resend, ResendResult
 from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option
 from cometmq.text import counted, local_time

@@ -73,7 +73,7 @@ class State(msgspec.Struct):
 
 def modes() -> list[str]:
     """Names of all modes."""
-    return sorted(path.name for path in MODES.iterdir() if path.is_dir())
+    return sorted({path.parent.name for path in MODES.glob("*/broker-*")})
 
 
 def mode_files(mode: str) -> dict[str, Path]:

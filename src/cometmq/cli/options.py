@@ -64,7 +64,7 @@ def listening_options(command: F) -> F:
 def moment(text: str, or_else: str = "") -> int:
     """A time in ms since 1970: `10m` ago, the number itself, or a local date. Raises click.BadParameter.
     or_else: what else would do."""
-    from cometmq.admin.formats import parse_time
+    from cometmq.admin.commands.formats import parse_time
 
     if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
         return max(int(time.time() * 1000) - int(ago[1]) * UNIT_MS[ago[2]], 0)

@@ -48,7 +48,7 @@ def time_span(text: str) -> int:
 
 def point_in_time(text: str) -> int:
     """`--at`: ms since 1970. Raises click.BadParameter."""
-    from cometmq.admin.formats import parse_time
+    from cometmq.admin.commands.formats import parse_time
 
     try:
         return parse_time(text)

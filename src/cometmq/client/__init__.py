@@ -67,6 +67,8 @@ from cometmq.client.producer.request_reply import reply_to
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 from cometmq.client.signals import stop_on_signal
+from cometmq.protocol.ids import IdError
+from cometmq.protocol.timers import BadHandle
 
 __all__ = [
     "AllocateAveragely",
@@ -76,6 +78,7 @@ __all__ = [
     "AllocateByMachineRoom",
     "AllocateByMachineRoomNearby",
     "AllocateStrategy",
+    "BadHandle",
     "BrokerApi",
     "ClientInstance",
     "ClientOptions",
@@ -91,6 +94,7 @@ __all__ = [
     "FileOffsets",
     "FilterHook",
     "FlowLimits",
+    "IdError",
     "Listener",
     "MemoryMarks",
     "MessageModel",

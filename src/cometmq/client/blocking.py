@@ -9,6 +9,7 @@ from many threads at once. Arguments, results, errors and docstrings are those o
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from cometmq.client.consumer.listener import Listener, OrderlyListener
 from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.stream import MessageStream
+from cometmq.client.group.health import ConsumerHealth
 from cometmq.client.group.options import PullOptions, PushOptions
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.client.loop_thread import LoopThread
@@ -67,6 +69,20 @@ def _on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
     return _blocking(awaited)
 
 
+def _health(method: Callable[[Any], ConsumerHealth]) -> Callable[[Any], ConsumerHealth]:
+    """The blocking form of health(), which answers before the start and after the stop too."""
+    on_loop = _on_loop(method)
+
+    def health(self: Any, /) -> ConsumerHealth:
+        face: _Face[Any] = self
+        if face._thread is None:  # noqa: SLF001 - it is a method of the face
+            return ConsumerHealth(state=face.state, group=face._twin.group)  # noqa: SLF001
+        return on_loop(self)
+
+    functools.update_wrapper(health, method)
+    return health
+
+
 class _Property(property, Generic[R]):
     """The blocking form of a property."""
 
@@ -90,6 +106,7 @@ class _Face(Generic[C]):
         self._thread: LoopThread | None = None
         self._over = threading.Event()
         """stop() has ended."""
+        self._stop_for_listener: asyncio.Task[None] | None = None  # kept, so that it is not collected
 
     def __enter__(self) -> Self:
         self.start()
@@ -104,21 +121,42 @@ class _Face(Generic[C]):
         """As the asyncio class starts, with a loop in a background thread."""
         if self._thread is not None:
             raise ClientStateError(f"{self._name} is started already")
-        thread = LoopThread.acquire()
+        thread = self._thread = LoopThread.acquire()  # from now on listeners may use it, and stop it
         try:
             thread.run(self._twin.start())
         except BaseException:
-            thread.release()
+            mine, self._thread = self._thread, None
+            if mine is not None:  # else a stop has it
+                mine.release()
             raise
-        self._thread = thread
 
     def stop(self) -> None:
         """As the asyncio class stops; the last one of a process ends the background thread."""
-        thread, self._thread = self._thread, None
+        if self._twin.state == "new":
+            return
+        thread, self._thread = self._thread, None  # in one step: of two stops one has it
         if thread is None:
             return
+        asked_by_listener = False
+
+        async def stop() -> None:
+            nonlocal asked_by_listener
+            await self._twin.stop()
+            if self._twin.state != "stopped":
+                asked_by_listener = True
+                self._stop_for_listener = asyncio.create_task(self._release_later(thread))
+
         try:
-            thread.run(self._twin.stop())
+            thread.run(stop())
+        finally:
+            if not asked_by_listener:
+                thread.release()
+                self._over.set()
+
+    async def _release_later(self, thread: LoopThread) -> None:
+        """A listener has asked for the stop, which waits for the listener."""
+        try:
+            await self._twin.wait_stopped()
         finally:
             thread.release()
             self._over.set()
@@ -130,8 +168,8 @@ class _Face(Generic[C]):
 
     def wait_stopped(self) -> None:
         """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
-        if self._thread is None and self.state == "stopping":
-            self._over.wait()  # another thread stops it
+        if self._thread is None and self.state in ("running", "stopping"):
+            self._over.wait()  # another thread stops it, or a listener
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 
@@ -244,7 +282,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     offset_by_time = _blocking(PushConsumer.offset_by_time)
     earliest_store_time = _blocking(PushConsumer.earliest_store_time)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PushConsumer.assignment)
-    health = _on_loop(PushConsumer.health)
+    health = _health(PushConsumer.health)
     lag = _blocking(PushConsumer.lag)
 
 
@@ -320,7 +358,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     seek_to_begin = _blocking(PullConsumer.seek_to_begin)
     seek_to_end = _blocking(PullConsumer.seek_to_end)
     seek_to_time = _blocking(PullConsumer.seek_to_time)
-    health = _on_loop(PullConsumer.health)
+    health = _health(PullConsumer.health)
     lag = _blocking(PullConsumer.lag)
     send_message_back = _blocking(PullConsumer.send_message_back)
     view_message = _blocking(PullConsumer.view_message)

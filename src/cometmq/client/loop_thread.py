@@ -11,12 +11,19 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
+from cometmq import logs
+from cometmq.client.cluster.workers import cancel_all
 from cometmq.errors import ClientStateError
 from cometmq.remoting.loop import new_event_loop
 
 __all__ = ["LoopThread"]
 
+log = logs.logger("cometmq.client")
+
 T = TypeVar("T")
+
+_SIGNALS_S = 0.5
+"""A signal that comes just before the main thread waits for a lock is not handled before that wait ends."""
 
 
 class _Call(Generic[T]):
@@ -120,7 +127,10 @@ class LoopThread:
                 self._new.append(call)
                 if len(self._new) == 1:  # the loop takes all that have come by then
                     self.loop.call_soon_threadsafe(self._begin)
-            if not call.under_way.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            if timeout_s is None:
+                while not call.under_way.acquire(timeout=_SIGNALS_S):
+                    pass
+            elif not call.under_way.acquire(timeout=timeout_s):
                 raise TimeoutError
         except BaseException:  # a handler of a signal may raise anything, anywhere
             with self._calls:
@@ -133,6 +143,8 @@ class LoopThread:
             if not self._ended:
                 raise concurrent.futures.CancelledError from None
             raise ClientStateError("this client was stopped while a call of it was under way") from None
+        finally:
+            del call, work  # an error holds this frame, and its task the error: gone at once, without the gc
 
     def _begin(self) -> None:
         while self._new:
@@ -144,12 +156,12 @@ class LoopThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(self.loop)
-            for task in tasks:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+        while not self._ended:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                # A sys.exit() of some listener or hook: it ended its task, and the others need the loop.
+                log.error("%r on the loop of the blocking clients ends nothing but its task", error)
+        self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()

@@ -67,6 +67,22 @@ class BrokerConsumeStats(QueueKeyed):
     total_diff: int = always(0)
 
 
+class BrokerStatsItem(Body):
+    """What was counted in a span. tps: a second; avgpt: by each event."""
+
+    sum: int = always(0)
+    tps: float = always(0.0)
+    avgpt: float = always(0.0)
+
+
+class BrokerStatsData(Body):
+    """What was counted in the last minute, hour and day (code 315)."""
+
+    stats_minute: BrokerStatsItem = empty(BrokerStatsItem)
+    stats_hour: BrokerStatsItem = empty(BrokerStatsItem)
+    stats_day: BrokerStatsItem = empty(BrokerStatsItem)
+
+
 # -- who is connected
 
 

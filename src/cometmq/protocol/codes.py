@@ -143,6 +143,7 @@ class RequestCode(IntEnum):
     LIST_TIMERS = 21002  # ours
     GET_RAFT_STATUS = 21003  # ours
     CHANGE_RAFT_GROUP = 21004  # ours
+    COPY_SETTINGS = 21005  # ours
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -351,6 +352,17 @@ SYSTEM_TOPICS = UNSENDABLE_TOPICS - {TIMER_TOPIC} | {TBW102, BENCHMARK_TOPIC, TR
 """Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
+BUILT_IN_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+"""Groups that a broker makes at its start (docs/reference/storage.md, Topics and groups at start)."""
+CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"
 """The group under which a broker keeps how far it is with half messages and ops."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
@@ -376,6 +388,11 @@ MAX_FRAME_LENGTH = 16_777_216
 def is_system_topic(topic: str) -> bool:
     """Whether a topic belongs to the system, by either line's rule."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_system_group(group: str) -> bool:
+    """Whether a group belongs to RocketMQ itself."""
+    return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN_GROUPS
 
 
 def is_legal_name(name: str, longest: int) -> bool:

@@ -104,3 +104,26 @@ class ChangeRaftGroupHeader(Header, gc=False):
 
     action: str
     member: str
+
+
+class UpdateBrokerConfigResponseHeader(Header, gc=False):
+    """Answer to 25; the fields are ours. Keys with blanks between: those that count from the next start on,
+    and those that nobody knows, which were ignored."""
+
+    at_next_start: str | None = None
+    unknown: str | None = None
+
+
+class ViewBrokerStatsDataRequestHeader(Header, gc=False):
+    """Code 315."""
+
+    stats_name: str
+    stats_key: str
+
+
+class CopySettingsHeader(Header, gc=False):
+    """Code 21005, ours: a raft leader has its followers copy topics and groups. leader: a member; term: the
+    one in which it leads."""
+
+    leader: str
+    term: I64

@@ -118,7 +118,7 @@ class UniqueKeys:
     when), so that making a key costs no calendar.
     """
 
-    __slots__ = ("_counter", "_fixed", "_month_start_ms", "next_month_ms")
+    __slots__ = ("_at_ms", "_counter", "_first", "_fixed", "_month_start_ms", "next_month_ms")
 
     def __init__(
         self,
@@ -138,6 +138,9 @@ class UniqueKeys:
         self._month_start_ms = month_start_ms
         self.next_month_ms = next_month_ms
         self._counter = counter & 0xFFFF
+        self._at_ms = 0
+        self._first = self._counter
+        """The counter of the first key at `_at_ms`."""
 
     def roll(self, month_start_ms: int, next_month_ms: int) -> None:
         """A new month has begun."""
@@ -145,10 +148,16 @@ class UniqueKeys:
         self.next_month_ms = next_month_ms
 
     def make(self, now_ms: int) -> str:
-        """The next key: 32 (IPv4) or 56 characters."""
+        """The next key: 32 (IPv4) or 56 characters. Its time stands still while the clock is set back, since
+        the same time and counter would come again."""
         counter = self._counter
+        if now_ms > self._at_ms:
+            self._at_ms, self._first = now_ms, counter
+        elif counter == self._first:
+            self._at_ms += 1  # the counter has come round
         self._counter = (counter + 1) & 0xFFFF
-        return self._fixed + _moving((now_ms - self._month_start_ms) & 0xFFFFFFFF, counter).hex().upper()
+        since_ms = (self._at_ms - self._month_start_ms) & 0xFFFFFFFF
+        return self._fixed + _moving(since_ms, counter).hex().upper()
 
 
 def decode_unique_key(text: str) -> UniqueKey:

@@ -14,11 +14,12 @@ from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendRespon
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """What a leader knows of a member. match: it has the log up to here; silent_ms: since it last
-    answered."""
+    """What a leader knows of a member. match: it has the log up to here; silent_ms: since it last answered;
+    full: its disk has little room."""
 
     match: int
     silent_ms: int
+    full: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -43,7 +44,18 @@ class Peer:
     requests follow each other without waiting, `ends` being the last entries of those not yet answered.
     """
 
-    __slots__ = ("asked", "beat_at", "ends", "heard_at", "leaving", "match", "next", "probing", "told")
+    __slots__ = (
+        "asked",
+        "beat_at",
+        "ends",
+        "full",
+        "heard_at",
+        "leaving",
+        "match",
+        "next",
+        "probing",
+        "told",
+    )
 
     def __init__(self, next_index: int, clock: int) -> None:
         self.match = NO_INDEX
@@ -55,6 +67,7 @@ class Peer:
         self.beat_at = clock
         self.told = NO_INDEX  # the commit index it was sent
         self.leaving = False
+        self.full = False
 
     def probe(self, next_index: int) -> None:
         self.next = next_index
@@ -136,6 +149,7 @@ class Leading:
         if max(response.match, response.written) > account.last:
             raise RaftMessageError("written", response.written, f"the leader's log ends at {account.last}")
         peer.heard_at = clock
+        peer.full = response.full
         if response.rejected:
             hint = min(response.hint_index, response.prev_index - 1)
             peer.rejected(response.prev_index, account.last_at_most(hint, response.hint_term))

@@ -80,9 +80,9 @@ class LogView(Protocol):
 class HardState(msgspec.Struct, frozen=True):
     """What a member must keep beside its log, synced.
 
-    members: all members entries of the log that are known here, oldest first. suspect: the log has lost
-    entries that were acknowledged (it was found damaged, not only torn); such a member has no vote until a
-    leader has given it all that it may have had.
+    members: all members entries of the log that are known here, oldest first. suspect: the log may have lost
+    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote
+    until a leader has given it all that it may have had.
     """
 
     term: int = 0
@@ -148,7 +148,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
     written: the same, durable or not.
 
     rejected: it does not have the entry prev_index of the request; hint_index and hint_term are its last
-    entry that may agree with the leader's.
+    entry that may agree with the leader's. full: its disk has little room.
     """
 
     match: int
@@ -157,6 +157,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
     prev_index: int = NO_INDEX
     hint_index: int = NO_INDEX
     hint_term: int = NO_TERM
+    full: bool = False
 
 
 class TransferRequest(Message, frozen=True, kw_only=True):

@@ -82,6 +82,8 @@ class RaftNode:
         self._handed_over = False  # the leader asked this member to stand
         self._leading: Leading | None = None
         self._able = True
+        self.stands = True  # whether it may lead: not when it is about to stop
+        self.full = False  # whether its disk has little room; the leader hears of it
         self._changes: list[LogChange] = []
         self._outbox: list[AnyMessage] = []
         self._reported = (self.role, self.term, self.leader)
@@ -115,7 +117,7 @@ class RaftNode:
             account.last,
             account.durable,
             account.visible,
-            {name: PeerStatus(peer.match, clock - peer.heard_at) for name, peer in peers.items()},
+            {name: PeerStatus(peer.match, clock - peer.heard_at, peer.full) for name, peer in peers.items()},
         )
 
     # -- events
@@ -220,6 +222,11 @@ class RaftNode:
         """The disk takes writes again."""
         self._able = True
         self._asked_to_save = self._saved  # what was not saved is asked for again
+
+    def trust(self) -> None:
+        """A log that is suspect, and empty, has lost nothing: the shell knows that the group only begins."""
+        if self._state.suspect:
+            self._state = msgspec.structs.replace(self._state, suspect=False)
 
     def begins_at(self, first: int) -> None:
         """Retention has deleted the entries before `first`. That one is committed."""
@@ -353,6 +360,7 @@ class RaftNode:
     def _may_lead(self) -> bool:
         return (
             self._able
+            and self.stands
             and not self._state.suspect
             and self._has_vote()
             and self.term + 1 < MOST_TERM
@@ -432,15 +440,9 @@ class RaftNode:
         self._vote(request, self.term, granted=False)
 
     def _vote(self, request: VoteRequest, term: int, granted: bool) -> None:
+        sender, to = self.me, request.sender
         self._send(
-            VoteResponse(
-                group=self.group,
-                sender=self.me,
-                to=request.sender,
-                term=term,
-                granted=granted,
-                pre=request.pre,
-            )
+            VoteResponse(group=self.group, sender=sender, to=to, term=term, granted=granted, pre=request.pre)
         )
 
     def _on_vote_response(self, response: VoteResponse) -> None:
@@ -506,6 +508,7 @@ class RaftNode:
             term=self.term,
             match=min(written, self._account.durable),
             written=written,
+            full=self.full,
         )
 
     # -- leading

@@ -148,9 +148,10 @@ class MessageStore:
             min_offsets=self.min_offsets,
         )  # fmt: skip
         self.deletion = TopicDeletion(
-            disk=disk, off_loop=off_loop, commit_log=self.log, appender=self.appender, queues=queues, ext=ext,
-            deleted=deleted, min_offsets=self.min_offsets,
+            disk=disk, off_loop=off_loop, passes=passes, commit_log=self.log, appender=self.appender,
+            queues=queues, ext=ext, deleted=deleted, min_offsets=self.min_offsets,
         )  # fmt: skip
+        self.dispatcher.received.begun_anew = self.deletion.begun_anew
         self.purge = Purge(
             off_loop=off_loop, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
         )

@@ -175,7 +175,7 @@ def nothing_lost(index: _Index) -> Iterator[str]:
 
 
 def nothing_invented(index: _Index) -> Iterator[str]:
-    """What is delivered was sent, and not refused."""
+    """What is delivered was sent, to this topic, and not refused."""
     for message, deliveries in index.deliveries.items():
         results = {each.result for each in index.sends.get(message, [])}
         first = deliveries[0]
@@ -185,6 +185,11 @@ def nothing_invented(index: _Index) -> Iterator[str]:
             yield f"{message} came to {first.process} and its sending had failed"
         elif min(each.began for each in index.sends[message]) > first.began:
             yield f"{message} came to {first.process} before it was sent"
+        topics = {each.topic for each in index.sends.get(message, [])}
+        for each in deliveries:
+            if topics and each.topic and each.topic not in topics and not each.topic.startswith("%RETRY%"):
+                yield f"{message} came to {each.process} as one of topic {each.topic}"
+                break
 
 
 def one_message_a_place(index: _Index) -> Iterator[str]:

@@ -44,7 +44,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     directions: tuple[Direction, ...] = BOTH
     after: int = 0
     seconds: float = 0.0
-    """Of STALL (infinite: until the connection ends) and DELAY."""
+    """Of STALL (infinite: until `heal`, or the connection ends) and DELAY."""
     size: int = 1
     """Of SPLIT, in bytes."""
 
@@ -53,6 +53,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             ("directions", not self.directions, "one or both"),
             ("after", self.after < 0, "0 or more bytes"),
             ("seconds", not self.seconds >= 0, "0 or more"),
+            ("seconds", self.kind is Kind.STALL and not self.seconds, "how long, math.inf for ever"),
             ("size", self.size < 1, "1 byte or more"),
         ):
             if wrong:
@@ -91,6 +92,6 @@ def _random_fault(dice: random.Random, within: int, seconds: float) -> Fault:
         directions=BOTH if kind is Kind.CUT else dice.choice([BOTH, *((each,) for each in Direction)]),
         # Evenly by size: faults within the first frames are as likely as late ones.
         after=int(within ** dice.random()) - 1,
-        seconds=dice.uniform(0, seconds if kind is Kind.STALL else seconds / 10),
+        seconds=max(dice.uniform(0, seconds if kind is Kind.STALL else seconds / 10), 1e-6),
         size=int(256 ** dice.random()),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.broker.conftest import commit, create, queue, records
+import pytest
+from tests.broker.conftest import commit, create, queue, records, refused
 
 from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from cometmq.protocol.codes import RequestCode
@@ -17,8 +18,10 @@ from cometmq.protocol.headers import (
 
 
 class TestConsumersAreTold:
-    async def reset(self, peer, timestamp, force=True, language="PYTHON"):
-        header = ResetOffsetRequestHeader(topic="Orders", group="G", timestamp=timestamp, is_force=force)
+    async def reset(self, peer, timestamp, force=True, language="PYTHON", **more):
+        header = ResetOffsetRequestHeader(
+            topic="Orders", group="G", timestamp=timestamp, is_force=force, **more
+        )
         return await peer.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, language=language)
 
     async def test_an_offset_reset_reaches_the_consumers(self, cluster, peer):
@@ -50,6 +53,31 @@ class TestConsumersAreTold:
         await cluster.peer().heartbeat("c1")
         answer = await self.reset(peer, -1, force=False)
         assert ResetOffsetBody.decode(answer.body).offset_table == {queue(0): 1, queue(1): 0}
+
+    @pytest.mark.parametrize(
+        ("more", "offset"),
+        [
+            ({"queue_id": 0, "offset": 2}, 2),
+            ({"queue_id": 0, "offset": 99}, 3),
+            ({"queue_id": 0, "offset": -7}, 0),
+            ({"queue_id": 0}, 3),
+        ],
+    )
+    async def test_one_queue_alone(self, cluster, peer, more, offset):
+        await create(peer)
+        await peer.send_numbers(3)
+        await commit(peer, 0, 1)  # of queue 1 the group has no offset
+        consumer = cluster.peer()
+        await consumer.heartbeat("c1")
+        answer = await self.reset(peer, -1, **more)
+        assert ResetOffsetBody.decode(answer.body).offset_table == {queue(0): offset}
+        told = await consumer.notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert ResetOffsetBody.decode(told.body).offset_table == {queue(0): offset}
+
+    async def test_a_queue_that_is_not_there(self, cluster, peer):
+        await create(peer)
+        await cluster.peer().heartbeat("c1")
+        refused(await self.reset(peer, -1, queue_id=2, offset=0), 1, "queueId 2 is not within 0 to 1")
 
     async def test_resets_that_cannot_be(self, peer):
         assert (await self.reset(peer, 0)).code == 1

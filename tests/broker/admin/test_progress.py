@@ -6,10 +6,11 @@ import asyncio
 import json
 
 import pytest
-from tests.broker.conftest import commit, create, queue, records
+from tests.broker.conftest import commit, create, queue, records, refused
 
 from cometmq.protocol.bodies import (
     BrokerConsumeStats,
+    BrokerStatsData,
     ConsumeStats,
     GroupList,
     QueryConsumeQueueBody,
@@ -25,6 +26,7 @@ from cometmq.protocol.headers import (
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
 )
 from cometmq.protocol.properties.values import java_hash
 
@@ -179,3 +181,35 @@ class TestProgress:
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, None, ext={"group": "X"}, version=NEW
         )
         assert json.loads(bytes(answer.body)) == {"group": "X", "topic": ""}
+
+
+class TestCounted:
+    async def counted(self, peer, name, key):
+        header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+        return await peer.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+
+    async def test_messages_into_a_topic_and_out_of_it(self, peer):
+        await create(peer)
+        for _ in range(3):
+            await peer.send(queue_id=1)
+        await peer.pull(queue_id=1)
+        came = BrokerStatsData.decode((await self.counted(peer, "TOPIC_PUT_NUMS", "Orders")).body)
+        assert (came.stats_minute.sum, came.stats_hour.sum, came.stats_day.sum) == (3, 3, 3)
+        assert came.stats_minute.tps >= came.stats_day.tps > 0
+        went = BrokerStatsData.decode((await self.counted(peer, "GROUP_GET_NUMS", "Orders@G")).body)
+        assert went.stats_minute.sum == 3
+
+    @pytest.mark.parametrize(
+        ("name", "key"),
+        [
+            ("TOPIC_PUT_NUMS", "Orders"),
+            ("TOPIC_PUT_NUMS", "Nowhere"),
+            ("TOPIC_PUT_NUMS", "Orders@G"),
+            ("GROUP_GET_NUMS", "Orders"),
+            ("GROUP_GET_NUMS", "Orders@G"),
+            ("QUEUE_PUT_NUMS", "Orders@0"),
+        ],
+    )
+    async def test_what_was_not_counted(self, peer, name, key):
+        await create(peer)
+        refused(await self.counted(peer, name, key), 1, f"The stats <{name}> <{key}> not exist")

@@ -53,6 +53,15 @@ class TestRequests:
         assert config.properties() == before
         assert Path(config.broker_config_path).read_bytes() == kept
 
+    async def test_the_answer_says_what_counts_later_and_what_is_unknown(self, cluster, peer):
+        body = b"maxMessageSize=222\nmessageIndexSafe=true\ncheckCRCOnRecover=false\nmaxMesageSize=1\n"
+        answer = await change(peer, body)
+        assert (answer.code, dict(answer.ext)) == (
+            0,
+            {"atNextStart": "checkCRCOnRecover messageIndexSafe", "unknown": "maxMesageSize"},
+        )
+        assert cluster.broker.config.store.max_message_size == 222
+
     async def test_quick_changes_are_written_one_after_the_other(self, tmp_path):
         disk = FaultyDisk(really_sync=False)
         path = tmp_path / "broker.conf"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cometmq.broker.base.span_counts import SpanCounts
 from cometmq.broker.base.stats import Stats
 
 T0 = 1_700_000_000_000
@@ -38,3 +39,44 @@ class TestRates:
             stats.sample(T0, second * 1000)
         assert sum(len(counts) for _, counts in stats.group_spans) == 0
         assert stats.group_rate("G99", "T", 200_000) == 0
+
+
+class TestCounts:
+    def test_messages_of_a_topic_in_the_last_minute_hour_and_day(self):
+        stats = Stats(T0, 0)
+        stats.count_topics({"T": 100}, 0)
+        for second in range(10, 7_210, 10):
+            stats.count_topics({"T": 100 + second // 10, "Idle": 5}, second * 1000)
+        minute, hour, day = stats.topic_put("T", 100 + 720 + 2, 7_200_000)
+        assert (minute.sum, hour.sum, day.sum) == (6 + 2, 360 + 2, 720 + 2)
+        assert minute.per_second == pytest.approx(8 / 60)
+        assert [counted.sum for counted in stats.topic_put("Gone", 0, 7_200_000)] == [0, 0, 0]
+
+    def test_what_was_there_before_the_start_is_not_counted(self):
+        stats = Stats(T0, 0)
+        assert [counted.sum for counted in stats.topic_put("T", 7, 0)] == [0, 0, 0]
+        stats.count_topics({"T": 7}, 0)
+        assert [counted.sum for counted in stats.topic_put("T", 9, 5_000)] == [2, 2, 2]
+
+    def test_a_topic_that_was_made_anew_is_not_counted_below_nothing(self):
+        stats = Stats(T0, 0)
+        stats.count_topics({"T": 7}, 0)
+        assert stats.topic_put("T", 1, 5_000)[0].sum == 0
+        stats.count_topics({"T": 1}, 10_000)
+        assert stats.topic_put("T", 3, 15_000)[0].sum == 2
+
+    def test_messages_that_a_group_took(self):
+        stats = Stats(T0, 0)
+        for second in range(1, 101):
+            stats.group_get["G", "T"] = stats.group_get.get(("G", "T"), 0) + 3
+            stats.sample(T0, second * 1000)
+        minute, hour, _ = stats.group_got("G", "T", 100_000)
+        assert (minute.sum, hour.sum) == (180, 300)
+
+    def test_what_is_idle_for_a_day_is_forgotten(self):
+        counts = SpanCounts(0)
+        counts.add({"T": 1}, 10_000)
+        assert len(counts) == 1
+        for hour in range(1, 27):
+            counts.add({}, hour * 3_600_000)
+        assert len(counts) == 0

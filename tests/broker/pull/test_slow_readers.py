@@ -9,6 +9,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.pull import slow_readers
 from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.versions import Versions
 from cometmq.protocol.codes import RequestCode
 
 ON = {"disableConsumeIfConsumerReadSlowly": "true", "consumerFallbehindThreshold": "3000"}
@@ -16,7 +17,7 @@ ON = {"disableConsumeIfConsumerReadSlowly": "true", "consumerFallbehindThreshold
 
 @pytest.fixture
 def groups():
-    found = SubscriptionGroups(BrokerConfig(), lambda: 0, lambda: None)
+    found = SubscriptionGroups(BrokerConfig(), Versions(lambda: 0), lambda: None)
     assert found.find("G")
     return found
 

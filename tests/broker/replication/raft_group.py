@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 from pathlib import Path
 from typing import Self
@@ -84,6 +85,10 @@ class RaftGroup:
     async def stop(self, member: str) -> None:
         await self.peers.pop(member).remoting.close()
         await self.brokers.pop(member).stop(0.5)
+
+    def wipe(self, member: str) -> None:
+        """The disk of a member that is stopped is gone."""
+        shutil.rmtree(self.root / member)
 
     def leads(self, member: str) -> bool:
         replication = self.brokers[member].parts.replication

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.broker.replication.ha_master import (
+    NOWHERE,
     SEND_BYTES,
     Beat,
     Close,
@@ -164,6 +165,18 @@ def test_copies_are_counted_once_for_each_slave(slaves, acks, position, expected
         ha.reported(1.0, number, ack)
     assert ha.turn(1.0, LOG) == []
     assert ha.copies(position) == expected
+
+
+def test_what_the_slowest_slave_has_not_said_to_have_is_wanted():
+    ha = master(("a", 2500), ("b", 0))
+    ha.opened(0.0, 3, "c")
+    assert ha.wanted_from == 0
+    ha.reported(0.0, 2, 1200)
+    ha.turn(0.0, LOG)
+    assert ha.wanted_from == 1200
+    for number in (1, 2):
+        ha.closed(number)
+    assert ha.wanted_from == NOWHERE
 
 
 def test_a_slave_that_is_gone_counts_no_more():

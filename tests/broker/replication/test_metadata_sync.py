@@ -108,6 +108,21 @@ async def test_offsets_that_were_stored_while_the_master_was_away_come_back_to_i
         assert tables(pair, name).offsets.queues("G", "Orders") == {0: 9, 1: 5}
 
 
+async def test_an_offset_that_the_master_refuses_holds_up_no_other(pair, monkeypatch):
+    await sync(pair)
+    await pair.stop("master")
+    for queue_id in range(3):
+        await commit(pair.peers["slave"], queue_id, 9)
+    await pair.again("master")
+    offsets = tables(pair, "master").offsets
+    taken = offsets.commit
+    monkeypatch.setattr(
+        type(offsets), "commit", lambda _, *given: given[2] != 1 and taken.__func__(offsets, *given)
+    )
+    await sync(pair)
+    assert offsets.queues("G", "Orders") == {0: 9, 2: 9}
+
+
 async def test_a_master_that_does_not_answer_is_asked_again(pair, caplog):
     await pair.stop("master")
     for _ in range(2):
@@ -122,3 +137,33 @@ async def test_a_master_that_does_not_answer_is_asked_again(pair, caplog):
 async def test_the_answer_for_delay_offsets_says_what_they_know_of(pair):
     answer = await pair.peers["master"].call(RequestCode.GET_ALL_DELAY_OFFSET)
     assert b'"logPosition"' in bytes(answer.body)
+
+
+async def test_the_queues_of_a_topic_that_was_deleted_go_too(pair):
+    """Those of a topic whose configuration alone is lost stay."""
+    peer, store = pair.peers["master"], pair.brokers["slave"].parts.store
+    for topic in ("Orders", "Gone", "Lost"):
+        await create(peer, topic)
+        await peer.send(topic=topic)
+    await pair.equal()
+    await sync(pair)
+    await peer.delete_topic("Gone")
+    tables(pair, "master").topics.delete("Lost")
+    await sync(pair)
+    assert store.queues.topics() == ["Lost", "Orders"]
+    await create(peer, "Gone")
+    await peer.send(topic="Gone")
+    await pair.equal()
+    await sync(pair)
+    assert store.max_offset("Gone", 0) == 1
+
+
+async def test_a_topic_is_made_anew_before_the_slave_hears_of_its_end(pair):
+    peer, store = pair.peers["master"], pair.brokers["slave"].parts.store
+    for number in range(3):
+        await create(peer, "Gone", write=3)
+        for queue_id in range(number + 1):
+            await peer.send("Gone", b"%d" % number, queue_id)
+        await pair.equal()
+        assert store.queues.next_offsets("Gone") == dict.fromkeys(range(number + 1), 1)
+        await peer.delete_topic("Gone")

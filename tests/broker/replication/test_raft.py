@@ -10,21 +10,21 @@ from tests.broker.conftest import Peer, commit, records, running, until
 from tests.broker.replication.raft_group import RaftGroup, free_port
 
 from cometmq.broker.replication import raft, raft_member
-from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.tables.topics import READ_WRITE, topic_of
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import LockBatchBody
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.headers import GetRouteInfoRequestHeader
-from cometmq.raft import RaftOptions
+from cometmq.protocol.headers import GetRouteInfoRequestHeader, ViewMessageRequestHeader
+from cometmq.protocol.record.framing import ENTRY_SIZE
+from cometmq.raft import RaftNode, RaftOptions
 from cometmq.store import Flag
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Elections within tenths of a second."""
-    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
 
 
 @pytest.fixture
@@ -178,6 +178,39 @@ async def test_members_change_under_load_and_every_send_is_answered(group):
     assert set(answers) <= {ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE}
 
 
+async def test_a_member_that_lost_its_disk_has_no_vote_until_it_is_whole(group):
+    has_all = await group.leader()
+    lost, late = group.followers()
+    await group.stop(late)
+    await send(group, has_all, b"one")
+    await group.equal()
+    await group.stop(lost)
+    await group.stop(has_all)
+    group.wipe(lost)
+    await asyncio.gather(group.start(lost), group.start(late))
+    await asyncio.sleep(3 * 0.6)  # three election time-outs: the two would be a majority
+    assert not any(map(group.leads, group.brokers))
+    await group.start(has_all)
+    assert await group.leader() == has_all
+    await group.equal()
+    await group.stop(late)
+    await send(group, await group.leader(), b"two")  # with the vote of the one that was lost
+    await until(lambda: "Orders" in group.brokers[lost].parts.tables.topics.table)
+    await group.equal()
+    assert await bodies(group.peers[lost]) == [b"one", b"two"]
+
+
+async def test_a_group_begins_when_all_of_its_members_are_there(group):
+    for member in list(group.brokers):
+        await group.stop(member)
+        group.wipe(member)
+    await asyncio.gather(group.start("n0"), group.start("n1"))
+    await asyncio.sleep(3 * 0.6)
+    assert {(await group.status(each)).term for each in group.brokers} == {0}
+    await group.start("n2")
+    await send(group, await group.leader(), b"one")
+
+
 async def test_a_leader_whose_disk_fails_leaves(group):
     leader = await group.leader()
     await group.equal()
@@ -238,6 +271,27 @@ async def test_offsets_and_topics_are_copied_from_the_leader(group):
     follower = group.brokers[group.followers()[0]].parts
     await until(lambda: follower.tables.offsets.queues("G", "Fresh") == {0: 1}, 20)
     assert "Fresh" in follower.tables.topics.table
+
+
+async def test_a_topic_that_was_deleted_and_made_anew_is_the_next_leaders_too(group):
+    first = await group.leader()
+    for body in (b"old", b"new"):
+        await send(group, first, body, body, topic="Fresh")
+        await group.equal()
+        assert [store_of(group, each).max_offset("Fresh", 0) for each in group.brokers] == [2, 2, 2]
+        if body == b"old":
+            await group.peers[first].delete_topic("Fresh")
+    await until(
+        lambda: all("Fresh" in group.brokers[each].parts.tables.topics.table for each in group.brokers)
+    )
+    await group.stop(first)
+    second = await group.leader()
+    await send(group, second, b"newer", topic="Fresh")
+    assert await bodies(group.peers[second], topic="Fresh") == [b"new", b"new", b"newer"]
+
+
+def store_of(group, member):
+    return group.brokers[member].parts.store
 
 
 async def test_a_log_that_rolls_and_is_restarted_is_the_same_everywhere(tmp_path):
@@ -355,6 +409,7 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
         raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now)
     )
     async with RaftGroup(tmp_path, preferredLeaderId="n2") as group:
+        await group.leader()  # a group begins with all of its members
         await group.stop("n2")
         leader = await group.leader()
         term = (await group.status(leader)).term
@@ -362,3 +417,71 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
         assert await group.leader() == leader
         assert (await group.status(leader)).term == term
         assert all(second - first >= 0.1 for first, second in itertools.pairwise(looks))
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_a_leader_with_a_full_disk_hands_over_to_one_with_room(group):
+    first = await group.leader()
+    full, room = group.followers()
+    for member in (full, first):
+        group.brokers[member].parts.store.flags.raise_flag(Flag.DISK_FULL, "a test")
+    await until(lambda: group.leads(room), 20)
+    await send(group, room, b"one")
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_where_all_disks_are_full_the_leader_refuses_and_stays(group):
+    leader = await group.leader()
+    for broker in group.brokers.values():
+        broker.parts.store.flags.raise_flag(Flag.DISK_FULL, "a test")
+    term = (await group.status(leader)).term
+    await asyncio.sleep(1.0)
+    assert (await group.status(leader)).term == term
+    assert (await group.peers[leader].send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_a_member_that_is_about_to_stop_does_not_lead_any_more(group):
+    leader = await group.leader()
+    leaving, stays = group.followers()
+    await group.equal()
+    group.brokers[leaving].parts.replication.retire()
+    assert (await group.change(leader, "transfer", leaving)).code == ResponseCode.SUCCESS
+    await group.stop(leader)
+    assert await group.leader() == stays
+
+
+async def test_a_message_that_is_not_committed_cannot_be_viewed(group):
+    leader = await group.leader()
+    store = group.brokers[leader].parts.store
+    await send(group, leader, b"one")
+    await group.equal()
+    for member in group.followers():
+        await group.stop(member)
+    end = store.log.end
+    sending = asyncio.create_task(group.peers[leader].send(body=b"lost"))
+    await until(lambda: store.log.end > end)
+
+    async def view(position):
+        header = ViewMessageRequestHeader(offset=position + ENTRY_SIZE)
+        return await group.peers[leader].call(RequestCode.VIEW_MESSAGE_BY_ID, header)
+
+    assert (await view(end)).code == ResponseCode.SYSTEM_ERROR
+    place = store.ledger.place_of(store.ledger.committed)
+    assert (await view(place.position)).code == ResponseCode.SUCCESS
+    assert (await sending).code != ResponseCode.SUCCESS
+
+
+async def test_a_member_that_has_failed_says_so(group, monkeypatch):
+    leader = await group.leader()
+    tick = RaftNode.tick
+
+    def broken(self, now_ms):
+        if self.me == leader:
+            raise ZeroDivisionError("a test")
+        tick(self, now_ms)
+
+    monkeypatch.setattr(RaftNode, "tick", broken)
+    await until(lambda: any(group.leads(member) for member in group.brokers if member != leader), 20)
+    assert (await group.status(leader)).role == "failed"
+    assert group.brokers[leader].parts.replication.facts()["brokerRole"] == "SLAVE"
+    assert not group.brokers[leader].parts.replication.ha_status().master

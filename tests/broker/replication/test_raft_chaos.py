@@ -13,7 +13,7 @@ from tests.broker.conftest import until
 from tests.broker.replication.raft_group import RaftGroup
 from tests.long_form import LONG, long_form
 
-from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication import raft
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.errors import CometError
 from cometmq.protocol.codes import ResponseCode
@@ -106,7 +106,7 @@ class Chaos:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_what_a_group_acknowledges_is_in_each_log_once(tmp_path, monkeypatch, seed, flush):
-    monkeypatch.setattr(RaftReplication, "options", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
     cut: set[tuple[str, str]] = set()
     send = Peers.send
 

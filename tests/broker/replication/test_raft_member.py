@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.broker.conftest import until
 from tests.broker.replication.raft_group import HOST, free_port
 from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member
 
-from cometmq.broker.replication.raft_member import RaftMember
-from cometmq.errors import RaftMessageError
+from cometmq.broker.replication import raft_state, raft_wire
+from cometmq.broker.replication.raft_member import RaftMember, Seat
+from cometmq.errors import CometError, RaftMessageError
 from cometmq.protocol.codes import ResponseCode
-from cometmq.raft import AppendRequest, AppendResponse, Members, MembersEntry, RaftOptions
+from cometmq.raft import (
+    AppendRequest,
+    AppendResponse,
+    HardState,
+    Members,
+    MembersEntry,
+    RaftOptions,
+    TransferRequest,
+    VoteRequest,
+    VoteResponse,
+)
 from cometmq.remoting import Tick
 from cometmq.store import MessageStore, SystemClock
 
@@ -48,9 +61,13 @@ class Alone:
         self.desk = Desk()
         self.tick = Tick()
         self.store = store
+        begun = HardState(members=(MembersEntry(-1, -1, Members(frozenset(names))),))
+        raft_state.save(store.disk, ledger(store).directory, begun, HardState())
         self.member = RaftMember(
-            me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
-            broker_addr="h:1", preferred=(), joins=False, store=store, clock=SystemClock(), timeout_s=5.0,
+            Seat(
+                me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
+                broker_addr="h:1",
+            ), store=store, clock=SystemClock(), timeout_s=5.0,
             tick=self.tick, end_tick=lambda: None, office=self.desk,
             options=RaftOptions(heartbeat_ms=20, election_ms=100),
         )  # fmt: skip
@@ -112,6 +129,34 @@ async def test_entries_that_are_none_are_refused(alone: Alone, tmp_path: Path) -
     alone.member.peers.receive(request)
     alone.member.turn()
     await until(lambda: ledger(alone.store).last == 0)
+    source.close()
+
+
+async def test_whatever_bytes_come_the_member_goes_on(alone: Alone, tmp_path: Path) -> None:
+    """Frames of a member with some bytes changed: each is refused, or says what a member could say."""
+    source = leader(tmp_path / "old", name="n1")
+    add(source, b"one", b"two")
+    said: dict[str, Any] = {"group": "g", "sender": "n1", "to": "n0", "term": 1}
+    frames = raft_wire.frame([entries(source, "n1", 1, 0, 3)]) + raft_wire.frame([
+        VoteRequest(**said, last_index=3, last_term=1), VoteResponse(**said, granted=True),
+        AppendResponse(**said, match=1, written=1), TransferRequest(**said),
+    ])  # fmt: skip
+    chance, refused = random.Random(7), 0
+    for _ in range(400):
+        data = bytearray(raft_wire.greeting("g", "n1", "h:1", "h:2") + frames)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            data[chance.randrange(len(data))] = chance.choice((0, 0x7F, 0xFF, chance.randrange(256)))
+        try:
+            for message in raft_wire.Frames("g").feed(bytes(data)):
+                alone.member.peers.receive(message)
+        except CometError:
+            refused += 1
+        alone.member.turn()
+        await asyncio.sleep(0)
+    assert refused > 100
+    assert not alone.member.failed
+    committed = ledger(alone.store).committed
+    assert all(ledger(alone.store).term_of(index) == 1 for index in range(committed + 1))
     source.close()
 
 

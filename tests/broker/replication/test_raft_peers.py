@@ -156,6 +156,26 @@ async def test_strangers_are_sent_away_and_members_stay(caplog: pytest.LogCaptur
     await other.peers.stop()
 
 
+async def test_that_a_member_cannot_be_reached_is_said_rarely(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raft_peers, "RETRY_S", 0.01)
+    one, other = Member("n0"), Member("n1")
+    await one.start()
+    await other.start()
+    addr = other.addr
+    for _ in range(3):  # it comes and goes
+        await other.peers.stop()
+        one.peers.use({"n1": addr})
+        await asyncio.sleep(0.1)
+        other = Member("n1")
+        await other.start(int(addr.rpartition(":")[2]))
+        await said(one, beat(), other)
+    assert caplog.text.count("cannot be reached") == 1
+    await one.peers.stop()
+    await other.peers.stop()
+
+
 async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 2)
     one = Member("n0")

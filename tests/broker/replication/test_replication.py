@@ -8,6 +8,7 @@ import shutil
 import pytest
 from tests.broker.conftest import COMMIT, offset_of, records, until
 
+from cometmq.broker import register
 from cometmq.broker.replication.ha_slave import Phase
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
@@ -355,14 +356,19 @@ class TestRoles:
         await group.known()
 
 
-async def test_a_name_server_tells_a_slave_of_its_master(group):
+@pytest.mark.parametrize("first", ["master", "slave"])
+async def test_a_name_server_tells_a_slave_of_its_master(group, first, monkeypatch):
+    monkeypatch.setattr(register, "NO_MASTER_S", 0.1)
     server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1"))
     port = await server.start()
     try:
-        await group.master(namesrvAddr=f"127.0.0.1:{port}")
-        await group.start(
-            "slave", {"brokerRole": "SLAVE", "brokerId": "1", "namesrvAddr": f"127.0.0.1:{port}"}
-        )
+        roles = {
+            "master": {"brokerRole": "SYNC_MASTER"},
+            "slave": {"brokerRole": "SLAVE", "brokerId": "1"},
+        }
+        for name in sorted(roles, key=first.__ne__):
+            await group.start(name, {**roles[name], "namesrvAddr": f"127.0.0.1:{port}"})
+        await until(lambda: group.brokers["master"].parts.replication.master.core.slaves)
         await group.known()
         assert await send(group) == [OK]
     finally:

@@ -131,3 +131,10 @@ async def test_a_reply_that_is_too_large_is_neither_kept_nor_pushed(start_cluste
     refused(answer, 13, "1001 bytes, over the limit of 1000 (maxMessageSize)")
     assert await kept(replier) == []
     assert replier.notices.empty()
+
+
+@pytest.mark.parametrize("note", ["x" * 32_767, "\N{SNOWMAN}" * 12_000])
+async def test_a_reply_with_too_many_properties_is_neither_kept_nor_pushed(asker, replier, note: str) -> None:
+    refused(await reply(replier, {**REPLY, "note": note}), 13, "properties")
+    assert await kept(replier) == []
+    assert asker.notices.empty()

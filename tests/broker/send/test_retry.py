@@ -9,6 +9,7 @@ from cometmq.broker.groups.clients import ConsumerTable
 from cometmq.broker.groups.locks import LOCK_LIVE_MS, QueueLocks
 from cometmq.broker.send.retry import RetryRules, plan_send_back
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.versions import Versions
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 
@@ -36,7 +37,7 @@ class TestRetries:
 class TestRules:
     @pytest.fixture
     def rules(self):
-        groups = SubscriptionGroups(BrokerConfig(), lambda: 0, lambda: None)
+        groups = SubscriptionGroups(BrokerConfig(), Versions(lambda: 0), lambda: None)
         return RetryRules(groups, ConsumerTable(), QueueLocks())
 
     @pytest.mark.parametrize(

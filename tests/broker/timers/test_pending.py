@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cometmq.broker.timers.following import Known
@@ -108,7 +108,7 @@ class Broker:
             else:
                 ahead = record.ahead_ms if known is None else self.monotonic - self.wall
                 self.pending.add(position, record.code, ahead)
-        self.pending.followed = len(self.queue)
+        self.pending.followed, self.pending.followed_position = len(self.queue), max(self.queue, default=-1)
 
     def deliver(self, most: int, *, dies: bool) -> int:
         due = self.pending.due(self.times(), most)
@@ -139,6 +139,7 @@ class Broker:
             if dies and len(batch) < 3:
                 self.crash()
                 return
+            copy = -1
             for position, due in batch:
                 record = self.log[position // SIZE]
                 copy = self.append(Record(record.key, record.code, link=position))
@@ -147,7 +148,7 @@ class Broker:
             if dies == 2:
                 self.crash()
                 return
-            self.pending.moved(len(batch))
+            self.pending.moved(len(batch), copy)
             if saves:
                 self.save()
             self.follow()
@@ -156,7 +157,8 @@ class Broker:
             self.crash()
 
     def save(self) -> None:
-        self.mark = self.pending.mark(len(self.log) * SIZE)
+        mark = self.pending.mark(len(self.log) * SIZE)
+        self.mark = mark if mark is not None else self.mark
 
     def crash(self) -> None:
         """kill -9, and a start: what is in the log is known, and the mark."""
@@ -189,6 +191,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=400)
 @given(OPERATIONS)
+@example([("send", 1, False), ("recall", 0), ("move", 40, 0, True), ("crash",)])  # a mark before the copy
 def test_nothing_is_early_nothing_is_lost_and_each_comes_once(operations):
     broker = Broker()
     for name, *values in operations:

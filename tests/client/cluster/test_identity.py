@@ -42,6 +42,16 @@ def test_keys_are_unique_and_tell_when_they_were_made() -> None:
     assert before - 1 <= month_ms + key.since_month_ms <= after
 
 
+def test_a_clock_that_is_set_back_repeats_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = datetime(2026, 12, 3).timestamp()
+    made: list[str] = []
+    keys = KeyMaker("10.1.2.3")
+    for step_s, count in ((0.0, 1), (60.0, 65_535), (0.0, 100), (-3600.0, 65_537)):
+        monkeypatch.setattr(identity.time, "time", lambda at=now_s + step_s: at)
+        made += [keys.make() for _ in range(count)]
+    assert len(set(made)) == len(made)
+
+
 def test_keys_of_two_makers_differ() -> None:
     assert KeyMaker("10.1.2.3").make()[:20] != KeyMaker("10.1.2.3").make()[:20]
 

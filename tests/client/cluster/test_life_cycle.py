@@ -180,6 +180,31 @@ async def test_an_instance_may_be_started_and_closed_again() -> None:
     assert unused.state == "stopped"
 
 
+@pytest.mark.parametrize("shared", [True, False])
+async def test_whoever_waits_for_a_route_hears_of_the_stop(namesrv: FakeNamesrv, shared: bool) -> None:
+    """And is not cancelled by it."""
+    namesrv.hangs = True
+    instance = ClientInstance(namesrv.addr)
+    await instance.start()
+    user: Any
+    if shared:
+        user = Producer("p", client=instance)
+        await user.start()
+        asking = asyncio.create_task(user.send(Message("T", b"x")))
+    else:
+        user = PullConsumer("g", namesrv=namesrv.addr)
+        await user.start()
+        asking = asyncio.create_task(user.fetch_queues("T"))
+    async with asyncio.timeout(10):
+        while not namesrv.asked:
+            await asyncio.sleep(0.01)
+    await (instance if shared else user).stop()
+    with pytest.raises(ClientStateError, match="is stopp"):
+        await asking
+    await user.stop()
+    await instance.stop()
+
+
 async def test_admin_is_used_between_its_start_and_its_stop(namesrv: FakeNamesrv) -> None:
     admin = Admin(namesrv.addr)
     with pytest.raises(ClientStateError, match=r"admin is new: start\(\) it"):
@@ -206,7 +231,7 @@ async def test_a_second_consumer_of_a_group_leaves_the_first_one_alone(namesrv: 
     [
         (SyncProducer, lambda it: it.send(Message("T", b"x"))),
         (SyncPullConsumer, lambda it: it.poll(0.01)),
-        (lambda *a, **k: SyncPushConsumer(a[0], ignore, "T", **k), lambda it: it.health()),
+        (lambda *a, **k: SyncPushConsumer(a[0], ignore, "T", **k), lambda it: it.rebalance()),
     ],
 )
 async def test_blocking_faces(

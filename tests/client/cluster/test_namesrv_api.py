@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import Message, NoRouteError, Producer, SendStatus
 from cometmq.client.cluster.namesrv_api import NamesrvApi
+from cometmq.errors import BodyError
 from cometmq.remoting import RemotingClient
 
 NOBODY = "127.0.0.1:1"
@@ -68,6 +70,25 @@ async def test_what_one_does_not_know_is_asked_of_the_others(
         with pytest.raises(NoRouteError) as caught:
             await names.route("nowhere")
         assert [addr for addr, _ in caught.value.asked] == [namesrv.addr, other.addr, NOBODY]
+
+
+@pytest.mark.parametrize("queues", [None, 10**9], ids=["no route", "a billion queues"])
+async def test_one_that_answers_nonsense_is_passed_over(
+    namesrv: FakeNamesrv, broker: FakeBroker, queues: int | None
+) -> None:
+    async with FakeNamesrv() as broken:
+        if queues is None:
+            broken.serve("T")
+            broken.routes["T"] = Mock(encode=lambda: b"nonsense")
+        else:
+            broken.serve("T", broker, queues=queues)
+        async with Producer("p", namesrv=f"{broken.addr};{namesrv.addr}") as producer:
+            producer.client.namesrv.current = broken.addr
+            assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+            assert producer.client.namesrv.current == namesrv.addr
+        async with Producer("p", namesrv=broken.addr) as producer:
+            with pytest.raises(BodyError):
+                await producer.send(Message("T", b"x"))
 
 
 async def test_where_two_disagree_the_current_one_counts_until_it_is_gone(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, pull_answer
 
-from cometmq import Message, Producer, PushConsumer
+from cometmq import Message, Producer, PullConsumer, PushConsumer
 from cometmq.client.cluster import broker_api
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import BrokerData, ConsumerList, QueueData
@@ -58,17 +58,31 @@ async def test_a_group_of_too_many_members_is_named(
         assert member.assignment == ()
 
 
+@pytest.mark.parametrize("kind", ["push", "pull"])
+@pytest.mark.parametrize(
+    ("code", "next_offset", "most"),
+    [
+        (ResponseCode.PULL_NOT_FOUND, 0, 20),
+        (ResponseCode.SUCCESS, 0, 20),
+        (ResponseCode.PULL_OFFSET_MOVED, 5, 5),
+    ],
+)
 async def test_a_broker_that_holds_no_pulls_is_not_asked_too_fast(
-    namesrv: FakeNamesrv, broker: FakeBroker
+    namesrv: FakeNamesrv, broker: FakeBroker, kind: str, code: ResponseCode, next_offset: int, most: int
 ) -> None:
     asked = 0
 
     def nothing_new(frame: Frame) -> Frame:
         nonlocal asked
         asked += 1
-        return pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 0, 0)
+        return pull_answer(frame, code, next_offset, 10)
 
     broker.on(RequestCode.PULL_MESSAGE, nothing_new)
-    async with PushConsumer("g", ignore, "T", namesrv=namesrv.addr):
-        await asyncio.sleep(0.5)
-    assert 1 <= asked < 50  # thousands where each answer is followed by the next question
+    if kind == "push":
+        async with PushConsumer("g", ignore, "T", namesrv=namesrv.addr):
+            await asyncio.sleep(0.3)
+    else:
+        async with PullConsumer("g", namesrv=namesrv.addr) as consumer:
+            await consumer.assign_topic("T")
+            await asyncio.sleep(0.3)
+    assert 1 <= asked <= most  # thousands where each answer is followed by the next question

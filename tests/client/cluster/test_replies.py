@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
@@ -206,3 +207,11 @@ async def test_a_reply_topic_that_was_not_found_is_asked_for_again(
         with pytest.raises(ReplyTimeout):
             await asker.request(Message("T", b"x"), timeout_s=0.2)
     assert [topic.endswith("_REPLY_TOPIC") for topic in namesrv.asked].count(True) == 2
+
+
+async def test_what_a_selector_raises_is_raised(asker: Producer) -> None:
+    def late(*_: object) -> NoReturn:
+        raise TimeoutError("of the selector")
+
+    with pytest.raises(TimeoutError, match="of the selector"):
+        await asker.request(Message("T", b"x"), selector=late)

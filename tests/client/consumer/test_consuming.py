@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cometmq.client.cluster import workers
 from cometmq.client.consumer.consuming import Consuming
-from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus
+from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus, bind_listener
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
@@ -200,6 +203,63 @@ async def test_a_stop_gives_up_on_a_listener_that_hangs() -> None:
     await begun.wait()
     assert await consuming.stop(0.01) == 1
     assert desk.acknowledged == []
+
+
+@pytest.mark.parametrize("ignored", [1, 2])
+async def test_a_stop_ends_although_a_listener_ignores_being_cancelled(
+    ignored: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, let_go = asyncio.Event(), asyncio.Event()
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        begun.set()
+        while not let_go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await let_go.wait()
+        raise ValueError("too late")
+
+    desk = Desk(1)
+    consuming = Consuming(listener, 2, desk)
+    consuming.start()
+    consuming.submit(batches(ignored))
+    await begun.wait()
+    async with asyncio.timeout(10):
+        assert await consuming.stop(0.01) == ignored
+    assert f"listeners: {ignored} task" in caplog.text
+    let_go.set()
+
+
+@pytest.mark.parametrize("error", [SystemExit("no"), KeyboardInterrupt(), BaseException("own")])
+async def test_whatever_a_call_in_a_thread_raises_ends_the_call_only(error: BaseException) -> None:
+    def listener(messages: list[MessageExt]) -> None:
+        raise error
+
+    with ThreadPoolExecutor(1) as threads:
+        desk = Desk(2)
+        consuming = Consuming(bind_listener(listener, threads, ConsumeStatus), 1, desk)
+        consuming.start()
+        consuming.submit(batches(2))
+        async with asyncio.timeout(10):
+            await desk.complete.wait()
+        assert consuming.failed == 2
+        assert await consuming.stop(1) == 0
+
+
+async def test_a_listener_that_cancels_itself_fails_and_the_next_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "_AGAIN_S", 0.01)
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
+        task = asyncio.current_task()
+        assert task is not None
+        if messages[0].queue_offset < 4:
+            task.cancel()
+        await asyncio.sleep(0)
+        return OK
+
+    acknowledged = sorted(await consumed(listener, 6, 2))
+    assert acknowledged == [(offset, Desk.later if offset < 4 else OK) for offset in range(6)]
 
 
 async def test_a_listener_that_never_waits_leaves_the_loop_its_turn() -> None:

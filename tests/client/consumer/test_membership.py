@@ -14,9 +14,12 @@ from cometmq import (
     ConsumeFromWhere,
     MessageExt,
     MessageQueue,
+    PullConsumer,
+    PullTurn,
     PushConsumer,
     PushOptions,
 )
+from cometmq.client.cluster import workers
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.routes import topic_route
 from cometmq.client.consumer import queue_puller
@@ -149,3 +152,37 @@ async def test_a_rebalance_beside_the_stop_takes_no_queue_up(
         await asyncio.gather(round_, return_exceptions=True)
         await asyncio.sleep(0)
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("cometmq-pull")]
+
+
+@pytest.mark.parametrize("kind", ["push", "pull", "schedule"])
+async def test_a_task_that_somebody_else_cancels_is_begun_again(
+    kind: str, namesrv: FakeNamesrv, broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an `asyncio.all_tasks()` that knows no better."""
+    monkeypatch.setattr(workers, "_AGAIN_S", 0.01)
+    called, over = asyncio.Event(), asyncio.Event()
+
+    async def function(queue: MessageQueue, turn: PullTurn) -> None:
+        called.set()
+        await over.wait()
+
+    async with (
+        box.consumer() if kind == "push" else PullConsumer("g", namesrv=namesrv.addr) as consumer,
+        asyncio.timeout(20),
+    ):
+        if isinstance(consumer, PullConsumer):
+            await (consumer.schedule("T", function) if kind == "schedule" else consumer.assign_topic("T"))
+        await (called.wait() if kind == "schedule" else broker.wait_for(lambda: bool(broker.pulls)))
+        called.clear()
+        broker.store("T", 0, b"waited for")
+        names = ("cometmq-pull-T", "cometmq-fetch", "cometmq-schedule")
+        cancelled = [task for task in asyncio.all_tasks() if task.get_name().startswith(names)]
+        assert len(cancelled) == 1
+        cancelled[0].cancel()
+        if isinstance(consumer, PushConsumer):
+            await box.has(1)
+        elif kind == "pull":
+            assert [message.body for message in await consumer.poll(10)] == [b"waited for"]
+        else:
+            await called.wait()
+            over.set()  # a stop waits for the call

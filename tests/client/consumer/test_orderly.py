@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer, push_consumer
@@ -111,6 +113,26 @@ def held_requests(broker: FakeBroker) -> list[int]:
     """The requests by which a queue comes and goes."""
     codes = (CODE.LOCK_BATCH_MQ, CODE.UPDATE_CONSUMER_OFFSET, CODE.UNLOCK_BATCH_MQ, CODE.UNREGISTER_CLIENT)
     return [code for code in broker.requests if code in codes]
+
+
+@pytest.mark.parametrize("wrong", ["soon", math.nan])
+async def test_a_suspension_that_is_no_time_is_the_usual_one(
+    namesrv: FakeNamesrv, broker: FakeBroker, wrong: Any
+) -> None:
+    broker.store_numbers(1)
+    calls = asyncio.Semaphore(0)
+
+    async def listener(messages: list[MessageExt], context: OrderlyContext) -> OrderlyStatus:
+        context.suspend_current_queue_s = wrong
+        calls.release()
+        return AGAIN
+
+    async with (
+        asyncio.timeout(10),
+        push_consumer(namesrv, listener, orderly=True, suspend_current_queue_s=0.01),
+    ):
+        for _ in range(3):
+            await calls.acquire()
 
 
 # -- one after another

@@ -3,6 +3,8 @@ long a lock is believed."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,9 +164,12 @@ def test_every_history_is_one_that_a_list_would_have(answers: list[str], size: i
         assert queue.taken[2] == len([offset for batch in batches[:taken] for offset in batch])
 
 
-@pytest.mark.parametrize(("wanted", "rests"), [(-1, 0.01), (0, 0.01), (0.5, 0.5), (30, 30), (3600, 30)])
-def test_a_queue_rests_10_ms_to_30_s(wanted: float, rests: float) -> None:
-    assert suspension_s(wanted) == rests
+@pytest.mark.parametrize(
+    ("wanted", "rests"),
+    [(-1, 0.01), (0, 0.01), (0.5, 0.5), (3600, 30), (None, 2.0), ("soon", 2.0), (math.nan, 2.0)],
+)
+def test_a_queue_rests_10_ms_to_30_s(wanted: object, rests: float) -> None:
+    assert suspension_s(wanted, 2.0) == rests
 
 
 # -- locks

@@ -12,8 +12,10 @@ from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 from cometmq import (
     ClientInstance,
     ConsumeFromWhere,
+    Message,
     MessageExt,
     MessageQueue,
+    Producer,
     PullConsumer,
     PullOptions,
     sql92,
@@ -24,6 +26,7 @@ from cometmq.errors import BrokerError, ClientStateError
 from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
+from cometmq.testing import LocalBroker
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 OTHER = MessageQueue("T", "broker-a", 1)
@@ -189,6 +192,31 @@ async def test_tags_are_compared_exactly(consumer: PullConsumer, broker: FakeBro
     assert broker.pulls[-1].subscription == "AaAa || C"
 
 
+@pytest.mark.parametrize("wanted", [0, 2])
+@pytest.mark.parametrize("auto_commit", [True, False])
+async def test_what_a_filter_leaves_out_is_no_lag(local: LocalBroker, wanted: int, auto_commit: bool) -> None:
+    topic = f"Filtered-{wanted}-{auto_commit}"
+    options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, auto_commit=auto_commit)
+    async with (
+        Producer("p", namesrv=local.namesrv) as producer,
+        PullConsumer("filtering", namesrv=local.namesrv, options=options) as consumer,
+    ):
+        tags = ["a"] * wanted + ["b"] * 40
+        queue = (await producer.send(Message(topic, b"0", tags="b"))).queue
+        for tag in tags:
+            await producer.send(Message(topic, b"x", tags=tag), queue=queue)
+        await consumer.assign([queue], expression="a")
+        assert len(await consumer.poll(1.0)) == wanted
+        async with asyncio.timeout(10):
+            while (await consumer.lag())[queue]:
+                await consumer.commit()
+        assert await consumer.committed(queue) == 41 + wanted
+        for tag in ("b", "a"):
+            await producer.send(Message(topic, b"x", tags=tag), queue=queue)
+        assert len(await consumer.poll()) == 1
+        assert await consumer.committed(queue) <= 42 + wanted  # not the one in hand
+
+
 async def test_a_refused_pull_is_named_and_tried_again(
     consumer: PullConsumer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +305,20 @@ async def test_a_cancelled_poll_loses_nothing(consumer: PullConsumer, broker: Fa
 async def test_nonsense_is_refused(consumer: PullConsumer, offset: int, max_count: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         await consumer.pull(QUEUE, offset, max_count=max_count)
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63, 1.5, "7"])
+async def test_what_is_no_offset_is_not_stored(
+    consumer: PullConsumer, broker: FakeBroker, offset: Any
+) -> None:
+    await consumer.assign([QUEUE, OTHER])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is no offset of"):
+            await consumer.commit({OTHER: 3, QUEUE: offset})
+        with pytest.raises(ValueError, match="is no offset of"):
+            consumer.update_offset(QUEUE, offset)
+    await consumer.commit()
+    assert broker.offsets == {}
 
 
 async def test_a_stopped_consumer_says_so(consumer: PullConsumer) -> None:

@@ -79,7 +79,8 @@ async def test_it_joins_reads_its_share_and_says_goodbye(consumer: PullConsumer,
     assert texts(await consumer.poll()) == "tagged"
     assert await consumer.poll(0.01) == []
     await consumer.stop()
-    assert broker.offsets == {("T", 0): 2}
+    assert broker.offsets.pop(("T", 0)) == 2
+    assert broker.offsets in ({}, {("T", 1): 1})  # what is not wanted counts as consumed
     assert broker.requests.index(RequestCode.UPDATE_CONSUMER_OFFSET) < broker.requests.index(
         RequestCode.UNREGISTER_CLIENT
     )

@@ -253,6 +253,39 @@ async def test_a_refused_send_back_goes_to_the_retry_topic(
     assert broker.offsets["T", 0] == 1
 
 
+@pytest.mark.parametrize("wrong", [{"delay_level": "soon"}, {"ack_index": "0"}])
+async def test_a_context_that_means_nothing_has_the_messages_come_again(
+    namesrv: FakeNamesrv, broker: FakeBroker, wrong: dict[str, object]
+) -> None:
+    broker.store_numbers(2)
+
+    async def listener(messages: list[MessageExt], context: ConsumeContext) -> None:
+        for name, value in wrong.items():
+            setattr(context, name, value)
+
+    async with push_consumer(namesrv, listener, consume_batch_max_size=2):
+        await broker.wait_for(lambda: len(broker.sent_back) == 2)
+    assert [header.delay_level for header in broker.sent_back] == [0, 0]
+    assert broker.offsets["T", 0] == 2
+
+
+@pytest.mark.parametrize(("level", "told", "delay"), [(5, 16, "5"), (-1, 0, None)])
+async def test_the_retry_topic_is_told_the_delay_level_too(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, level: int, told: int, delay: str | None
+) -> None:
+    namesrv.serve("%RETRY%g", broker, queues=1)
+    broker.store_numbers(1)
+    async with box.consumer() as member:
+        await box.has(1)
+        broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
+        await member.send_message_back(box.messages[0], level)
+        with pytest.raises(ConfigError, match="delay_level"):
+            await member.send_message_back(box.messages[0], 19)
+    ((header, _),) = broker.sent
+    assert (header.reconsume_times, header.max_reconsume_times) == (1, told)
+    assert decode_properties((header.properties or "").encode()).get("DELAY") == delay
+
+
 async def test_a_message_nobody_takes_back_is_consumed_again_here(
     broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
 
 from cometmq import MessageQueue, PullConsumer, PullOptions, PullTurn, sql92
 from cometmq.client.consumer import schedule
-from cometmq.errors import BrokerError, ClientStateError
+from cometmq.errors import BrokerError, ClientStateError, ConfigError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 
@@ -193,6 +193,13 @@ async def test_a_topic_is_scheduled_or_read_ahead(consumer: PullConsumer, broker
     assert [message.body for message in await consumer.poll()] == [b"ahead"]
     await consumer.unsubscribe("T")
     assert consumer.assignment == (MessageQueue("U", "broker-a", 0),)
+
+
+async def test_a_plain_function_is_refused_before_it_is_called(consumer: PullConsumer) -> None:
+    called: list[object] = []
+    with pytest.raises(ConfigError, match="an async function"):
+        await consumer.schedule("T", lambda queue, turn: called.append(queue))  # type: ignore[arg-type,func-returns-value]
+    assert (called, consumer.assignment) == ([], ())
 
 
 async def test_what_a_broker_refuses_is_not_scheduled(consumer: PullConsumer, broker: FakeBroker) -> None:

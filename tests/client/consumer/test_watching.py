@@ -212,9 +212,9 @@ def test_the_time_of_a_stall_is_positive(kind: type[PushOptions | PullOptions]) 
         kind(stall_after_s=0)
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("kind", ["async", "object", "thread"])
 async def test_who_assigns_by_hand_is_told_of_other_queues(
-    namesrv: FakeNamesrv, broker: FakeBroker, in_thread: bool
+    namesrv: FakeNamesrv, broker: FakeBroker, kind: str
 ) -> None:
     told: asyncio.Queue[tuple[str, tuple[MessageQueue, ...]]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -229,7 +229,11 @@ async def test_who_assigns_by_hand_is_told_of_other_queues(
         await told.put(("broken", queues))
         raise ValueError("a bug")
 
-    function = in_a_thread if in_thread else on_change
+    class OnChange:
+        async def __call__(self, topic: str, queues: tuple[MessageQueue, ...]) -> None:
+            await on_change(topic, queues)
+
+    function = {"async": on_change, "object": OnChange(), "thread": in_a_thread}[kind]
     options = ClientOptions(route_interval_s=0.02)
     async with (
         asyncio.timeout(20),

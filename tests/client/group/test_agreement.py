@@ -105,3 +105,13 @@ async def test_a_broker_that_does_not_tell_is_no_problem(namesrv: FakeNamesrv, b
     broker.on(RequestCode.GET_CONSUMER_CONNECTION_LIST, hang)
     async with push_consumer(namesrv, ignore) as member:
         assert member.health().ok
+
+
+async def test_a_member_with_many_topics_fills_no_log(
+    namesrv: FakeNamesrv, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = of_ours(you={f"U{number}": "*" for number in range(1000)})
+    broker.on(RequestCode.GET_CONSUMER_CONNECTION_LIST, lambda frame: frame.response(0, body=found.encode()))
+    async with push_consumer(namesrv, ignore) as member:
+        assert "members differ in 1001 topics in all" in member.health().problems
+    assert len([line for line in caplog.text.splitlines() if "subscribe" in line]) <= 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -92,6 +92,22 @@ def test_a_status_that_means_later_marks_nothing(status: object) -> None:
     for _ in range(2):
         listener([MESSAGE])
     assert statuses == [OrderlyStatus.COMMIT]
+
+
+async def never(message: MessageExt) -> None:
+    raise AssertionError("nobody awaits this")
+
+
+def yielding(message: MessageExt) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("handler", [lambda message: never(message), yielding])
+def test_a_handler_that_was_not_even_begun_marks_nothing(handler: Any) -> None:
+    listener = idempotent("billing", handler, MemoryMarks())
+    for _ in range(2):
+        with pytest.raises(TypeError, match="which nobody awaits"):
+            listener([MESSAGE])
 
 
 @pytest.mark.parametrize(

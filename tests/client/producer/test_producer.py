@@ -8,6 +8,7 @@ import random
 import time
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv
@@ -82,14 +83,38 @@ async def test_no_name_server_at_all_says_so() -> None:
             await sender.send(Message("T", b"x"))
 
 
-async def test_a_hanging_name_server_costs_no_more_than_the_budget(
-    namesrv: FakeNamesrv, sender: Producer
-) -> None:
+@pytest.mark.parametrize("way", ["send", "selector", "oneway"])
+async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: FakeNamesrv, way: str) -> None:
     namesrv.hangs = True
-    begun = time.monotonic()
-    with pytest.raises(NoRouteError, match="nothing within"):
-        await sender.send(Message("T", b"x"), timeout_s=0.2)
-    assert time.monotonic() - begun < 2.0
+    message = Message("T", b"x")
+    async with producer(namesrv, send_timeout_s=0.2) as sender:
+        sending = {
+            "send": sender.send(message),
+            "selector": sender.send(message, selector=select_by_random),
+            "oneway": sender.send_oneway(message),
+        }
+        wanted = sending.pop(way)
+        for other in sending.values():
+            other.close()
+        begun = time.monotonic()
+        with pytest.raises(NoRouteError, match="nothing within"):
+            await wanted
+        assert time.monotonic() - begun < 2.0
+
+
+@pytest.mark.parametrize("queue", [MessageQueue("U", "broker-a", 0), 0])
+async def test_a_queue_of_another_topic_is_refused(sender: Producer, broker: FakeBroker, queue: Any) -> None:
+    message = Message("T", b"x")
+    for sending in (
+        sender.send(message, queue=queue),
+        sender.send_oneway(message, queue=queue),
+        sender.send_batch([message], queue=queue),
+        sender.request(message, queue=queue, timeout_s=1.0),
+    ):
+        with pytest.raises(MessageIllegal, match="is no queue of topic T") as caught:
+            await sending
+        assert caught.value.field == "queue"
+    assert broker.sent == []
 
 
 async def test_a_name_server_that_is_down_is_passed_over(namesrv: FakeNamesrv) -> None:
@@ -500,6 +525,15 @@ async def test_a_stop_waits_for_the_sends_under_way(namesrv: FakeNamesrv, broker
         await sender.send(Message("T", b"x"))
     with pytest.raises(ClientStateError):
         await sender.start()
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+async def test_send_many_never_sends_nothing_in_silence(
+    broker: FakeBroker, sender: Producer, concurrency: int
+) -> None:
+    with pytest.raises(ConfigError, match="concurrency"):
+        await sender.send_many([Message("T", b"x")], concurrency=concurrency)
+    assert broker.sent == []
 
 
 async def test_send_many_keeps_order_and_stops_at_a_failure(broker: FakeBroker, sender: Producer) -> None:

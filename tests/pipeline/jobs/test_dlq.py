@@ -43,7 +43,7 @@ def die(topic: Topic, group: str, *deaths: tuple[bytes, dict[str, str]]) -> None
                 place = decode_offset_id(sent.offset_msg_id).physical_offset
                 stored = await brokers.view_message(address, place)
                 await brokers.send_message_back(address, stored, group, delay_level=-1)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while f"%DLQ%{group}" not in await admin.topics():
                     await asyncio.sleep(0.01)
 

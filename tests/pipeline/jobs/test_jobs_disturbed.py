@@ -48,7 +48,7 @@ def test_a_redrive_that_is_killed_goes_on(
         "output": str(tmp_path / "dlq"),
     }  # fmt: skip
     with start_job("redrive", rate=20, **given) as process:
-        wait_for(lambda: copies(retries) >= 20, "a third is sent", 120)
+        wait_for(lambda: copies(retries) >= 20, "a third is sent")
         kill(process, with_children)
     before = copies(retries)
     assert before < LETTERS

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tests.pipeline.store_files import START_MS, StoreFiles, positions, rows
 from tests.store.kit import numbered, put_all, quick
+from tests.store.ledger.members import add, agree, leader, ledger
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.base.errors import LogLossError
+from cometmq.pipeline.base.errors import BadStoreRecordError, LogLossError
 from cometmq.pipeline.base.options import StoreOptions
 from cometmq.pipeline.stored.plan import broker_name, plan_slices, store_directories
 from cometmq.pipeline.stored.source import read_slice
@@ -143,3 +144,35 @@ def test_the_name_of_a_broker(tmp_path: Path) -> None:
     for hostile in (b"brokerName=\\u12", b"\xff\xfe", b""):
         (root / "broker.conf").write_bytes(hostile)
         assert broker_name(str(root)) == "copy"
+
+
+@pytest.mark.parametrize("committed", [100, 150, 201])
+def test_of_a_raft_member_what_is_committed_is_read(tmp_path: Path, committed: int) -> None:
+    """Over ends of segments, in slices that begin within them, and with long records."""
+    store = leader(tmp_path)
+    bodies = [b"%d:" % number + bytes(number * 97 % 3000) for number in range(200)]
+    add(store, *bodies, bytes(40_000), properties=b"TAGS\x01a")
+    ledger(store).commit_to(committed)
+    store.close()
+    for slice_bytes in (10_000, 1 << 20):
+        found = rows(tmp_path, ["topic", "body"], slice_bytes=slice_bytes, batch_bytes=5000)
+        assert [row["topic"] for row in found] == ["rmq_sys_raft"] + ["T"] * committed
+        assert [row["body"] for row in found[1:201]] == bodies[:committed]
+    with pytest.raises(ConfigError, match="dledger"):
+        plan_slices(StoreOptions((str(tmp_path / "dledger-n0" / "data"),)))
+
+
+def test_damage_in_a_raft_members_log_is_named(tmp_path: Path) -> None:
+    store = leader(tmp_path)
+    add(store, *numbered(100))
+    agree(store)
+    path = Path(store.log.path_of(0))
+    store.close()
+    places = positions(tmp_path)
+    with open(path, "r+b") as file:
+        file.seek(places[50] - 48)
+        file.write(b"\xff" * 8)
+    found = rows(tmp_path, ["physical_offset"], fail_on_bad_record=False)
+    assert [row["physical_offset"] for row in found] == places[:50] + places[51:]
+    with pytest.raises(BadStoreRecordError):
+        rows(tmp_path, ["physical_offset"])

@@ -125,6 +125,23 @@ def test_a_dangerously_full_disk_ignores_the_age(
     assert of_log(store.retention.round()) == deleted
 
 
+def test_what_a_slave_wants_stays_as_long_as_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, disk, _ = filled(tmp_path)
+    wanted = store.log.segments[4]
+    store.retention.wanted_from = lambda: wanted + 1
+    store.retention.delete_now()
+    assert of_log(store.retention.round()) == 4
+    for percent in (10, 80, 80):
+        disk.percent = percent
+        assert of_log(store.retention.round()) == 0
+    assert caplog.text.count(f"a slave has the log up to {wanted + 1}") == 1
+    disk.percent = 86
+    assert of_log(store.retention.round()) == 9
+    assert f"a slave that has the log up to {wanted + 1} only must begin anew" in caplog.text
+
+
 def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> None:
     store, disk, _ = filled(tmp_path, segments=2, clean_file_forcibly_enable=False)
     age(tmp_path, range(2), NOON)

@@ -14,6 +14,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.store import MessageStore
 from cometmq.store.ledger.ledger import LedgerMismatch
 from cometmq.store.ledger.member_files import read_mark
+from cometmq.store.writing import queue_order
 
 
 def item(body: bytes) -> bytes:
@@ -305,3 +306,23 @@ async def test_a_log_that_begins_anew_opens_again_after_a_kill(tmp_path):
     store = again(store, clean=False)
     assert ledger(store).last == ledger(store).first - 1
     store.close()
+
+
+async def test_a_log_that_begins_anew_may_be_far_behind(tmp_path, monkeypatch):
+    """The queue's next message lies farther than a gap of lost ones may be wide."""
+    monkeypatch.setattr(queue_order, "WIDEST_GAP", 5)
+    source, target = leader(tmp_path / "a"), member(tmp_path / "b", name="n1")
+    add(source, *(b"%d" % number + bytes(3000) for number in range(60)))
+    agree(source)
+    hand_over(source, target, stop=5)
+    ledger(target).commit_to(4)
+    target.queues.write_dirty()
+    places = ledger(source).place_of
+    first = next(index for index in range(60) if places(index).position >= source.log.segment_size)
+    await ledger(target).reset(first)
+    hand_over(source, target)
+    ledger(target).commit_to(ledger(source).last)
+    assert seen(target) == seen(source)[first - 1 :]
+    target = again(target)
+    assert seen(target) == seen(source)[first - 1 :]
+    target.close()

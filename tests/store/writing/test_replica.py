@@ -276,7 +276,7 @@ def test_records_that_fit_no_queue_are_named_and_not_served(
 ) -> None:
     """One stands behind what it should follow on, one names a topic that can be no directory."""
     data = b""
-    for topic, offset in (("T", 0), ("T", 1), ("T", 0), ("..", 0), ("T", 2)):
+    for topic, offset in (("T", 0), ("T", 1), ("T", 1), ("..", 0), ("T", 2)):
         data += encode_record(topic, b"x", queue_offset=offset, physical_offset=len(data))
     slave.replica.append(0, data)
     assert slave.replica.commit().visible == 5
@@ -298,3 +298,51 @@ def test_retention_and_deletion_go_on_beside_it(
     assert slave.replica.end == master.log.end
     assert everything(slave)[-1] == b"hello"
     assert slave.queues.topics() == ["T"]
+
+
+@pytest.mark.parametrize("end", ["fed at once", "stopped between", "killed between", "killed afterwards"])
+def test_a_topic_deleted_at_the_master_and_made_anew_begins_anew(
+    master: MessageStore, slave: MessageStore, tmp_path: Path, end: str
+) -> None:
+    """Its queues begin at 0 again. Queue 3 had no message before; queue 2 has none since."""
+    for number in range(9):
+        send(master, b"old %d" % number, queue_id=number % 3)
+    send(master, topic="Other")
+    if end != "fed at once":
+        feed(slave, master)
+    if end.endswith("between"):
+        _ = slave.close() if end.startswith("stopped") else slave.crash()
+        slave = quick(tmp_path / "slave", **SLAVE)
+    delete_topic(master, "T")
+    for queue_id in (3, 1, 0, 1):
+        send(master, b"new %d" % queue_id, queue_id=queue_id)
+    feed(slave, master)
+    if end == "killed afterwards":
+        slave.crash()
+        slave = quick(tmp_path / "slave", **SLAVE)
+        assert slave.recovered.not_served == 0
+    for queue_id, bodies in enumerate(([b"new 0"], [b"new 1"] * 2, [], [b"new 3"])):
+        assert everything(slave, queue_id=queue_id) == bodies
+    assert everything(slave, "Other") == [b"hello"]
+    shutil.rmtree(tmp_path / "slave" / "consumequeue" / ".deleted", ignore_errors=True)
+    same(slave, master)
+    check_sound(slave)
+
+
+def test_a_queue_of_the_new_topic_that_was_there_already_stays(
+    master: MessageStore, slave: MessageStore, tmp_path: Path
+) -> None:
+    """Queue 1 began behind all that queue 0 had then, so it may be of the new topic, and it is. Later queue 0
+    is not, but nothing says so before its next message."""
+    for number in range(2):
+        send_all(master, [b"%d" % number] * 3)
+        delete_topic(master, "T")
+        send_all(master, [b"one"] * 2, "T", 1)
+    feed(slave, master)
+    assert (everything(slave), everything(slave, queue_id=1)) == ([b"1"] * 3, [b"one"] * 2)
+    slave.crash()
+    slave = quick(tmp_path / "slave", **SLAVE)
+    send(master)
+    feed(slave, master)
+    assert (everything(slave), everything(slave, queue_id=1)) == ([b"hello"], [b"one"] * 2)
+    check_sound(slave)

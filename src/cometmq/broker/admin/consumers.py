@@ -55,8 +55,8 @@ class ConsumerAdmin:
     consumers: ConsumerTable
 
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
-        """Compute the offsets of a point in time and tell every online consumer
-        (RESET_CONSUMER_CLIENT_OFFSET)."""
+        """Compute the offsets of a point in time, or of one queue take the given one (5.x), and tell every
+        online consumer (RESET_CONSUMER_CLIENT_OFFSET)."""
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group
         config = self.tables.topics.get(topic)
@@ -66,7 +66,15 @@ class ConsumerAdmin:
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}",
             )
         offsets: dict[MessageQueue, int] = {}
-        async for queue_id in Turns().each(range(config.write_queue_nums)):
+        queue_ids = range(config.write_queue_nums)
+        if header.queue_id is not None and header.queue_id >= 0:
+            if header.queue_id >= len(queue_ids):
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queueId {header.queue_id} is not within 0 to {len(queue_ids) - 1}",
+                )
+            queue_ids = range(header.queue_id, header.queue_id + 1)
+        async for queue_id in Turns().each(queue_ids):
             stored = self.tables.offsets.query(group, topic, queue_id)
             if stored < 0:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
@@ -95,6 +103,11 @@ class ConsumerAdmin:
 
     async def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
         store = self.store
+        if header.offset is not None and header.queue_id is not None and header.queue_id >= 0:
+            return min(
+                max(header.offset, store.min_offset(header.topic, queue_id)),
+                store.max_offset(header.topic, queue_id),
+            )
         if header.timestamp == -1:
             target = store.max_offset(header.topic, queue_id)
         else:

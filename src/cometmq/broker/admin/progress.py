@@ -17,6 +17,8 @@ from cometmq.errors import CommandError
 from cometmq.protocol.bodies import (
     Body,
     BrokerConsumeStats,
+    BrokerStatsData,
+    BrokerStatsItem,
     ConsumeQueueData,
     ConsumeStats,
     ConsumeTimeSpan,
@@ -39,6 +41,7 @@ from cometmq.protocol.headers import (
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
 )
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
@@ -165,6 +168,27 @@ class ProgressAdmin:
         queue = self.store.queues.find(topic, queue_id)
         question = partial(self.store.lookups.store_time_of, queue, offset - 1)
         return max(await self.store.off_loop.ask(question), 0)
+
+    def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
+        """Messages that came into a topic (TOPIC_PUT_NUMS), or that a group took of one (GROUP_GET_NUMS, by
+        topic@group), in the last minute, hour and day."""
+        header = frame.header(ViewBrokerStatsDataRequestHeader)
+        name, key = header.stats_name, header.stats_key
+        topic, at, group = key.partition("@")
+        now_ms = mono_ms(self.clock)
+        config = self.tables.topics.get(topic)
+        if name == "TOPIC_PUT_NUMS" and config is not None and not at:
+            total = sum(self.store.max_offset(topic, each) for each in range(config.write_queue_nums))
+            found = self.stats.topic_put(topic, total, now_ms)
+        elif name == "GROUP_GET_NUMS" and at:
+            found = self.stats.group_got(group, topic, now_ms)
+        else:
+            found = []
+        if not any(counted.sum for counted in found):
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        # Each message is counted for itself: on average an event adds one.
+        items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
+        return frame.response(body=BrokerStatsData(*items).encode())
 
     # -- groups
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from cometmq import logs
-from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
+from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, BrokerConfig
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
@@ -18,9 +18,10 @@ from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import KVTable
 from cometmq.protocol.codes import TIMER_TOPIC, VERSION_4_9_7, ResponseCode, version_name
 from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
-from cometmq.settings import requested_settings, without_secrets
+from cometmq.settings import TEXT_MAX, requested_settings, without_secrets
 from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
@@ -58,7 +59,8 @@ class RuntimeAdmin:
         self._changed_ms = self.clock.time_ms()
 
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Set known keys of the properties text, and write them; unknown ones are ignored."""
+        """Set known keys of the properties text, and write them; unknown ones are ignored. The answer names
+        those, and the keys that count from the next start on."""
         properties = requested_settings(frame.body)
         refused = NOT_BY_REQUEST & properties.keys()
         if refused:
@@ -73,7 +75,13 @@ class RuntimeAdmin:
         self._changed_ms = self.clock.time_ms()
         log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "none that is known")
         await self.settings_changed(known)
-        return frame.response()
+        said = UpdateBrokerConfigResponseHeader(
+            at_next_start=" ".join(sorted(AT_NEXT_START.intersection(known))),
+            unknown=" ".join(sorted(key for key in properties.keys() - set(known) if key.isprintable()))[
+                :TEXT_MAX
+            ],
+        )
+        return frame.response(header=said)
 
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Every setting; secrets are hidden."""

@@ -85,6 +85,7 @@ class TopicAdmin:
         """Create or replace a topic. Answered when the name servers know it, so that a route query may
         follow.
         """
+        since = self.tables.check_changeable()
         header = frame.header(CreateTopicRequestHeader)
         name = self._changeable(header.topic, frame.version)
         filter_type = header.topic_filter_type or FILTER_TYPES[0]
@@ -118,7 +119,7 @@ class TopicAdmin:
         )
         log.info("topic %s set by %s: %s", name, connection.peer, topics.get(name))
         await self.registered()
-        await _written(f"topic {name} is set", self.tables.topics_file.saved)
+        await _written(f"topic {name} is set", lambda: self.tables.topics_kept(since))
         return frame.response()
 
     async def delete_topic_in_broker(self, connection: Connection, frame: Frame) -> Frame:
@@ -128,6 +129,7 @@ class TopicAdmin:
         messages when it is made again.
         """
         tables = self.tables
+        tables.check_changeable()
         name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
         try:
             await self.store.deletion.delete([name])
@@ -135,12 +137,13 @@ class TopicAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
             ) from error
+        since = tables.check_changeable()  # another may lead by now
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
         tables.offsets.remove_topic(name)
         self.pulls.topic_gone(name)
         await self.registered()
-        await _written(f"topic {name} is deleted", tables.topics_file.saved)
+        await _written(f"topic {name} is deleted", lambda: tables.topics_kept(since))
         await _written(f"topic {name} is deleted", tables.offsets_file.save_now)
         return frame.response()
 
@@ -188,6 +191,7 @@ class TopicAdmin:
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Delete the queues of topics that nobody configured, but for the system's: a lost table does not
         name what waits there."""
+        self.tables.check_changeable()  # a follower forgets what its leader does
         topics = self.tables.topics
         kept = {*topics.table, *filter(topics.is_system, self.store.queues.topics())}
         try:
@@ -205,6 +209,7 @@ class TopicAdmin:
 
     async def update_and_create_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace a group."""
+        since = self.tables.check_changeable()
         try:
             config = SubscriptionGroupConfig.decode(frame.body)
         except BodyError as error:
@@ -213,7 +218,7 @@ class TopicAdmin:
         self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
         self.tables.groups.put(config)
         log.info("group %s set by %s", config.group_name, connection.peer)
-        await _written(f"group {config.group_name} is set", self.tables.groups_file.saved)
+        await _written(f"group {config.group_name} is set", lambda: self.tables.groups_kept(since))
         return frame.response()
 
     def get_all_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
@@ -234,13 +239,14 @@ class TopicAdmin:
 
     async def delete_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Forget a group, and its offsets if asked; success for an unknown one."""
+        since = self.tables.check_changeable()
         header = frame.header(DeleteSubscriptionGroupRequestHeader)
         group, with_offsets = header.group_name, header.remove_offset or header.clean_offset
         self.tables.groups.delete(group)
         if with_offsets:
             self.tables.offsets.remove_group(group)
         log.info("group %s deleted by %s", group, connection.peer)
-        await _written(f"group {group} is deleted", self.tables.groups_file.saved)
+        await _written(f"group {group} is deleted", lambda: self.tables.groups_kept(since))
         if with_offsets:
             await _written(f"group {group} is deleted", self.tables.offsets_file.save_now)
         return frame.response()

@@ -58,6 +58,16 @@ NOT_BY_REQUEST = frozenset(
         "metricsPromExporterHost", "metricsPromExporterPort", "metricsGrpcExporterTarget",
     }
 )  # fmt: skip
+AT_NEXT_START = frozenset(
+    {
+        "enableBatchPush", "messageIndexSafe", "checkCRCOnRecover", "messageDelayLevel",
+        "defaultTopicQueueNums", "clusterTopicEnable", "brokerTopicEnable", "traceTopicEnable",
+        "msgTraceTopicName", "flushConsumerOffsetInterval", "flushDelayOffsetInterval",
+        "registerNameServerPeriod", "metricsExporterType", "metricsGrpcExporterTimeOutInMills",
+        "metricsGrpcExporterIntervalInMills", "metricsGrpcExporterHeader",
+    }
+)  # fmt: skip
+"""What UPDATE_BROKER_CONFIG takes and writes, but only the next start uses."""
 HELD_PULLS_MAX = 1 << 20
 """The most that the settings of held pulls can be: each pull costs about a kilobyte."""
 

@@ -5,8 +5,11 @@ here. Rates go by a clock that is never set (`mono_ms`), days by the wall clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
+
+from cometmq.broker.base.span_counts import Counted, SpanCounts
 
 # Rates are shown over these spans.
 SPANS_S = (10, 60, 600)
@@ -44,6 +47,9 @@ class Stats:
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
         # The last spans with their beginnings, the present one at the end.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
+        self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
+        self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
+        self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
@@ -52,6 +58,7 @@ class Stats:
         """Keep the counters of this second."""
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
+            self.group_counts.add(self.group_get, mono_ms)
             self.group_get = {}
             self.group_spans.append((mono_ms, self.group_get))
         day = now_ms // DAY_MS
@@ -79,3 +86,21 @@ class Stats:
         elapsed_ms = mono_ms - self.group_spans[0][0]
         taken = sum(counts.get((group, topic), 0) for _, counts in self.group_spans)
         return taken * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0
+
+    def count_topics(self, totals: Mapping[str, int], mono_ms: int) -> None:
+        """How many messages each topic has had so far, about every 10 s; the first call only notes it."""
+        before = self._topic_totals
+        if before is not None:
+            new = {topic: total - before.get(topic, 0) for topic, total in totals.items()}
+            self.topic_counts.add({topic: count for topic, count in new.items() if count > 0}, mono_ms)
+        self._topic_totals = totals
+
+    def topic_put(self, topic: str, total: int, mono_ms: int) -> list[Counted]:
+        """Messages stored in a topic in the last minute, hour and day; total: that it has had so far."""
+        before = self._topic_totals
+        since = max(total - before.get(topic, 0), 0) if before is not None else 0
+        return self.topic_counts.of(topic, mono_ms, since)
+
+    def group_got(self, group: str, topic: str, mono_ms: int) -> list[Counted]:
+        """Messages that a group took of a topic in the last minute, hour and day."""
+        return self.group_counts.of((group, topic), mono_ms, self.group_get.get((group, topic), 0))

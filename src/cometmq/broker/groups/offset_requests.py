@@ -107,7 +107,8 @@ class OffsetProcessor:
             async for topic in turns.each(offsets.topics_of(group)):
                 queues = table[topic + SEPARATOR + group] = offsets.queues(group, topic)
                 entries += len(queues)
-        return frame.response(body=await encoded(ConsumerOffsetTable(offset_table=table), entries))
+        body = ConsumerOffsetTable(offset_table=table, data_version=self.tables.offsets_version())
+        return frame.response(body=await encoded(body, entries))
 
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
         """The offset of a point in time."""

@@ -54,7 +54,9 @@ class QueryProcessor:
 
     async def _by_id(self, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
-        record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, offset))
+        store, ledger, record = self.store, self.store.ledger, None
+        if ledger is None or offset < ledger.shown:  # what a raft group has not committed may yet be cut off
+            record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return frame.response(body=bytes(record))

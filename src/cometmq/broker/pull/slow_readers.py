@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.pull.backlog import Reader
-from cometmq.broker.tables.subscription_groups import SubscriptionGroups, is_system_group
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.protocol.codes import is_system_group
 
 log = logs.logger(__name__)
 

@@ -20,6 +20,8 @@ LOOK_S = 0.5
 """`turn` is called this often at least: heart-beats and silence are noticed by it."""
 SEND_BYTES = 1 << 20
 """The most bytes of the log that one Send names. A slave that is behind gets one after the other."""
+NOWHERE = 1 << 62
+"""A position that no log reaches."""
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +167,11 @@ class HaMaster:
     def acked(self) -> int:
         """The highest position that a slave has; -1 without one."""
         return max((slave.acked for slave in self.slaves.values()), default=-1)
+
+    @property
+    def wanted_from(self) -> int:
+        """From where on slaves still want the log; NOWHERE without any."""
+        return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 
     # -- deciding
 

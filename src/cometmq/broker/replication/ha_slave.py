@@ -90,7 +90,10 @@ def contradiction(own: Tail | None, master: MasterLog) -> str:
     if own.end > master.end:
         return f"the slave's log ends at {own.end}, ahead of the master's, which ends at {master.end}"
     if own.end < master.first:
-        return f"the slave's log ends at {own.end}, and the master's begins at {master.first} only"
+        return (
+            f"the slave's log ends at {own.end}, and the master's begins at {master.first} only: the slave "
+            "must begin anew with an empty directory"
+        )
     if own.record is None:
         return ""
     if master.record is None and own.position >= master.first:

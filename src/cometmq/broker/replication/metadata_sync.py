@@ -7,7 +7,11 @@ offset behind a message that was delivered or sent back, without the copy of tha
 
 While the master is away consumers store their offsets here. What the master does not know of them is sent to
 it when it is back; the larger offset holds. Everything else is as the master says, smaller offsets too: those
-may have been reset.
+may have been reset. In a raft group only newer tables are taken: who has just been elected may not know yet
+what its own followers have (see raft_tables.py).
+
+The queues of a topic that the master has deleted go here, too. Without that a topic made anew would show its
+old messages in those queues that have got no new one yet (RecordDispatch sees to the others).
 """
 
 from __future__ import annotations
@@ -21,19 +25,25 @@ from cometmq import logs
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.versions import order
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
     Body,
     ConsumerOffsetTable,
+    DataVersion,
     DelayOffsetTable,
     KVTable,
     SubscriptionGroupTable,
     TopicConfigTable,
 )
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from cometmq.protocol.headers import (
+    GetMaxOffsetRequestHeader,
+    OffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from cometmq.remoting import RemotingClient
 from cometmq.store import MessageStore
 
@@ -57,7 +67,7 @@ class NotTheMaster(CometError):
 class Said(NamedTuple):
     """Offsets as the master gave them, and where its log ended afterwards."""
 
-    offsets: Offsets
+    offsets: ConsumerOffsetTable
     delays: DelayOffsetTable
     log_end: int
 
@@ -95,14 +105,18 @@ class MetadataSync:
         contradicted: Callable[[], bool] = lambda: False,
         first_s: float = FIRST_S,
         period_s: float = PERIOD_S,
+        newer_only: bool = False,
     ) -> None:
-        """contradicted: whether the master's log is not this one's; then its tables are not, either."""
+        """contradicted: whether the master's log is not this one's; then its tables are not, either.
+        newer_only: take no table that is older than the own one."""
+        self._newer_only = newer_only
         self._contradicted = contradicted
         self._store = store
         self._tables = tables
         self._client = client
         self._said: Said | None = None  # waits for the log
         self._before: Offsets | None = None
+        self._deleted: dict[str, int] = {}  # topic -> end of the master's log when it was gone
         self.master_addr = ""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
@@ -121,14 +135,14 @@ class MetadataSync:
         if master_addr != self.master_addr:
             self.master_addr = master_addr
             self._said = None
+            self._deleted.clear()
 
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""
         if not self.master_addr or self._contradicted():
             return
         try:
-            await self._topics()
-            await self._groups()
+            await self.settings()
             await self._offsets()
         except CometError as error:
             if str(error) != self.failure:
@@ -136,6 +150,16 @@ class MetadataSync:
             self.failure = str(error)
         else:
             self.failure = ""
+
+    async def settings(self) -> None:
+        """Copy topics and groups. Raises CometError."""
+        await self._topics()
+        await self._groups()
+
+    def _is_wanted(self, version: DataVersion | None, own: DataVersion | None) -> bool:
+        if self._newer_only:
+            return order(version) > order(own)
+        return version is not None and version != own
 
     async def _ask(self, code: int, kind: type[Table]) -> Table:
         """A table of the master's, read by a thread: it may be long. Without a header 5.5 gives its tables as
@@ -150,39 +174,81 @@ class MetadataSync:
     async def _topics(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
-        if table.data_version is not None and table.data_version != topics.version:
-            topics.replace(table.data_version, table.topic_config_table)
+        if self._is_wanted(table.data_version, topics.version):
+            end = await self._end()
+            table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
+            for topic in self._store.queues.topics():
+                if topic not in table.topic_config_table and not topics.is_system(topic):
+                    await self._look_for(topic, end)
+            if table.data_version is not None:
+                topics.replace(table.data_version, table.topic_config_table)
+        self._delete()
+
+    async def _look_for(self, topic: str, end: int) -> None:
+        """Note a topic as deleted that the master did not know when its log went as far as `end` at least, if
+        its queues are not there either: a table may be lost."""
+        longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
+        header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
+        frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
+        answer = success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
+        if answer.header(OffsetResponseHeader).offset < longest.max_offset:
+            self._deleted[topic] = end
+
+    def _delete(self) -> None:
+        store, waiting = self._store, self._store.dispatcher
+        done = store.checkpointing.covered().position
+        for topic, end in list(self._deleted.items()):
+            reached = done >= end or (store.replica.end >= end and not waiting.waits)
+            if reached and not waiting.own_wait:
+                del self._deleted[topic]
+                store.deletion.delete_before(topic, end, done)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
         groups = self._tables.groups
-        if table.data_version is not None and table.data_version != groups.version:
+        if table.data_version is not None and self._is_wanted(table.data_version, groups.version):
             groups.replace(table.data_version, table.subscription_group_table)
 
     async def _offsets(self) -> None:
         if self._said is None:
             offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
             delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
-            facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
-            end = int(facts.table.get("commitLogMaxOffset", 0))
-            self._said = Said(offsets.offset_table, delays, end)
+            self._said = Said(offsets, delays, await self._end())
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None
             await self._take(said)
 
+    async def _end(self) -> int:
+        """Where the master's log ends now."""
+        facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+        return int(facts.table.get("commitLogMaxOffset", 0))
+
     async def _take(self, said: Said) -> None:
-        tables = self._tables
-        outcome = merged(tables.offsets.to_table()["offsetTable"], self._before, said.offsets)
-        self._before = said.offsets
-        tables.offsets.replace(outcome.offsets)
+        tables, given = self._tables, said.offsets
+        if self._newer_only and order(given.data_version) <= order(tables.offsets.version):
+            return
+        outcome = self.merge(given)
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        await self._give_back(outcome)
+
+    def merge(self, given: ConsumerOffsetTable) -> Merged:
+        """Take consumer offsets, with what was stored here since the last ones came."""
+        offsets = self._tables.offsets
+        outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
+        self._before = given.offset_table
+        offsets.replace(outcome.offsets, given.data_version)
+        return outcome
+
+    async def _give_back(self, outcome: Merged) -> None:
+        taken = 0
         for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
             topic, group = split_key(key)
             header = UpdateConsumerOffsetRequestHeader(
                 consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
             )
             frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-            success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
+            answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
+            taken += answer.code == ResponseCode.SUCCESS  # 5.x refuses those of groups that it does not know
         if outcome.returned:
-            count = min(len(outcome.returned), MOST_RETURNED)
-            log.info("%d offsets that were stored here are given to %s", count, self.master_addr)
+            text = "of %d offsets that were stored here %s has taken %d"
+            log.info(text, len(outcome.returned), self.master_addr, taken)

@@ -1,7 +1,7 @@
 """The replication of a broker that is a member of a raft group (enableDLegerCommitLog).
 
 Its log is written by RaftMember. Its tables (topics, groups, offsets) are not in the log: a follower copies
-them from the leader, as a slave does from its master.
+them from the leader, as a slave does from its master; RaftTables sees that none of what was answered is lost.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cometmq import logs
-from cometmq.broker.base.address import HA_OFFSET, BrokerAddress
-from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.metadata_sync import MetadataSync
-from cometmq.broker.replication.raft_member import RaftMember
-from cometmq.broker.tables.durable import DurableTables
-from cometmq.errors import RaftRefused
+from cometmq.broker.replication.means import Means
+from cometmq.broker.replication.raft_member import RaftMember, Seat
+from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
+from cometmq.errors import CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies_admin import (
     HaClientInfo,
     HaConnectionInfo,
@@ -26,13 +25,14 @@ from cometmq.protocol.bodies_admin import (
 )
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CopySettingsHeader
 from cometmq.raft import RaftOptions, Role
-from cometmq.remoting import Connection, RemotingClient, Tick
-from cometmq.store import Clock, MessageStore
+from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
+OPTIONS = RaftOptions()
+"""How its nodes behave."""
 SYNC_S = 1.0
 """Between two copies of the leader's tables. Any follower may be the next leader, with what it has then."""
 
@@ -54,30 +54,21 @@ class RaftReplication:
 
     decide = True
     """See Replicas."""
-    options: RaftOptions | None = None
-    """How its node behaves, where that is not as usual."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MessageStore,
-        tables: DurableTables,
-        address: BrokerAddress,
-        client: RemotingClient,
-        tick: Tick,
-        end_tick: Callable[[], None],
-        duties: Duties,
-    ) -> None:
+    def __init__(self, means: Means, end_tick: Callable[[], None], duties: Duties) -> None:
+        """end_tick: commits what the broker has appended in this tick."""
+        config, store, tables, client = means.config, means.store, means.tables, means.client
         self._config = config
-        self._clock = clock
+        self._clock = means.clock
         self._store = store
-        self._address = address
-        self._tick = tick
+        self._address = means.address
+        self._tick = means.tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = MetadataSync(store, tables, client, first_s=SYNC_S, period_s=SYNC_S)
+        self._sync = GroupSync(store, tables, client, SYNC_S)
+        self._tables = RaftTables(self, tables, client, self._sync)
+        tables.replicas = self._tables
+        tables.versions.term, tables.versions.counts = 0, False
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
 
@@ -85,20 +76,23 @@ class RaftReplication:
         """Take part. The broker's port is known. Raises OSError, StoreError."""
         config, settings = self._config, self._config.store
         self._address.ha_port = self._address.port + HA_OFFSET  # nobody listens there; name servers want one
-        self._member = RaftMember(
+        seat = Seat(
             me=settings.d_leger_self_id,
             group=settings.d_leger_group,
             addresses=self._addresses,
             broker_addr=self._address.text,
             joins=config.d_leger_join,
             preferred=preferred_of(settings.preferred_leader_id),
+        )
+        self._member = RaftMember(
+            seat,
             store=self._store,
             clock=self._clock,
             timeout_s=config.slave_timeout / 1000,
             tick=self._tick,
             end_tick=self._commit_tick,
             office=self,
-            options=self.options,
+            options=OPTIONS,
         )
         await self._member.start(self._address.interface)
         self._sync.start()
@@ -107,6 +101,11 @@ class RaftReplication:
         """What members and the store have said in this tick is to be looked at."""
         if self._member is not None:
             self._member.end_tick()
+
+    def retire(self) -> None:
+        """The broker is about to stop."""
+        if self._member is not None:
+            self._member.retire()
 
     async def stop(self) -> None:
         """Take part no more."""
@@ -129,15 +128,18 @@ class RaftReplication:
 
     async def prepare(self) -> None:
         """See Office."""
+        await self._tables.take_up()
         await self._duties.prepare()
 
     def lead(self) -> None:
         """See Office."""
         self._sync.follow("")
+        self._tables.lead()
         self._duties.lead()
 
     def follow(self) -> None:
         """See Office."""
+        self._tables.follow()
         self._duties.follow()
         self.met()
 
@@ -146,8 +148,46 @@ class RaftReplication:
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
-            if known is not None:
-                self._sync.follow(known.broker_addr)
+            self._sync.follow("" if known is None else known.broker_addr)
+
+    # -- what its tables ask
+
+    @property
+    def me(self) -> str:
+        """Its name."""
+        return self._config.store.d_leger_self_id
+
+    @property
+    def term(self) -> int:
+        """See Group."""
+        return -1 if self._member is None else self._member.node.term
+
+    @property
+    def leader(self) -> str:
+        """See Group."""
+        return "" if self._member is None else self._member.node.leader
+
+    @property
+    def leading(self) -> bool:
+        """See Group."""
+        return self.serves
+
+    @property
+    def voters(self) -> frozenset[str]:
+        """See Group."""
+        return frozenset() if self._member is None else self._member.node.members.voters
+
+    def answering(self) -> dict[str, str]:
+        """See Group."""
+        member = self._member
+        if member is None:
+            return {}
+        learned, voters = member.peers.learned, self.voters
+        return {
+            name: learned[name].broker_addr
+            for name, peer in member.node.status().peers.items()
+            if name in voters and name in learned and peer.match >= 0
+        }
 
     @property
     def serves(self) -> bool:
@@ -195,7 +235,7 @@ class RaftReplication:
         ]
         return RaftStatus(
             member=self._member.me,
-            role=found.role.value,
+            role="failed" if self._member.failed else found.role.value,
             term=found.term,
             leader=found.leader,
             first=found.first,
@@ -215,7 +255,7 @@ class RaftReplication:
         if member is None:
             return HaRuntimeInfo(master=False)
         node = member.node.status()
-        if node.role is Role.LEADER:
+        if node.role is Role.LEADER and not member.failed:
             infos = [
                 HaConnectionInfo(
                     addr=f"{name}-{member.address_of(name)}",
@@ -249,6 +289,21 @@ class RaftReplication:
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
         """What this member knows of its group."""
         return frame.response(body=self.status().encode())
+
+    async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
+        """The leader wants this member to have its topics and groups."""
+        header = frame.header(CopySettingsHeader)
+        try:
+            await self._tables.copy(header)
+        except CommandError:
+            raise
+        except CometError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        except OSError as error:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"not written: {error.strerror or error}"
+            ) from error
+        return frame.response()
 
     def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Hand the leadership over, or change the members; asked of the leader."""

@@ -16,21 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import msgspec
-
 from cometmq import logs
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import CommitWaits
+from cometmq.broker.replication.raft_entries import NodeLog, behind, body_of, with_entries
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.broker.replication.rates import Rate
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
-from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import (
     AnyMessage,
     Append,
     AppendOwn,
     AppendRequest,
     Effects,
+    HardState,
     LogChange,
     Proposed,
     RaftNode,
@@ -44,14 +43,12 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, Not
 
 log = logs.logger(__name__)
 
-MOST_FRAME = 1 << 20
-"""Bytes of the entries of one message; a longer entry goes alone."""
 HAND_OVER_S = 1.0
 """A leader that stops waits so long for another one."""
 DISK_AGAIN_S = 5.0
 """After a failure of the disk it is looked at again so often."""
 PREFER_S = 10.0
-"""A leader that is not preferred looks this often whether a preferred member can take over."""
+"""A leader that is not preferred, or has a full disk, looks this often whether another one can take over."""
 
 
 class Office(Protocol):
@@ -74,6 +71,20 @@ class Office(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Which member this is. addresses: of all members, by name; this one's too. broker_addr: of this broker.
+    joins: whether it waits to be taken into a group that is there. preferred: the members that are to lead
+    rather than others (preferredLeaderId)."""
+
+    me: str
+    group: str
+    addresses: Mapping[str, str]
+    broker_addr: str
+    joins: bool = False
+    preferred: Collection[str] = ()
+
+
 @dataclass(slots=True)
 class Received:
     """What has come from the leader, for people who watch. last: index of its last entry; times in ms."""
@@ -89,32 +100,25 @@ class RaftMember:
 
     def __init__(
         self,
+        seat: Seat,
         *,
-        me: str,
-        group: str,
-        addresses: Mapping[str, str],
-        broker_addr: str,
-        joins: bool,
-        preferred: Collection[str],
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
         tick: Tick,
         end_tick: Callable[[], None],
         office: Office,
-        options: RaftOptions | None = None,
+        options: RaftOptions,
     ) -> None:
-        """addresses: of all members, by name; this one's too. broker_addr: of this broker. joins: whether it
-        waits to be taken into a group that is there. preferred: the members that are to lead rather than
-        others (preferredLeaderId). timeout_s: how long a send waits for its commit.
-        tick: at its end `end_tick` is called, which commits what the broker has appended. Raises StoreError,
-        OSError."""
+        """timeout_s: how long a send waits for its commit. tick: at its end `end_tick` is called, which
+        commits what the broker has appended. Raises StoreError, OSError."""
         assert store.ledger is not None
+        me, group = seat.me, seat.group
         self.me = me
-        self._addresses = addresses
-        self._preferred = preferred
+        self._addresses = seat.addresses
+        self._preferred = seat.preferred
         self._prefer_at = 0.0
-        self._options = options or RaftOptions()
+        self._options = options
         self.received = Received()
         self._store = store
         self._ledger: Ledger = store.ledger
@@ -123,15 +127,15 @@ class RaftMember:
         self._commit_tick = end_tick
         self._office = office
         self._loop = asyncio.get_running_loop()
-        voters = frozenset() if joins else frozenset(addresses)
+        voters = frozenset() if seat.joins else frozenset(seat.addresses)
         self._state = raft_state.load(store.disk, self._ledger, voters)
         self.node = RaftNode(
-            me, group, _Log(self._ledger), self._state, random.SystemRandom().randint, self._options,
+            me, group, NodeLog(self._ledger), self._state, random.SystemRandom().randint, self._options,
             self._ledger.committed,
         )  # fmt: skip
         self.peers = Peers(
-            group, me, addresses[me], broker_addr,
-            receive=self._receive, heard=self._schedule, met=self._met,
+            group, me, seat.addresses[me], seat.broker_addr,
+            receive=self._receive, heard=self._schedule, met=self._met, blank=self._is_blank,
         )  # fmt: skip
         self.leading = False
         self._led = asyncio.Event()  # set when it leads no more
@@ -142,16 +146,19 @@ class RaftMember:
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self.failed = False
+        """Whether it takes no part any more until it is started again."""
         self._due = False
         self._failed_at: float | None = None
         self._ledger.on_synced = self._synced
         self._ledger.propose = self.propose
         self._ledger.on_failure = self._not_written
         self._failure: CometError | OSError | None = None
+        self._found()
 
     @property
     def suspect(self) -> bool:
-        """Whether its log was found damaged, and is not whole again: it has no vote."""
+        """Whether its log was found damaged, or empty, and is not whole again: it has no vote."""
         return self._state.suspect
 
     async def start(self, host: str) -> None:
@@ -161,10 +168,18 @@ class RaftMember:
         self._use_members()
         self.turn()
 
+    def retire(self) -> None:
+        """It is about to stop: it does not become the leader any more."""
+        self.node.stands = False
+
     async def stop(self) -> None:
         """Take part no more. A leader hands over first, so that the group need not miss it."""
-        if self.leading:
-            await self._hand_over()
+        if self.leading and self._give_away():
+            self._led = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._led.wait(), HAND_OVER_S)
+            except TimeoutError:
+                log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -173,20 +188,15 @@ class RaftMember:
         await self.peers.stop()
         self.waits.give_up("the broker stops")
 
-    async def _hand_over(self) -> None:
+    def _give_away(self) -> bool:
+        """Begin to hand the leadership over to the voter that has most; False if nobody can have it."""
         peers = self.node.status().peers
         voters = self.node.members.voters & set(peers)
-        if not voters:
-            return
         try:
-            self.transfer(max(voters, key=lambda member: peers[member].match))
+            self.transfer(max(sorted(voters), key=lambda member: peers[member].match, default=""))
         except RaftRefused:
-            return
-        self._led = asyncio.Event()
-        try:
-            await asyncio.wait_for(self._led.wait(), HAND_OVER_S)
-        except TimeoutError:
-            log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
+            return False
+        return True
 
     # -- sends
 
@@ -264,22 +274,18 @@ class RaftMember:
         if self._may_take_office() and self._taking is None:
             self._taking = self._loop.create_task(self._take_office(self.node.term))
         now = self._clock.boottime()
-        if self.leading and self._preferred and now >= self._prefer_at:
+        if self.leading and (self._preferred or self.node.full) and now >= self._prefer_at:
             self.prefer(now)
         return True
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
         """What must be on the device before the node goes on."""
-        cuts = any(map(_cuts, effects.log))
+        cuts, state = any(map(_cuts, effects.log)), effects.state
         try:
-            if effects.state is not None:
-                await asyncio.to_thread(
-                    raft_state.save, self._store.disk, self._ledger.directory, effects.state, self._state
-                )
-                if self._state.suspect and not effects.state.suspect:
-                    log.warning("raft: the log of %s is whole again, and has a vote", self.me)
-                self._state = effects.state
-                self.node.state_saved(effects.state)
+            if state is not None:
+                truncates = any(isinstance(change, Truncate) for change in effects.log)
+                await self._save(raft_state.before_cut(state, self._state) if truncates else state)
+                self.node.state_saved(state)
             while any(map(_cuts, effects.log)):
                 change = effects.log.pop(0)
                 if isinstance(change, Truncate):
@@ -288,6 +294,9 @@ class RaftMember:
                     await self._ledger.reset(change.first)
                 else:
                     self._write([change])
+            cuts = False
+            if state is not None and state is not self._state:
+                await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
             if cuts:  # the node counts on them
@@ -298,6 +307,13 @@ class RaftMember:
             self._give_in(error)
         self._slow = None
         self.turn()
+
+    async def _save(self, state: HardState) -> None:
+        disk, directory = self._store.disk, self._ledger.directory
+        await asyncio.to_thread(raft_state.save, disk, directory, state, self._state)
+        if self._state.suspect and not state.suspect:
+            log.warning("raft: the log of %s is whole, and has a vote", self.me)
+        self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
         """Changes of the log, and what is committed."""
@@ -327,10 +343,10 @@ class RaftMember:
             for change in changes:
                 if isinstance(change, AppendOwn):
                     self._ledger.lead(change.term)
-                    self._ledger.append_own(_body(change))
+                    self._ledger.append_own(body_of(change))
                     written = True
                 elif isinstance(change, Append):
-                    last = self._ledger.append(_behind(change.payload, change.skip))
+                    last = self._ledger.append(behind(change.payload, change.skip))
                     self.received.written_ms = self._clock.time_ms()
                     written = True
                     if last != change.first + change.count - 1:
@@ -359,6 +375,9 @@ class RaftMember:
                 self._prefer_at = self._clock.boottime() + PREFER_S
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
                 self._office.lead()
+        except RaftRefused as refusal:
+            log.error("raft: %s takes no messages yet: %s", self.me, refusal)
+            self._give_away()
         except (CometError, OSError) as error:
             self._failure = error
         except Exception as error:
@@ -370,7 +389,7 @@ class RaftMember:
     def _give_in(self, error: Exception) -> None:
         """A member that does not know what it has done must not go on."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
-        self._stopped = True
+        self._stopped = self.failed = True
         self._stop_leading("it has failed")
         self._office.follow()
 
@@ -416,6 +435,7 @@ class RaftMember:
     def _watch_disk(self) -> None:
         """A leader whose disk has failed leaves; it is looked at again now and then."""
         reasons, now = self._store.flags.reasons, self._clock.boottime()
+        self.node.full = Flag.DISK_FULL in reasons
         failure, self._failure = self._failure, None
         if failure is not None:
             self._failed(failure)
@@ -434,17 +454,23 @@ class RaftMember:
         self._asked(self.node.transfer, to)
 
     def prefer(self, now: float) -> None:
-        """Hand over to the preferred member that has most, if one is alive and has nearly all. What comes of
-        it shows at the next look."""
+        """Hand over to the preferred member that has most, or with a full disk to any, if one is alive, has
+        room and nearly all. What comes of it shows at the next look."""
         self._prefer_at = now + PREFER_S
-        if self.me in self._preferred:
+        full, peers = self.node.full, self.node.status().peers
+        if self.me in self._preferred and not full:
             return
-        peers = self.node.status().peers
-        able = [each for each in self._preferred if each in self.node.members.voters and self.keeps_up(each)]
-        if not able:
+        able = [
+            each
+            for each in sorted(self.node.members.voters & peers.keys())
+            if self.keeps_up(each) and not peers[each].full
+        ]
+        wanted = [each for each in able if each in self._preferred]
+        if not (wanted or (full and able)):
             return
-        to = max(able, key=lambda member: peers[member].match)
-        log.warning("raft: %s hands over to %s, which is preferred", self.me, to)
+        to = max(wanted or able, key=lambda member: peers[member].match)
+        why = "its disk is full" if full else f"{to} is preferred"
+        log.warning("raft: %s hands over to %s: %s", self.me, to, why)
         with contextlib.suppress(RaftRefused):  # a transfer that an operator has begun, or a change under way
             self.transfer(to)
 
@@ -480,7 +506,21 @@ class RaftMember:
 
     def _met(self) -> None:
         self._use_members()
+        self._found()
         self._office.met()
+
+    def _is_blank(self) -> bool:
+        return self._ledger.last < 0
+
+    def _found(self) -> None:
+        """A new member of a group that begins has a vote once all others have said that they have nothing
+        either. Else it may be one that has lost its disk: then those who acknowledged with it have more."""
+        voters = self.node.members.voters
+        if self._is_blank() and self.me in voters:
+            others = [self.peers.learned.get(each) for each in voters - {self.me}]
+            if all(each is not None and each.blank for each in others):
+                self.node.trust()
+                self._schedule()
 
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""
@@ -506,7 +546,7 @@ class RaftMember:
         try:
             entries = self._ledger.range(first, first + message.count, 1 << 62)
             question = partial(self._ledger.read, entries)
-            return _with(message, question(CACHED))
+            return with_entries(message, question(CACHED))
         except NotInMemory as miss:
             task = self._loop.create_task(self._send_cold(message, question, miss))
             self._reading.add(task)
@@ -523,7 +563,7 @@ class RaftMember:
         except (CometError, OSError) as error:
             log.error("raft: entries for %s cannot be read: %s", message.to, error)
             return
-        self.peers.send([_with(message, data)])
+        self.peers.send([with_entries(message, data)])
 
     def _forget_deleted(self) -> None:
         """Retention may have deleted the oldest entries, or the log has begun anew."""
@@ -533,33 +573,6 @@ class RaftMember:
             self.node.begins_at(first)
 
 
-def _with(message: AppendRequest, data: Buffer) -> AppendRequest:
-    return msgspec.structs.replace(message, payload=bytes(data))
-
-
-class _Log:
-    """What the node sees of the log."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self.term_of = ledger.term_of
-
-    @property
-    def first(self) -> int:
-        return self._ledger.first
-
-    @property
-    def last(self) -> int:
-        return self._ledger.last
-
-    def fit(self, first: int, stop: int) -> int:
-        """Entries of one frame."""
-        try:
-            return self._ledger.range(first, stop, MOST_FRAME).stop
-        except (StoreError, OSError):  # to be sent it is looked up again
-            return first + 1
-
-
 def _cuts(change: LogChange) -> bool:
     return isinstance(change, Truncate | Reset)
 
@@ -567,22 +580,4 @@ def _cuts(change: LogChange) -> bool:
 def _is_something(effects: Effects) -> bool:
     return bool(
         effects.log or effects.state is not None or effects.committed is not None or effects.role is not None
-    )
-
-
-def _behind(payload: bytes, count: int) -> bytes:
-    """Entries without the first `count` of them."""
-    at = 0
-    for _ in range(count):
-        at += EntryHead.read(payload, at).size
-    return payload[at:] if at else payload
-
-
-def _body(change: AppendOwn) -> bytes:
-    """What an entry says that is no message."""
-    if change.members is None:
-        return msgspec.json.encode({"type": "term", "term": change.term})
-    members = change.members.members
-    return msgspec.json.encode(
-        {"type": "members", "voters": sorted(members.voters), "learners": sorted(members.learners)}
     )

@@ -22,6 +22,8 @@ from cometmq.raft import AnyMessage
 log = logs.logger(__name__)
 
 RETRY_S = 0.3
+SILENCE_S = 60.0
+"""That a member cannot be reached is said again after so long, or once it was reached for so long."""
 CONNECT_S = 2.0
 MOST_WAITING = 32 << 20
 """Bytes in the buffer of one connection, above which nothing more is put there."""
@@ -49,7 +51,7 @@ class _Incoming(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
-        if len(self._peers.incoming) >= MOST_CONNECTIONS:
+        if self._peers.stopped or len(self._peers.incoming) >= MOST_CONNECTIONS:
             transport.abort()
             return
         _ends_when_silent(transport)
@@ -86,11 +88,11 @@ class _Link(asyncio.Protocol):
     """The connection to one member, made again whenever it breaks."""
 
     addr: str
-    hello: bytes
+    hello: Callable[[], bytes]
     transport: asyncio.Transport | None = None
     sent: Rate = field(default_factory=Rate)
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
-    _known: bool = False
+    _said_at: float | None = None
 
     async def run(self) -> None:
         """Keep it up until cancelled."""
@@ -103,12 +105,14 @@ class _Link(asyncio.Protocol):
                 async with asyncio.timeout(CONNECT_S):
                     await loop.create_connection(lambda: self, *address)
             except OSError as error:  # TimeoutError is one
-                if not self._known:
-                    self._known = True
+                if self._said_at is None or loop.time() - self._said_at >= SILENCE_S:
+                    self._said_at = loop.time()
                     log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")
             else:
-                self._known = False
+                begun = loop.time()
                 await self._broken.wait()
+                if loop.time() - begun >= SILENCE_S:
+                    self._said_at = None
             await asyncio.sleep(RETRY_S)
 
     def send(self, data: bytes) -> None:
@@ -126,7 +130,7 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         _ends_when_silent(transport)
-        transport.write(self.hello)
+        transport.write(self.hello())
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.transport = None
@@ -155,9 +159,11 @@ class Peers:
         receive: Receive,
         heard: Callable[[], None],
         met: Callable[[], None],
+        blank: Callable[[], bool] = lambda: False,
     ) -> None:
         """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
-        heard: called when all messages of some bytes were received; met: when one has said who it is."""
+        heard: called when all messages of some bytes were received; met: when one has said who it is. blank:
+        whether the log has no entry."""
         self.group = group
         self.receive = receive
         self.heard = heard
@@ -165,7 +171,8 @@ class Peers:
         self.learned: dict[str, raft_wire.Greeting] = {}
         """What members have said of themselves."""
         self.incoming: set[_Incoming] = set()
-        self._hello = raft_wire.greeting(group, me, addr, broker_addr)
+        self.stopped = False
+        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, blank())
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 
@@ -217,7 +224,8 @@ class Peers:
         return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close everything, also what was accepted just now."""
+        self.stopped = True
         self.use({})
         if self._server is not None:
             self._server.close()

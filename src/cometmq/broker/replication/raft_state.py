@@ -3,6 +3,9 @@
 `currterm` (docs/reference/storage.md, DLedger files) is for either broker. `members.json` is ours: the
 members entries of the log. It is written before the log changes, so it may name entries that never came to
 be; `load` leaves those out. Whether the log is suspect the store says, and `save` when it is no more.
+
+A member without any of this is a new one, or has lost its disk. Nobody can tell from here, so its log is
+suspect.
 """
 
 from __future__ import annotations
@@ -41,10 +44,14 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
         found = msgspec.json.decode(read_file(disk, path, _LIMIT), type=_Kept)
     except FileNotFoundError:
         found = _Kept((MembersEntry(-1, -1, Members(voters)),))
+        if ledger.last < 0 and kept == TermAndVote():
+            ledger.distrust("no log, vote or members are here: the member is new, or its disk is")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
-    members = [entry for entry in found.members if _is_in(entry, ledger)]
-    return HardState(max(kept.term, 0), kept.vote, tuple(members), is_suspect(disk, ledger.directory))
+    members = tuple(entry for entry in found.members if _is_in(entry, ledger))
+    if members != found.members:  # else they would be back when the log no longer begins in front of them
+        replace_file(disk, path, msgspec.json.encode(_Kept(members)))
+    return HardState(max(kept.term, 0), kept.vote, members, is_suspect(disk, ledger.directory))
 
 
 def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
@@ -54,13 +61,22 @@ def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
     return entry.index <= ledger.last and ledger.term_of(entry.index) == entry.term
 
 
+def before_cut(state: HardState, before: HardState) -> HardState:
+    """What is to be saved before the log is cut, with the members entries that the cut takes: until it is
+    done they are in the log, and after a crash they would still hold."""
+    if set(before.members) <= set(state.members):
+        return state
+    members = sorted({*state.members, *before.members}, key=lambda entry: (entry.index, entry.term))
+    return msgspec.structs.replace(state, members=tuple(members))
+
+
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
     """Keep what has changed since `before`; it is on the device when this returns. For a thread. Raises
     OSError."""
-    if state.members != before.members:
-        data = msgspec.json.encode(_Kept(state.members))
-        replace_file(disk, os.path.join(directory, _FILE), data)
+    whole = before.suspect and not state.suspect
+    if whole or state.members != before.members:
+        replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))
     if (state.term, state.vote) != (before.term, before.vote):
         write_term(disk, directory, TermAndVote(state.term, state.vote))
-    if before.suspect and not state.suspect:
+    if whole:
         forget_suspect(disk, directory)

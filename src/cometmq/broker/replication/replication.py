@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cometmq import logs
-from cometmq.broker.base.address import HA_OFFSET, BrokerAddress, host_port
-from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.address import HA_OFFSET, host_port
 from cometmq.broker.replication.ha_client import HaClient
 from cometmq.broker.replication.ha_server import HaServer
 from cometmq.broker.replication.ha_slave import MasterAddress, Phase
+from cometmq.broker.replication.means import Means
 from cometmq.broker.replication.metadata_sync import MetadataSync
-from cometmq.broker.tables.durable import DurableTables
 from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
-from cometmq.remoting import Connection, RemotingClient, Tick, parse_addr
-from cometmq.store import Arrivals, Clock, MessageStore
+from cometmq.remoting import Connection, parse_addr
+from cometmq.store import Arrivals
 
 log = logs.logger(__name__)
 
@@ -27,35 +26,26 @@ log = logs.logger(__name__)
 class Replication:
     """`master` or `slave`, and the requests about them. Made inside the running loop."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MessageStore,
-        tables: DurableTables,
-        address: BrokerAddress,
-        client: RemotingClient,
-        tick: Tick,
-        visible: Callable[[int, Arrivals], None],
-    ) -> None:
+    def __init__(self, means: Means, visible: Callable[[int, Arrivals], None]) -> None:
         """visible: told of messages of the master's that became visible."""
+        config, clock, store, tick = means.config, means.clock, means.store, means.tick
         self._config = config
         self._clock = clock
         self._store = store
-        self._address = address
+        self._address = means.address
         self.master: HaServer | None = None
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
         if store.slave:
             self.slave = HaClient(
-                config=config, clock=clock, store=store, remoting=client, tick=tick, visible=visible
+                config=config, clock=clock, store=store, remoting=means.client, tick=tick, visible=visible
             )
             core = self.slave.core
-            self.sync = MetadataSync(store, tables, client, lambda: core.contradicted)
+            self.sync = MetadataSync(store, means.tables, means.client, lambda: core.contradicted)
         else:
-            self.master = HaServer(config, clock, store, tick)
+            ha = self.master = HaServer(config, clock, store, tick)
+            store.retention.wanted_from = lambda: ha.core.wanted_from
         flushed = store.flusher.on_flushed
 
         def on_flushed(end: int) -> None:
@@ -95,11 +85,19 @@ class Replication:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
             self.sync.follow(addr)
 
+    @property
+    def lacks_master(self) -> bool:
+        """Whether this is a slave that nobody has told of its master."""
+        return self.slave is not None and self.slave.core.master is None
+
     def configure(self) -> None:
         """Take over changed settings."""
         for part in (self.master, self.slave):
             if part is not None:
                 part.configure()
+
+    def retire(self) -> None:
+        """Nobody need know beforehand that the broker stops."""
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -21,7 +21,13 @@ from cometmq.protocol.headers import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from cometmq.protocol.properties.values import has_stray_separator, put, stored_tags_code, value_of
+from cometmq.protocol.properties.values import (
+    PROPERTIES_MAX_BYTES,
+    has_stray_separator,
+    put,
+    stored_tags_code,
+    value_of,
+)
 from cometmq.remoting import Connection, LogBudget
 from cometmq.store import StoreRefused
 
@@ -61,6 +67,11 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties hold a stray separator")
+        if len(properties) > PROPERTIES_MAX_BYTES:  # their characters were counted before
+            raise CommandError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the properties have {len(properties)} bytes, over the limit of {PROPERTIES_MAX_BYTES}",
+            )
         problem = await self._push(connection, header, properties, frame.body)
         if problem and self._budget.allows():
             log.warning("%s", problem)

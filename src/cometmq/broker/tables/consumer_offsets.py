@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from cometmq import logs
+from cometmq.protocol.bodies import DataVersion
 from cometmq.protocol.codes import GROUP_LENGTH_MAX, STORED_LENGTH_MAX, is_legal_name
 
 log = logs.logger(__name__)
@@ -21,6 +24,8 @@ class ConsumerOffsets:
     """`topic@group` -> queue id -> next offset. Anything is stored: lower offsets and unknown topics too."""
 
     def __init__(self) -> None:
+        self.version: DataVersion | None = None
+        """In a raft group: which state of its leader's offsets these are."""
         self._table: dict[str, dict[int, int]] = {}
         # The keys of the table by group and by topic: requests often ask for those of one.
         self._topics: dict[str, set[str]] = {}
@@ -116,10 +121,14 @@ class ConsumerOffsets:
 
     def to_table(self) -> dict[str, Any]:
         """The content of the file, and of the answer to GET_ALL_CONSUMER_OFFSET."""
-        return {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
+        table: dict[str, Any] = {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
+        if self.version is not None:
+            table["dataVersion"] = msgspec.to_builtins(self.version)
+        return table
 
-    def replace(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
+    def replace(self, offsets: Mapping[str, Mapping[int, int]], version: DataVersion | None = None) -> None:
         """Take a master's offsets in the place of these; what is equal is not touched."""
+        self.version = version
         for key in self._table.keys() - offsets.keys():
             self._remove(*split_key(key))
         for key, queues in offsets.items():

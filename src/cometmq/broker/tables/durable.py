@@ -16,7 +16,7 @@ import errno
 import os
 from collections.abc import Callable
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,14 +28,32 @@ from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.broker.tables.table_file import TableFile
 from cometmq.broker.tables.timer_state import TimerState
 from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.versions import Versions
 from cometmq.periodic import Periodic
-from cometmq.protocol.bodies import Body, SubscriptionGroupTable, TopicConfigTable
+from cometmq.protocol.bodies import (
+    Body,
+    ConsumerOffsetTable,
+    DataVersion,
+    SubscriptionGroupTable,
+    TopicConfigTable,
+)
 from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, MessageStore
 
 log = logs.logger(__name__)
 
 # Apache's broker waits this long before it first writes offsets.
 FIRST_WRITE_S = 10.0
+
+
+class SettingsReplicas(Protocol):
+    """Those who have copies of the topics and groups."""
+
+    def check(self) -> int:
+        """Since when this broker may change them. Raises CommandError if it may not."""
+
+    async def keep(self, since: int) -> None:
+        """Come back when they are sure to have them as they are now. Raises CommandError, also if this broker
+        has not been the one to change them all the time `since`."""
 
 
 class DurableTables:
@@ -49,8 +67,11 @@ class DurableTables:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._topics_changed = topics_changed
-        self.topics = topics = TopicTable(config, clock.time_ms, self._save_topics)
-        self.groups = groups = SubscriptionGroups(config, clock.time_ms, self._save_groups)
+        self.versions = Versions(clock.time_ms)
+        self.replicas: SettingsReplicas | None = None
+        """Who must have a change of topics or groups before it is answered; None: nobody."""
+        self.topics = topics = TopicTable(config, self.versions, self._save_topics)
+        self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
         self.offsets = ConsumerOffsets()
         self.delays = DelayOffsets()
         self.timers = TimerState(clock.time_ms)
@@ -60,7 +81,7 @@ class DurableTables:
         self.groups_file = self._file(
             GROUPS, lambda: plain(SubscriptionGroupTable(groups.table, groups.version)), after_log=False
         )
-        self.offsets_file = self._file(OFFSETS, self.offsets.to_table, after_log=True)
+        self.offsets_file = self._file(OFFSETS, self._offsets_table, after_log=True)
         self.delays_file = self._file(DELAYS, self.delays.to_file, after_log=True)
         self.timers_file = self._file(TIMERS, self.timers.to_table, after_log=True)
         self._timers = [
@@ -92,7 +113,11 @@ class DurableTables:
         self.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
         groups = SubscriptionGroupTable.from_plain(self.groups_file.load())
         self.groups.load(groups.data_version, groups.subscription_group_table)
-        self.offsets.load(self.offsets_file.load())
+        offsets = self.offsets_file.load()
+        self.offsets.load(offsets)
+        if self.versions.term is not None:
+            version = {"dataVersion": offsets.get("dataVersion")}
+            self.offsets.version = ConsumerOffsetTable.from_plain(version).data_version
         if not self._store.recovered.clean:
             for key, lowered in self.offsets.lower(self._store.max_offset):
                 log.warning(
@@ -111,6 +136,36 @@ class DurableTables:
         """Begin the periodic writes of offsets."""
         for timer in self._timers:
             timer.start()
+
+    def check_changeable(self) -> int:
+        """To be asked before a change, and given to `topics_kept` or `groups_kept` afterwards. Raises
+        CommandError if topics and groups are changed elsewhere: at the leader of a raft group."""
+        return 0 if self.replicas is None else self.replicas.check()
+
+    async def topics_kept(self, since: int) -> None:
+        """Come back when every change of the topics so far outlives this broker's end. Raises OSError,
+        CommandError."""
+        await self._kept(self.topics_file, since)
+
+    async def groups_kept(self, since: int) -> None:
+        """The same of the groups."""
+        await self._kept(self.groups_file, since)
+
+    async def _kept(self, file: TableFile, since: int) -> None:
+        await file.saved()
+        if self.replicas is not None:
+            await self.replicas.keep(since)
+
+    def offsets_version(self) -> DataVersion | None:
+        """In a raft group: which state of its leader's offsets is here. A leader's own is a new one each time
+        it is asked for."""
+        if self.versions.term is not None:
+            self.offsets.version = self.versions.after(self.offsets.version or self.versions.first())
+        return self.offsets.version
+
+    def _offsets_table(self) -> dict[str, Any]:
+        self.offsets_version()
+        return self.offsets.to_table()
 
     def _save_topics(self) -> None:
         self.topics_file.save()

@@ -11,32 +11,24 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, ResponseCode, check_group_name, is_legal_name
+from cometmq.protocol.codes import (
+    BUILT_IN_GROUPS,
+    GROUP_LENGTH_MAX,
+    ResponseCode,
+    check_group_name,
+    is_legal_name,
+    is_system_group,
+)
 
 log = logs.logger(__name__)
 
-# Created at start (docs/reference/storage.md, Topics and groups at start).
-BUILT_IN = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-)
-CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 # From so many groups on, none is created automatically; only administrators create more.
 MOST_BY_ITSELF = 15_000
 # From so many on, not even they do: 30 MB.
 MOST_GROUPS = 50_000
-
-
-def is_system_group(group: str) -> bool:
-    """Whether a group belongs to RocketMQ itself."""
-    return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN
 
 
 @dataclass(eq=False)
@@ -44,14 +36,15 @@ class SubscriptionGroups:
     """group -> settings. changed: called after each change."""
 
     config: BrokerConfig
-    now_ms: Callable[[], int]
+    versions: Versions
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.table: dict[str, SubscriptionGroupConfig] = {
-            name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True) for name in BUILT_IN
+            name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True)
+            for name in BUILT_IN_GROUPS
         }
-        self.version = DataVersion(timestamp=self.now_ms(), counter=0)
+        self.version = self.versions.first()
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
         """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
@@ -80,7 +73,7 @@ class SubscriptionGroups:
                 f"group {config.group_name} is not created: there are {MOST_GROUPS}, and no more are kept",
             )
         self.table[config.group_name] = config
-        self._bump()
+        self.touch()
 
     def disable_consume(self, group: str) -> bool:
         """Let a group's pulls be refused from now on; False if they are already, or it is not known."""
@@ -94,7 +87,7 @@ class SubscriptionGroups:
         """Forget a group; False if it was not known."""
         if self.table.pop(group, None) is None:
             return False
-        self._bump()
+        self.touch()
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
@@ -121,6 +114,7 @@ class SubscriptionGroups:
         self.load(version, groups)
         self.changed()
 
-    def _bump(self) -> None:
-        self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
+    def touch(self) -> None:
+        """Count the version up."""
+        self.version = self.versions.after(self.version)
         self.changed()

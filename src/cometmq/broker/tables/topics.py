@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import DataVersion, TopicConfig
@@ -55,12 +56,12 @@ class TopicTable:
     change."""
 
     config: BrokerConfig
-    now_ms: Callable[[], int]
+    versions: Versions
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.table: dict[str, TopicConfig] = {}
-        self.version = DataVersion(timestamp=self.now_ms(), counter=0)
+        self.version = self.versions.first()
         self.system: set[str] = set(SYSTEM_TOPICS)
         self.registered_bytes = 0  # what name servers are told of all topics, at most
         self._create_built_in()
@@ -205,7 +206,7 @@ class TopicTable:
 
     def touch(self) -> None:
         """Count the version up, also without a change of the table (brokerPermission changed)."""
-        self.version = DataVersion(timestamp=self.now_ms(), counter=self.version.counter + 1)
+        self.version = self.versions.after(self.version)
         self.changed()
 
     def load(

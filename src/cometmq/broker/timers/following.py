@@ -201,7 +201,7 @@ class Follower:
                     pending.note_done(position, code >> 2 if code >= CODES_BEGIN else NEVER)
                 else:
                     await self._take(first + row, position, code, known, ahead_ms(first + row))
-            pending.followed = first + len(units)
+            pending.followed, pending.followed_position = first + len(units), reached
             self.state.changes += 1
             self.state.waiting, self.state.recalls = len(pending), pending.recalls
             if pending.followed < end:

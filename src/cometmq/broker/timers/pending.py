@@ -59,10 +59,11 @@ class _Hashes(NamedTuple):
 
 
 class Pending:
-    """All timer messages of a broker that wait. `followed`: the queue offset up to which they are known."""
+    """All timer messages of a broker that wait. `followed`: the queue offset up to which they are known,
+    `followed_position` the log position of the last one of these."""
 
     def __init__(self) -> None:
-        self.followed = 0
+        self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
         # In place of the due time the hash of the key, in place of TIMER_OUT_MS whether it was counted.
         self._recalls = Buckets(_MINUTE)
@@ -74,6 +75,7 @@ class Pending:
         # The greatest of what marks have covered: a message that comes then may be to come before it.
         self._covered_out = self._covered_position = -1
         self._moving_before = 0  # nothing behind it was moved on
+        self._last_copy = -1  # of what was moved on
         self._places: list[tuple[Buckets, list[int]]] = []  # keys of what holds something before that
         self._moving: list[tuple[Buckets, int, int]] = []  # the same of what `before` gave last: how many
         self._taken_from = self._by_wall
@@ -213,9 +215,10 @@ class Pending:
                 keys.pop()
         return found
 
-    def moved(self, count: int) -> None:
+    def moved(self, count: int, last_copy: int) -> None:
         """The first `count` of what `before` gave last do not wait any more: others have taken their place,
-        or nothing can."""
+        or nothing can. last_copy: the log position of the last of these others, -1 if there are none."""
+        self._last_copy = max(self._last_copy, last_copy)
         for table, key, some in self._moving:
             table.drop(key, min(some, count))
             count -= min(some, count)
@@ -223,9 +226,12 @@ class Pending:
 
     # -- what is kept and shown
 
-    def mark(self, log_end: int) -> TimerTable:
-        """The present state. log_end: the end of the log, or where it ended when something was begun that
-        `done` or `moved` has not been told yet."""
+    def mark(self, log_end: int) -> TimerTable | None:
+        """The present state; None while copies are not taken in, since the recalls of what waits there would
+        pass for done. log_end: the end of the log, or where it ended when something was begun that `done` or
+        `moved` has not been told yet."""
+        if self.followed_position < self._last_copy:
+            return None
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:

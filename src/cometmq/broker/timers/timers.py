@@ -130,8 +130,11 @@ class TimerService:
         queue = self.follower.queue
         if queue is None or not self._loaded:
             return
-        mark = self.pending.mark(self.store.log.end)
         try:
+            await self.follower.follow()  # else no mark can be taken of what was moved on last
+            mark = self.pending.mark(self.store.log.end)
+            if mark is None:
+                return
             offset = await self.store.off_loop.ask(
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
@@ -206,7 +209,8 @@ class TimerService:
             self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
         mark = self.pending.mark(end)
-        mark.counted_offset, mark.counted_position = queue.max_offset, end
+        if mark is not None:
+            mark.counted_offset, mark.counted_position = queue.max_offset, end
         return mark
 
     def check_point(self, queue_offset: int) -> bytes:
@@ -373,7 +377,7 @@ class TimerService:
                     await self.tables.log_flushed()
         # Only now: after a failed write something else can come to lie at these positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
-        self.pending.moved(done)
+        self.pending.moved(done, max(copies, default=-1))
         self._began = -1
         if problem is not None:
             raise problem

@@ -29,10 +29,11 @@ from cometmq.protocol.bodies import (
     KVTable,
     LockBatchBody,
     LockBatchResult,
+    ResetOffsetBody,
     SubscriptionData,
 )
 from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, PurgeResult, RaftStatus
-from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, LanguageCode, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
@@ -50,6 +51,7 @@ from cometmq.protocol.headers import (
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
     RegisterMessageFilterClassRequestHeader,
+    ResetOffsetRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
@@ -235,6 +237,17 @@ class BrokerApi(Calls):
         """Confirmed by the broker (Apache's client does not wait for that)."""
         answer = await self.ask(addr, commit_request(group, queue, offset), max(self.timeout_s, 5.0))
         succeeded(answer, addr, queue.topic)
+
+    async def reset_offset(
+        self, addr: str, header: ResetOffsetRequestHeader, *, in_cpp_form: bool, timeout_s: float
+    ) -> dict[MessageQueue, int]:
+        """Have the broker tell the members of a group to go on elsewhere; the offsets that it told them.
+        Raises BrokerError, CONSUMER_NOT_ONLINE without members."""
+        request = Frame.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        if in_cpp_form:
+            request.language = LanguageCode.CPP.value
+        answer = succeeded(await self.ask(addr, request, timeout_s), addr, header.topic)
+        return dict(ResetOffsetBody.decode(answer.body).offset_table)
 
     # -- groups and their members
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from cometmq import logs
@@ -202,10 +203,11 @@ class ClientInstance(LifeCycle):
                 raise NoRouteError(topic, error.asked, hint)
         self.namespace.exempt.add(template)
         try:
-            data = await self.namesrv.route(template)
+            route = await self.namesrv.route_as(
+                template, lambda data: template_route(topic, data, queue_nums)
+            )
         except NoRouteError:
             raise error from None  # names the topic that the caller asked for
-        route = template_route(topic, data, queue_nums)
         if not route.write_queues:
             raise error
         self._template_until[topic] = self.loop.time() + _TEMPLATE_TTL_S
@@ -226,13 +228,21 @@ class ClientInstance(LifeCycle):
             task = self.loop.create_task(self._fetch_now(topic), name=f"cometmq-route-{topic}")
             self._fetching[topic] = task
             task.add_done_callback(lambda done: self._fetched(topic, done))
-        # Shielded: one caller's cancellation must not take the answer from the others.
-        return await asyncio.shield(task)
+        try:
+            # Shielded: one caller's cancellation must not take the answer from the others.
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._state in ("stopping", "stopped") and caller is not None and not caller.cancelling():
+                raise self._not_running() from None  # the question was cancelled
+            raise
+        finally:
+            del task  # its error holds this frame
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
             await self._tell_reply_topics_apart(topic)
-        route = topic_route(topic, await self.namesrv.route(topic))
+        route = await self.namesrv.route_as(topic, partial(topic_route, topic))
         self._put(route)
         return route
 
@@ -483,6 +493,9 @@ class ClientInstance(LifeCycle):
                 self.loop.call_later(delay_s, self._announce_again, connection.addr)
                 for delay_s in _ANNOUNCE_AGAIN_S
             ]
+            self._announcing[connection.addr].append(
+                self.loop.call_later(_ANNOUNCE_AGAIN_S[-1], self._announce_no_more, connection.addr)
+            )
 
     def _announce_no_more(self, addr: str) -> None:
         for timer in self._announcing.pop(addr, ()):

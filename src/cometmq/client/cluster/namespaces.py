@@ -106,6 +106,7 @@ class Namespace:
             properties=properties,
             subscription_set=self._subscriptions(info.subscription_set),
             mq_table={self.wrap_queue(queue): each for queue, each in info.mq_table.items()},
+            status_table={self.wrap(topic): each for topic, each in info.status_table.items()},
         )
 
     def unwrap_messages(self, messages: Iterable[MessageExt]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 from cometmq.client.cluster.broker_api import Calls
 from cometmq.client.cluster.requests import (
@@ -16,7 +17,7 @@ from cometmq.client.cluster.requests import (
     route_request,
     succeeded,
 )
-from cometmq.errors import BrokerError, ConnectError, NoRouteError, RemotingError
+from cometmq.errors import BodyError, BrokerError, ConnectError, NoRouteError, RemotingError
 from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.ext import Header
@@ -30,6 +31,8 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import RemotingClient
 
 __all__ = ["NameServersUnreachable", "NamesrvApi"]
+
+T = TypeVar("T")
 
 _PATIENCE_S = 0.5
 """After this the next name server is asked as well."""
@@ -93,22 +96,35 @@ class NamesrvApi(Calls):
 
     async def route(self, topic: str) -> TopicRouteData:
         """Raises NoRouteError, which names every name server and what it answered."""
+        return await self.route_as(topic, lambda data: data)
+
+    async def route_as(self, topic: str, read: Callable[[TopicRouteData], T]) -> T:
+        """What `read` makes of the route. Raises as `route`, and BodyError if the only ones that gave a route
+        gave one that cannot be read: another name server may have a good one."""
         asked: list[tuple[str, str]] = []
         reached = False
+        unreadable: BodyError | None = None
         hint = NO_ROUTE_HINT
         async with aclosing(self._answers(route_request(topic))) as answers:
             async for addr, answer in answers:
                 if not isinstance(answer, Frame):
                     asked.append((addr, str(answer)))
                     continue
+                try:
+                    route = route_in(answer)
+                    found = route if isinstance(route, str) else read(route)
+                except BodyError as error:
+                    unreadable = unreadable or error
+                    continue
                 if not reached:
                     reached, self.current = True, addr
+                if not isinstance(found, str):
+                    return found
                 if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     hint = hint_of(answer.code)
-                route = route_in(answer)
-                if not isinstance(route, str):
-                    return route
-                asked.append((addr, route))
+                asked.append((addr, found))
+        if unreadable is not None:
+            raise unreadable
         if not reached:
             raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
         raise NoRouteError(topic, asked, hint)

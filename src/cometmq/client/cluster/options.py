@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
 from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
 from cometmq.protocol.addresses import parse_address
@@ -27,8 +28,7 @@ class TraceOptions:
     def __post_init__(self) -> None:
         if not is_legal_name(self.topic, TOPIC_LENGTH_MAX):
             raise ConfigError("trace.topic", self.topic, "the name of a topic")
-        if not 0 <= self.sampling <= 1:
-            raise ConfigError("trace.sampling", str(self.sampling), "0 to 1")
+        check_range("trace.sampling", self.sampling, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,8 @@ class ClientOptions:
         for key, name in (("namespace", self.namespace), ("namespace_v2", self.namespace_v2)):
             if name and (not is_legal_name(name, TOPIC_LENGTH_MAX) or "%" in name or "|" in name):
                 raise ConfigError(key, name, "letters, digits, _ and -")
+        times = ("route_interval_s", "heartbeat_interval_s", "api_timeout_s")
+        check_ranges(self, dict.fromkeys(times, SOME_TIME))
 
 
 def namesrv_addresses(

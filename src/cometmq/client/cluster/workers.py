@@ -1,15 +1,65 @@
-"""The same thing done for many items, some of them at a time."""
+"""The same thing done for many items, some at a time; functions of users in threads, and their end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sized
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sized
+from concurrent.futures import Executor
+from contextvars import copy_context
+from typing import Any, TypeVar
 
-__all__ = ["for_each"]
+from cometmq import logs
+from cometmq.text import counted, seconds
+
+__all__ = ["again_if_cancelled", "cancel_all", "for_each", "in_thread"]
+
+log = logs.logger("cometmq.client")
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_CANCELLED_WITHIN_S = 1.0
+_AGAIN_S = 1.0
+
+
+async def in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
+    """What a plain function of the user's returns, called in a thread, in the context of the caller.
+
+    Raises RuntimeError for its sys.exit(): in a thread that ends the thread, and would end the loop here.
+    """
+    run = copy_context().run
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, run, function, *given)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"the function raised {error!r}, which ends its call only") from error
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
+    """Cancel tasks that run functions of the user's, and wait for them, but not for ever: such a function may
+    go on. what: these, for the log."""
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    done, pending = await asyncio.wait(tasks, timeout=_CANCELLED_WITHIN_S)
+    await asyncio.gather(*done, return_exceptions=True)  # seen
+    if pending:
+        log.error(
+            "%s: %s not end within %s of being cancelled, and go on by themselves",
+            what, counted(len(pending), "task") + (" does" if len(pending) == 1 else " do"),
+            seconds(_CANCELLED_WITHIN_S),
+        )  # fmt: skip
+
+
+def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> None:
+    """Have `again` called a second after the task was cancelled: by the user's function that runs in it, or
+    by somebody who cancels all tasks. It has to look whether its owner has cancelled it on purpose."""
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if task.cancelled() and not task.get_loop().is_closed():
+            task.get_loop().call_later(_AGAIN_S, again)
+
+    task.add_done_callback(ended)
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:

@@ -69,8 +69,13 @@ class Acknowledger:
         try:
             if batch.done or queue.dropped:
                 return  # overdue and sent back already, or somebody else's queue by now
-            failed = _failed_messages(batch.messages, status, context)
-            if not failed or await self._went_back(batch, failed, context.delay_level):
+            delay_level, ack_index = context.delay_level, context.ack_index
+            if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
+                wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
+                log.warning("a listener's context has %s: no whole numbers; all comes again", wrong)
+                delay_level, ack_index = 0, -1
+            failed = _failed_messages(batch.messages, status, ack_index)
+            if not failed or await self._went_back(batch, failed, delay_level):
                 self._finish(batch)
         finally:
             queue.calls -= 1
@@ -124,10 +129,10 @@ class Acknowledger:
 
 
 def _failed_messages(
-    messages: list[MessageExt], status: ConsumeStatus, context: ConsumeContext
+    messages: list[MessageExt], status: ConsumeStatus, ack_index: int | None
 ) -> list[MessageExt]:
     if status is not ConsumeStatus.SUCCESS:
         return messages
-    if context.ack_index is None:
+    if ack_index is None:
         return []
-    return messages[max(context.ack_index, -1) + 1 :]
+    return messages[max(ack_index, -1) + 1 :]

@@ -8,6 +8,7 @@ Orderly.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -16,6 +17,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from cometmq import logs
+from cometmq.client.cluster.workers import again_if_cancelled, cancel_all
 from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.group.process_queue import Batch
 from cometmq.protocol.properties.values import CONSUME_START_TIME
@@ -36,6 +38,17 @@ _FAILING = 3
 """Failures in a row after which a listener is a problem and no accident."""
 
 
+def _ends_us(error: BaseException) -> bool:
+    """Whether what a listener's call raised is meant for the task, or the program, in which it runs."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0  # otherwise something that it awaited was cancelled
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        # Only the main thread's end is the program's: a loop in a thread belongs to others as well.
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, GeneratorExit)
+
+
 class Manner(Protocol[C, S]):
     """What a listener's calls and answers mean. S: its statuses, C: the context of a call."""
 
@@ -53,6 +66,14 @@ class Manner(Protocol[C, S]):
 
 
 @dataclass(slots=True, eq=False)
+class _Worker(Generic[C]):
+    """What a worker task is at."""
+
+    batch: Batch | None = None
+    context: C | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Consuming(Generic[C, S]):
     """Worker tasks that call the listener with batches, as they come."""
 
@@ -65,6 +86,8 @@ class Consuming(Generic[C, S]):
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
+    _failing: set[asyncio.Task[None]] = field(default_factory=set)
+    """What ends the calls of workers that were cancelled."""
     _stopping: bool = False
     running: int = 0
     """Listener calls under way."""
@@ -92,10 +115,31 @@ class Consuming(Generic[C, S]):
     def set_concurrency(self, concurrency: int) -> None:
         """How many calls run at once from now on; calls under way that are too many end first."""
         self.concurrency = concurrency
-        loop = asyncio.get_running_loop()
         while len(self._workers) < concurrency and not self._stopping:
-            self._workers.add(loop.create_task(self._work(), name="cometmq-consume"))
+            self._begin_worker()
         self._wake(len(self._workers) - concurrency)
+
+    def _begin_worker(self) -> None:
+        worker = _Worker[C]()
+        task = asyncio.get_running_loop().create_task(self._work(worker), name="cometmq-consume")
+        self._workers.add(task)
+        again_if_cancelled(task, lambda: self._replace(task, worker))
+
+    def _replace(self, task: asyncio.Task[None], worker: _Worker[C]) -> None:
+        """A worker was cancelled, by its listener's call or somebody else."""
+        if self._stopping:
+            return
+        self._workers.discard(task)
+        if worker.batch is not None and worker.context is not None:
+            queue = worker.batch.queue.message_queue
+            log.warning("a listener's call for %s was cancelled; its messages will be consumed again", queue)
+            self.last_error = asyncio.CancelledError("the listener's call was cancelled")
+            loop = asyncio.get_running_loop()
+            failing = self._acknowledge(worker.batch, self._manner.later, worker.context, loop)
+            task = loop.create_task(failing, name="cometmq-consume-cancelled")
+            self._failing.add(task)
+            task.add_done_callback(self._failing.discard)
+        self.set_concurrency(self.concurrency)
 
     def submit(self, batches: Iterable[Batch]) -> None:
         self._ready.extend(batches)
@@ -112,23 +156,22 @@ class Consuming(Generic[C, S]):
     async def stop(self, drain_timeout_s: float) -> int:
         """Start no more listener calls and wait for those that run; the number that did not end in time.
 
-        Calls that overrun are cancelled (async listeners) or left alone (threads cannot be stopped); in both
-        cases their messages stay uncommitted and are delivered again.
+        Calls that overrun are cancelled (async listeners, which may ignore it) or left alone (threads cannot
+        be stopped); in all cases their messages stay uncommitted and are delivered again.
         """
         self._stopping = True
         self._wake(len(self._idle))
         overrun = 0
-        if workers := list(self._workers):
-            _, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
+        if workers := [*self._workers, *self._failing]:
+            done, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
+            await asyncio.gather(*done, return_exceptions=True)  # seen
             overrun = len(pending)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await cancel_all(pending, "listeners")
         self._workers.clear()
         self._ready.clear()
         return overrun
 
-    async def _work(self) -> None:
+    async def _work(self, worker: _Worker[C]) -> None:
         self._enter()
         loop = asyncio.get_running_loop()
         ready = self._ready
@@ -149,7 +192,9 @@ class Consuming(Generic[C, S]):
             context = self._manner.begin(batch)
             if context is None:
                 continue
+            worker.batch, worker.context = batch, context
             await self._consume(batch, context, loop)
+            worker.batch = None
             in_a_row += 1
             if in_a_row >= _BATCHES_WITHOUT_YIELD:
                 in_a_row = 0
@@ -159,9 +204,9 @@ class Consuming(Generic[C, S]):
         handled = self._manner.handled
         batch.started_at = loop.time()
         if batch.refusal is None:
-            now = str(int(time.time() * 1000))
+            begun = str(int(time.time() * 1000))
             for message in batch.messages:
-                message.properties[CONSUME_START_TIME] = now
+                message.properties[CONSUME_START_TIME] = begun
             status = await self._call(batch, context)
             self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
         else:
@@ -171,11 +216,18 @@ class Consuming(Generic[C, S]):
                 "no listener gets offset %d of %s: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
             )  # fmt: skip
-        if status in handled:
-            self.consumed += len(batch.messages)
+        await self._acknowledge(batch, status, context, loop)
+
+    async def _acknowledge(
+        self, batch: Batch, status: S, context: C, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        done, count, now = status in self._manner.handled, len(batch.messages), loop.time()
+        if done:
+            self.consumed += count
         else:
-            self.failed += len(batch.messages)
-        batch.queue.last_consume_at = loop.time()
+            self.failed += count
+        batch.queue.stats.handled(count, now - batch.started_at, done=done)
+        batch.queue.last_consume_at = now
         try:
             await self._manner.acknowledge(batch, status, context)
         except Exception:
@@ -189,10 +241,9 @@ class Consuming(Generic[C, S]):
             if status not in self._manner.handled:
                 self._last_failure = "it asked for later"
             return status
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # we are cancelled; otherwise something that the listener awaited was
+        except BaseException as error:
+            if _ends_us(error):
+                raise
             self.last_error = error
             self._last_failure = printable(repr(error))  # it may quote a body
             log.warning(

@@ -158,6 +158,7 @@ class Giving(Generic[C, S]):
             await self._end(given)
             raise _unknown(message)
         batch = given.batch
+        begun = batch.started_at
         self._settling += 1
         try:
             await self._manner.acknowledge(batch, status, given.context)
@@ -167,8 +168,9 @@ class Giving(Generic[C, S]):
         finally:
             self._settling -= 1
             self._settled.set()
-        batch.queue.last_consume_at = asyncio.get_running_loop().time()
+        batch.queue.last_consume_at = now = asyncio.get_running_loop().time()
         done = status in self._manner.handled
+        batch.queue.stats.handled(1, now - begun, done=done)
         if done:
             self.consumed += 1
             queue = batch.queue.message_queue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from cometmq.client.cluster.workers import in_thread
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 
@@ -24,6 +23,7 @@ __all__ = [
     "OrderlyStatus",
     "bind_listener",
     "check_listener",
+    "is_async",
     "name_of",
 ]
 
@@ -124,17 +124,15 @@ def bind_listener(
 
         return on_loop
 
-    async def in_thread(messages: list[MessageExt], context: object) -> S:
+    async def in_a_thread(messages: list[MessageExt], context: object) -> S:
         arguments = (messages, context) if takes_context else (messages,)
-        loop = asyncio.get_running_loop()
-        run = contextvars.copy_context().run  # so that what is current on the loop is so in the thread
-        return _status(await loop.run_in_executor(executor, run, call, *arguments), statuses)
+        return _status(await in_thread(executor, call, *arguments), statuses)
 
-    return in_thread
+    return in_a_thread
 
 
-def is_async(listener: Listener | OrderlyListener) -> bool:
-    # functools.partial and objects with an async __call__ count as well.
+def is_async(listener: Callable[..., object]) -> bool:
+    """Whether a call gives a coroutine, also of a functools.partial or an object with an async __call__."""
     call = type(listener).__call__ if callable(listener) else None
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
+from cometmq.client.cluster.workers import again_if_cancelled
 from cometmq.client.consumer.hand_over import HandOver
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
@@ -20,6 +21,9 @@ from cometmq.message import MessageQueue
 __all__ = ["Held", "Membership"]
 
 log = logs.logger("cometmq.client.consumer.membership")
+
+_CORRECTED_AGAIN_S = 5.0
+"""A queue whose offset its broker corrects again so soon is taken up again after as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Membership:
         self._suspended = False
         self._ended = False
         self._limits = group.options.flow_limits
+        self._corrected: dict[MessageQueue, float] = {}
+        """When brokers did not have the offsets of queues, of late (monotonic seconds)."""
 
     def made_room(self, queue: ProcessQueue) -> None:
         held = self.held.get(queue.message_queue)
@@ -120,6 +126,7 @@ class Membership:
             return False
         loop = asyncio.get_running_loop()
         process_queue = (ProcessQueue if order is None else OrderlyQueue)(queue, offset, loop.time())
+        process_queue.stats = group.stats.of(queue.topic)
         puller = QueuePuller(group, process_queue, self._submit, lambda: self._limits, self._offset_illegal)
         if self._suspended:
             puller.suspend()
@@ -128,6 +135,7 @@ class Membership:
         )
         self.held[queue] = Held(puller, task)
         task.add_done_callback(lambda done: self._pull_ended(process_queue, done))
+        again_if_cancelled(task, lambda: self._pull_cancelled(process_queue))
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
@@ -135,10 +143,20 @@ class Membership:
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
+        self._take_anew(queue)
+
+    def _pull_cancelled(self, queue: ProcessQueue) -> None:
+        if self._take_anew(queue):
+            self.rounds.wake()
+
+    def _take_anew(self, queue: ProcessQueue) -> bool:
+        """False if it was given up, or all is over."""
         held = self.held.get(queue.message_queue)
-        if held is not None and held.queue is queue:
-            del self.held[queue.message_queue]
-            self._drop(queue)
+        if held is None or held.queue is not queue or self._ended:
+            return False
+        del self.held[queue.message_queue]
+        self._drop(queue)
+        return True
 
     def _drop(self, queue: ProcessQueue) -> None:
         """What comes later of a queue that was given up changes nothing."""
@@ -180,7 +198,14 @@ class Membership:
         await self._store_now({message_queue: corrected})
         self._group.offsets.forget(message_queue)
         self._drop(queue)
-        self.rounds.wake()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
+        if message_queue in self._corrected:
+            loop.call_later(_CORRECTED_AGAIN_S, self.rounds.wake)  # unless something else wakes them
+        else:
+            self.rounds.wake()
+        self._corrected[message_queue] = now
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """An administrator moved the group: drop what is held of these queues and start at the given

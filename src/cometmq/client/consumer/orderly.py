@@ -153,9 +153,8 @@ class Orderly:
                 self._start(self._hand_over(queue))
             self._made_room(queue)
             if again:
-                wanted_s = context.suspend_current_queue_s
-                options = self._group.options
-                self._line_up_later(queue, options.suspend_current_queue_s if wanted_s is None else wanted_s)
+                usual_s = self._group.options.suspend_current_queue_s
+                self._line_up_later(queue, suspension_s(context.suspend_current_queue_s, usual_s))
             else:
                 self._line_up(queue)
 
@@ -196,10 +195,10 @@ class Orderly:
         )
         return True
 
-    def _line_up_later(self, queue: OrderlyQueue, wanted_s: float) -> None:
+    def _line_up_later(self, queue: OrderlyQueue, wait_s: float) -> None:
         def now() -> None:
             self._timers.discard(timer)
             self._line_up(queue)
 
-        timer = self._loop.call_later(suspension_s(wanted_s), now)
+        timer = self._loop.call_later(wait_s, now)
         self._timers.add(timer)

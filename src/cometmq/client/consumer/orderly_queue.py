@@ -17,8 +17,11 @@ moment. Both count sleep, by clocks that nobody sets."""
 _SHORTEST_S, _LONGEST_S = 0.01, 30.0
 
 
-def suspension_s(wanted_s: float) -> float:
-    """How long a queue rests after a failure: what is wanted, within 10 ms and 30 s."""
+def suspension_s(wanted_s: object, usual_s: float) -> float:
+    """How long a queue rests after a failure: what is wanted, within 10 ms and 30 s; usual_s for what is no
+    number, None above all."""
+    if not isinstance(wanted_s, int | float) or wanted_s != wanted_s:
+        wanted_s = usual_s
     return min(max(wanted_s, _SHORTEST_S), _LONGEST_S)
 
 

@@ -38,7 +38,7 @@ class Polling:
         self.schedule = schedule
         self._group = group
         self._ended = ended
-        self._fetcher = Fetcher(pull)
+        self._fetcher = Fetcher(pull, self._count)
         self._auto_commit = auto_commit
         self._given: Fetched | None = None
         """The batch given out by the last poll; the next poll counts it as consumed."""
@@ -123,7 +123,8 @@ class Polling:
         if self._rest:
             # An iteration was left in the middle of a batch: here is what it has not given out.
             assert self._iterated is not None
-            self._given = Fetched(self._iterated.queue, list(self._rest), self._iterated.next_offset)
+            self._given = self._iterated
+            self._given.messages = list(self._rest)
             self._rest.clear()
         else:
             self._given = await self._next_batch(timeout_s)
@@ -156,7 +157,8 @@ class Polling:
             yield message
             self._in_hand = ()
             if self._iterated is batch:  # no seek and no new assignment in between
-                self._count(batch.queue, message.queue_offset + 1 if self._rest else batch.next_offset)
+                batch.counted = not self._rest
+                self._count(batch.queue, batch.next_offset if batch.counted else message.queue_offset + 1)
 
     def each_in_thread(
         self,
@@ -202,6 +204,7 @@ class Polling:
         given, self._given = self._given, None
         self._in_hand = ()
         if given is not None:
+            given.counted = True
             self._count(given.queue, given.next_offset)
 
     def _forget_given(self, queue: MessageQueue) -> None:

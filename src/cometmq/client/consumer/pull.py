@@ -19,7 +19,6 @@ or, sharing the queues with the other members of the group:
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -31,9 +30,10 @@ from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
+from cometmq.client.consumer.listener import is_async
 from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
-from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
 from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
@@ -41,7 +41,7 @@ from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription, sql92
-from cometmq.errors import ClientStateError
+from cometmq.errors import ClientStateError, ConfigError, shown
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import check_group_name, check_topic_name
@@ -187,7 +187,7 @@ class PullConsumer(LookingClient):
         check_topic_name(topic)
         if function is None:
             self._queue_watch.remove(topic)
-        elif inspect.iscoroutinefunction(function):
+        elif is_async(function):
             await self._queue_watch.add(topic, self._calling(function))
         else:
             await self._queue_watch.add(topic, function)
@@ -314,7 +314,7 @@ class PullConsumer(LookingClient):
             await self._check(addr, subscription)
         if self._session is None:
             self._session = PullSession(group, self._polling)
-        group.subscriptions[topic] = subscription
+        group.subscriptions[topic] = subscription.after(group.subscriptions.get(topic))
         await self._session.join()
 
     async def schedule(self, topic: str, function: PullTask, expression: Expression | None = "*") -> None:
@@ -325,6 +325,8 @@ class PullConsumer(LookingClient):
         next, after an exception a second. Raises as subscribe, and ClientStateError for a topic that is
         subscribed.
         """
+        if not is_async(function):
+            raise ConfigError("function", shown(function), "an async function of (queue, turn)")
         functions = self._polling.schedule.functions
         if topic in self._group.subscriptions and topic not in functions:
             raise ClientStateError(f"{self._name} has subscribed {topic}, which it reads ahead")
@@ -471,12 +473,15 @@ class PullConsumer(LookingClient):
         return await self._store.committed(queue)
 
     def update_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop()."""
+        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop().
+        Raises ValueError for what is no offset."""
+        _check_offsets({queue: offset})
         self._store.update(queue, offset, increase_only=False)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store offsets now: these, or those of all that was consumed, the last poll's included. Raises if
-        one could not be stored."""
+        one could not be stored, and ValueError for what is no offset; then nothing is stored."""
+        _check_offsets(offsets or {})
         await self._polling.commit(offsets)
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
@@ -485,4 +490,11 @@ class PullConsumer(LookingClient):
         not taken."""
         self._running()
         assert self._retry_topic is not None
+        check_delay_level(delay_level)
         await self._retry_topic.send_back(message, delay_level)
+
+
+def _check_offsets(offsets: Mapping[MessageQueue, int]) -> None:
+    for queue, offset in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset < 2**63:
+            raise ValueError(f"{offset!r} is no offset of {queue}: a whole number, 0 or more")

@@ -23,6 +23,7 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
+from cometmq.client.consumer.retry_topic import check_delay_level
 from cometmq.client.consumer.watching import lag_of
 from cometmq.client.group.group import instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
@@ -150,6 +151,7 @@ class PushConsumer(LookingClient):
         if session is not None and subscription.expression_type != "TAG":
             await session.group.instance.refresh_routes([topic])
             await self._check_expressions(session, [subscription])
+        subscription = subscription.after(self._subscriptions.get(topic))
         self._subscriptions[topic] = subscription
         await self._subscriptions_changed(topic, subscription)
 
@@ -173,6 +175,7 @@ class PushConsumer(LookingClient):
         """Have the group consume a message again later: level 0 lets the broker choose by the number of
         tries, 1 to 18 is a delay level, -1 means dead letter at once. Raises CometError when it is not
         taken."""
+        check_delay_level(delay_level)
         await self._running_session().send_back(message, delay_level)
 
     def suspend(self) -> None:

@@ -38,6 +38,7 @@ from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.options import MOST_CONCURRENCY, PushOptions
 from cometmq.client.group.process_queue import ProcessQueue
+from cometmq.client.group.statistics import SAMPLE_S
 from cometmq.client.group.subscription import Subscription
 from cometmq.client.group.traces import traced
 from cometmq.clock import boottime
@@ -125,6 +126,7 @@ class PushSession:
         self.members = Membership(group, submit, self._order or self._hand_over)
         self.watchdog = Watchdog(f"group {name}", options.stall_after_s, self.queue_health)
         self._jobs.append(self.watchdog.periodic())
+        self._jobs.append(Periodic(loop, SAMPLE_S, group.stats.sample, name=f"statistics of group {name}"))
 
     def _left(self, queue: ProcessQueue) -> None:
         if self._hand_over is not None:
@@ -278,6 +280,7 @@ class PushSession:
             properties=properties,
             subscription_set=[each.data() for each in group.subscriptions.values()],
             mq_table={queue: self._queue_info(held) for queue, held in self.members.held.items()},
+            status_table=dict(group.stats.table()),
         )
 
     def _queue_info(self, held: Held) -> ProcessQueueInfo:

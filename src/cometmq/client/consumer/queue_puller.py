@@ -18,7 +18,7 @@ from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
 
-__all__ = ["QueuePuller"]
+__all__ = ["IDLE_S", "QueuePuller"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -26,7 +26,7 @@ PULL_MAX_IDLE_S = 120.0
 """A held queue whose pull has not come back for this long is given up and taken up anew
 (docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
-_IDLE_S = 0.1
+IDLE_S = 0.1
 """From one pull that brings nothing to the next, at least."""
 _HELD_S = 1.0
 """A broker that refuses does so at once; one that has not answered after this holds the pull."""
@@ -190,12 +190,14 @@ class QueuePuller:
             warn_of_moved_offset(self.message_queue, queue.next_offset, result)
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
+        if result.messages and self._asked_at is not None:
+            queue.stats.pulled(len(result.messages), asyncio.get_running_loop().time() - self._asked_at)
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._hand_over(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._asked_at is not None:
             # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
             held_s = asyncio.get_running_loop().time() - self._asked_at
-            return max(options.pull_interval_s, _IDLE_S - held_s)
+            return max(options.pull_interval_s, IDLE_S - held_s)
         return options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:

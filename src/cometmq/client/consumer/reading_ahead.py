@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cometmq import logs
+from cometmq.client.cluster.workers import again_if_cancelled
 from cometmq.client.consumer import queue_puller
-from cometmq.client.consumer.queue_puller import unanswered
+from cometmq.client.consumer.queue_puller import IDLE_S, unanswered
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
@@ -26,6 +27,8 @@ log = logs.logger("cometmq.client.consumer")
 
 _BATCHES_AHEAD = 2
 _ERROR_DELAY_S = 1.0
+_MOVED_AGAIN_S = 5.0
+"""The longest wait to the next pull while a broker has none of the offsets that it names itself."""
 
 PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
@@ -37,7 +40,9 @@ class Fetched:
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
-    """Where reading goes on after these messages."""
+    """Where reading goes on after these messages, and after what followed and was not wanted."""
+    counted: bool = False
+    """Whether these messages count as consumed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +54,8 @@ class _Reader:
     offset: int
     paused: bool
     ahead: int = 0
+    last: Fetched | None = None
+    """The newest batch."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
@@ -56,13 +63,18 @@ class _Reader:
     """Monotonic seconds of the last answer, and of the last batch that the caller took."""
     asked_at: float | None = None
     """When the pull that is under way began."""
+    moved: int = 0
+    """How often in a row the broker did not have the offset."""
 
 
 class Fetcher:
     """One reader for each assigned queue, and one line for what they bring."""
 
-    def __init__(self, pull: PullAt) -> None:
+    def __init__(self, pull: PullAt, passed: Callable[[MessageQueue, int], None]) -> None:
+        """passed: told of an offset below which all of a queue counts as consumed, since nothing that came
+        after what was consumed is wanted."""
         self._pull = pull
+        self._passed = passed
         self._readers: dict[MessageQueue, _Reader] = {}
         self._line: deque[tuple[_Reader, Fetched]] = deque()
         self._arrived = asyncio.Event()
@@ -77,12 +89,19 @@ class Fetcher:
         """Read `queue` from `offset`, forgetting what was read ahead of it before. Nothing once closed."""
         if self.closed:
             return
-        loop = asyncio.get_running_loop()
-        paused, now = self.drop(queue), loop.time()
+        paused, now = self.drop(queue), asyncio.get_running_loop().time()
         reader = self._readers[queue] = _Reader(queue, offset, offset, paused, pulled_at=now, given_at=now)
-        reader.task = loop.create_task(
+        self._begin(reader)
+
+    def _begin(self, reader: _Reader) -> None:
+        """Read, unless the reader was replaced."""
+        queue = reader.queue
+        if self._readers.get(queue) is not reader or self.closed:
+            return
+        reader.task = asyncio.get_running_loop().create_task(
             self._run(reader), name=f"cometmq-fetch-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         )
+        again_if_cancelled(reader.task, lambda: self._begin(reader))
 
     def drop(self, queue: MessageQueue) -> bool:
         """Stop reading a queue; whether it was paused."""
@@ -188,12 +207,35 @@ class Fetcher:
                 reader.asked_at = None
                 await asyncio.sleep(_ERROR_DELAY_S)
                 continue
+            held_s = loop.time() - reader.asked_at
             reader.asked_at, reader.pulled_at = None, loop.time()
             self.problems.pop(queue, None)
-            if result.status is PullStatus.OFFSET_ILLEGAL:
-                warn_of_moved_offset(queue, reader.offset, result)
-            reader.offset = result.next_begin_offset
-            if result.messages:
-                reader.ahead += 1
-                self._line.append((reader, Fetched(queue, result.messages, result.next_begin_offset)))
-                self._arrived.set()
+            pause_s = self._took(reader, result) - held_s
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+
+    def _took(self, reader: _Reader, result: PullResult) -> float:
+        """Keep what a pull brought. The least time from its beginning to the next: a broker holds a pull that
+        finds nothing, and one that does not is not asked as fast as it answers."""
+        queue, before = reader.queue, reader.offset
+        reader.offset = result.next_begin_offset
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            warn_of_moved_offset(queue, before, result)
+            reader.moved += 1
+            return min(IDLE_S * 2.0 ** min(reader.moved - 1, 10), _MOVED_AGAIN_S)
+        reader.moved = 0
+        if result.messages:
+            reader.ahead += 1
+            reader.last = Fetched(queue, result.messages, result.next_begin_offset)
+            self._line.append((reader, reader.last))
+            self._arrived.set()
+        elif result.next_begin_offset > before:
+            self._pass_over(reader, result.next_begin_offset)
+        return 0.0 if result.next_begin_offset > before else IDLE_S
+
+    def _pass_over(self, reader: _Reader, offset: int) -> None:
+        """Nothing up to `offset` is wanted: a group's lag must not grow because of a filter."""
+        if reader.last is not None and not reader.last.counted:
+            reader.last.next_offset = offset
+        else:
+            self._passed(reader.queue, offset)

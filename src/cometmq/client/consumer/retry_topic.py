@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.ranges import check_range
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError
@@ -14,13 +15,18 @@ from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.record.layout import COMPRESSED
 
-__all__ = ["RetryTopic"]
+__all__ = ["RetryTopic", "check_delay_level"]
 
 log = logs.logger("cometmq.client.consumer")
 
 _COMPRESSION = COMPRESSED | TYPE_MASK
 _FIRST_RETRY_LEVEL = 3
 """The broker's rule: retry n waits delay level 3 + n."""
+
+
+def check_delay_level(delay_level: object) -> None:
+    """Raise ConfigError for what says nothing about the next try of a message."""
+    check_range("delay_level", delay_level, -1, 18)
 
 
 class RetryTopic:
@@ -53,25 +59,29 @@ class RetryTopic:
             )
         except CometError as error:
             log.info("send-back of %s failed (%s); sending it to the retry topic", message.msg_id, error)
-            await self.send(message)
+            await self.send(message, delay_level)
 
-    async def send(self, message: MessageExt) -> None:
-        """Raises CometError when no broker takes it."""
+    async def send(self, message: MessageExt, delay_level: int = 0) -> None:
+        """Send it to the retry topic, with a delay level as of send_back. Raises CometError when no broker
+        takes it."""
         if self._producer.state == "new":
             await self._producer.start()
         # A body that was not decompressed goes round as it is.
         packed = message.sys_flag & _COMPRESSION
-        await self._producer.send_raw(prepare_system(self._again(message), self._client.keys, packed))
+        await self._producer.send_raw(
+            prepare_system(self._again(message, delay_level), self._client.keys, packed)
+        )
 
-    def _again(self, message: MessageExt) -> Message:
+    def _again(self, message: MessageExt, delay_level: int) -> Message:
         """The same body, flag and unique id. It is a dead letter when a send-back would make it one, and then
         without DELAY, which 4.9.7 would obey; 4.9 takes as many tries as the maximum for too many, 5.x more
         (docs/reference/storage.md, Send back)."""
-        tries, most = message.reconsume_times + 1, self._most
+        tries = message.reconsume_times + 1
+        most = self._most if delay_level >= 0 else min(self._most, tries - 1)
         dropped = (names.TRAN_MSG, names.DELAY, names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME)
         properties = {key: value for key, value in message.properties.items() if key not in dropped}
         if tries <= most:
-            properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+            properties[names.DELAY] = str(delay_level or _FIRST_RETRY_LEVEL + message.reconsume_times)
             most = max(most, tries + 1)
         properties.setdefault(names.RETRY_TOPIC, self._client.namespace.wrap(message.topic))
         properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cometmq import logs
+from cometmq.client.cluster.workers import again_if_cancelled, cancel_all
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.errors import ConfigError, shown
@@ -75,9 +76,16 @@ class Schedule:
     def start(self, queue: MessageQueue) -> None:
         now = asyncio.get_running_loop().time()
         loop = self._loops[queue] = _Loop(now, now)
-        loop.task = asyncio.get_running_loop().create_task(
-            self._run(queue, loop), name=f"cometmq-schedule-{queue}"
-        )
+        self._begin(queue, loop)
+
+    def _begin(self, queue: MessageQueue, loop: _Loop) -> None:
+        """Call, unless the queue was given up."""
+        if self._loops.get(queue) is loop:
+            loop.calling = False
+            loop.task = asyncio.get_running_loop().create_task(
+                self._run(queue, loop), name=f"cometmq-schedule-{queue}"
+            )
+            again_if_cancelled(loop.task, lambda: self._begin(queue, loop))
 
     def health(self, committed: Callable[[MessageQueue], int | None]) -> Iterator[QueueHealth]:
         """How far each queue is. What a call has pulled is known to it alone."""
@@ -111,9 +119,7 @@ class Schedule:
         tasks = [loop.task for loop in self._ending.values() if loop.task is not None]
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=_DRAIN_S)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(pending, "scheduled functions")
 
     async def _run(self, queue: MessageQueue, loop: _Loop) -> None:
         stopped = loop.stopped

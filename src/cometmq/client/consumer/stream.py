@@ -18,6 +18,7 @@ from cometmq.client.consumer.giving import Giving
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, OrderlyStatus
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.push_session import PushSession
+from cometmq.client.consumer.retry_topic import check_delay_level
 from cometmq.client.group.options import PushOptions
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.errors import ClientStateError, ConfigError
@@ -112,8 +113,7 @@ class MessageStream(PushConsumer):
         cancelled leaves the message to be acknowledged."""
         context = self._giving.context(message)
         if isinstance(context, ConsumeContext):
-            if not -1 <= delay_level <= 18:
-                raise ConfigError("delay_level", str(delay_level), "-1 to 18")
+            check_delay_level(delay_level)
             context.delay_level = delay_level
             await self._giving.settle(message, ConsumeStatus.RECONSUME_LATER)
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.workers import for_each
+from cometmq.client.cluster.workers import for_each, in_thread
 from cometmq.client.group.health import QueueHealth
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
@@ -156,6 +156,6 @@ class QueueWatch:
                 if inspect.iscoroutinefunction(function):
                     await function(topic, queues)
                 else:
-                    await asyncio.to_thread(function, topic, queues)
+                    await in_thread(None, function, topic, queues)
             except Exception:
                 log.exception("what watches the queues of %s failed", topic)

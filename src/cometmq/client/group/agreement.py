@@ -19,6 +19,8 @@ __all__ = ["Agreement", "disagreements"]
 log = logs.logger("cometmq.client.consumer")
 
 _PATIENCE_S = 1.0
+_MOST_TOLD = 10
+"""Topics of which each is told: a member may subscribe thousands, and others every time."""
 _ANOTHER = "another member"
 
 
@@ -48,7 +50,10 @@ class Agreement:
                 found = await instance.brokers.consumer_connection(addr, group.name)
         except (CometError, TimeoutError):
             return  # nobody is there, or nobody knows
-        problems = tuple(disagreements(instance.client_id, own, found))
+        differing = disagreements(instance.client_id, own, found)
+        problems = tuple(differing[:_MOST_TOLD])
+        if len(differing) > _MOST_TOLD:
+            problems += (f"members differ in {len(differing)} topics in all",)
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
         if not problems and not _told_apart(found) and wanted == own and were <= others:

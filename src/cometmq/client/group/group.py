@@ -16,6 +16,7 @@ from cometmq.client.group.offsets import (
     start_offset,
 )
 from cometmq.client.group.options import MemberOptions, MessageModel, PushOptions
+from cometmq.client.group.statistics import Statistics
 from cometmq.client.group.subscription import Subscription
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.codes import RETRY_PREFIX
@@ -42,6 +43,7 @@ class Group:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     offsets: OffsetStore = field(init=False)
     pulls: Pulls = field(init=False)
+    stats: Statistics = field(default_factory=Statistics)
     _start_time_ms: int = field(init=False)
     _file: FileOffsets | None = field(init=False, default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
 from cometmq.client.cluster.hooks import ConsumeHook, FilterHook, check_hooks
+from cometmq.client.cluster.ranges import SOME_TIME, check_choice, check_range, check_ranges
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError
@@ -30,6 +32,34 @@ MOST_CONCURRENCY = 1000
 _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
 """Tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
+_ANY_TIME = (0.0, math.inf)
+_MEMBER_RANGES = {
+    "consume_timestamp_ms": (0, 2**63 - 1),
+    "pull_batch_size": (1, 1024),
+    "rebalance_interval_s": SOME_TIME,
+    "persist_interval_s": SOME_TIME,
+    "stall_after_s": SOME_TIME,
+}
+_PULL_RANGES = {
+    "pull_timeout_s": SOME_TIME,
+    "max_body": (1, math.inf),
+    "max_reconsume_times": (0, _WITHOUT_END),
+}
+_PUSH_RANGES = {
+    "consume_concurrency": (1, MOST_CONCURRENCY),
+    "consume_batch_max_size": (1, 1024),
+    "pull_interval_s": (0.0, 65.535),
+    "handover_timeout_s": _ANY_TIME,
+    "max_body": (1, math.inf),
+    "topic_max_count": (1, 6_553_500),
+    "topic_max_mib": (1, 102_400),
+    "suspend_current_queue_s": (0.01, 30),
+    "max_reconsume_times": (0, _WITHOUT_END),
+    "consume_timeout_s": SOME_TIME,
+    "drain_timeout_s": _ANY_TIME,
+    "pull_error_delay_s": _ANY_TIME,
+}
+"""As Java's client checks them (docs/reference/client.md), and what would end or stop a consumer."""
 
 
 class ConsumeFromWhere(Enum):
@@ -74,6 +104,7 @@ class MemberOptions:
     queue_listener: QueueListener | None = None
     """Told of the queues of the subscribed topics, and which of them are this member's."""
     pull_batch_size: int = 32
+    """Java's lite pull consumer asks for 10."""
     suspend_timeout_s: float = 30.0
     rebalance_interval_s: float = 20.0
     persist_interval_s: float = 5.0
@@ -86,9 +117,19 @@ class MemberOptions:
     """BROADCASTING: where local offsets lie; None: ~/.rocketmq_offsets."""
 
     def __post_init__(self) -> None:
-        _check_range("pull_batch_size", self.pull_batch_size, 1, 1024)
-        if self.stall_after_s <= 0:
-            raise ConfigError("stall_after_s", str(self.stall_after_s), "more than 0")
+        check_choice("message_model", self.message_model, MessageModel)
+        check_choice("consume_from_where", self.consume_from_where, ConsumeFromWhere)
+        check_ranges(self, _MEMBER_RANGES)
+        if self.queue_listener is not None:
+            check_hooks("queue_listener", [self.queue_listener])
+        _check_object("allocate_strategy", self.allocate_strategy, "name", "allocate")
+        if self.offset_storage is not None:
+            _check_object("offset_storage", self.offset_storage, "read", "write")
+
+    def _check_suspension(self, broker_suspend_s: float) -> None:
+        """A broker that holds a pull for longer than we wait for it would never be heard."""
+        check_range("suspend_timeout_s", self.suspend_timeout_s, *SOME_TIME)
+        check_range("broker_suspend_s", broker_suspend_s, 0.0, self.suspend_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +148,8 @@ class PullOptions(MemberOptions):
 
     def __post_init__(self) -> None:
         MemberOptions.__post_init__(self)
-        _check_range("max_reconsume_times", self.max_reconsume_times, 0, _WITHOUT_END)
+        self._check_suspension(self.broker_suspend_s)
+        check_ranges(self, _PULL_RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +197,12 @@ class PushOptions(MemberOptions):
         if self.orderly and self.message_model is MessageModel.BROADCASTING:
             expected = "CLUSTERING with orderly=True, because brokers lock a queue for one member"
             raise ConfigError("message_model", self.message_model.name, expected)
-        if not self.handover_timeout_s >= 0:
-            raise ConfigError("handover_timeout_s", str(self.handover_timeout_s), "seconds, 0 or more")
         check_hooks("consume_hooks", self.consume_hooks, "before_consume", "after_consume")
         check_hooks("filter_hooks", self.filter_hooks)
-        _check_range("consume_concurrency", self.consume_concurrency, 1, MOST_CONCURRENCY)
-        _check_range("consume_batch_max_size", self.consume_batch_max_size, 1, 1024)
-        if self.max_reconsume_times is not None:
-            _check_range("max_reconsume_times", self.max_reconsume_times, 0, _WITHOUT_END)
-        _check_range("flow_limits.max_count", self.flow_limits.max_count, 1, 65535)
-        _check_range("flow_limits.max_mib", self.flow_limits.max_mib, 1, 1024)
-        _check_range("flow_limits.max_span", self.flow_limits.max_span, 1, 65535)
+        self._check_suspension(self.broker_suspend_s)
+        check_ranges(self, _PUSH_RANGES)
+        for name, high in (("max_count", 65535), ("max_mib", 1024), ("max_span", 65535)):
+            check_range(f"flow_limits.{name}", getattr(self.flow_limits, name), 1, high)
 
     @property
     def most_reconsume_times(self) -> int:
@@ -175,6 +212,7 @@ class PushOptions(MemberOptions):
         return _WITHOUT_END if self.orderly else _RETRIES
 
 
-def _check_range(key: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ConfigError(key, str(value), f"{low} to {high}")
+def _check_object(key: str, given: object, *names: str) -> None:
+    """Raises ConfigError for an object without these attributes, and for a class in the place of one."""
+    if isinstance(given, type) or not all(hasattr(given, name) for name in names):
+        raise ConfigError(key, repr(given), f"an object with {' and '.join(names)}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from cometmq.client.group.statistics import TopicStats
 from cometmq.message import MessageExt, MessageQueue
 
 __all__ = ["Batch", "FlowLimits", "ProcessQueue"]
@@ -61,6 +62,8 @@ class ProcessQueue:
     dropped: bool = False
     leaving: bool = False
     """Given up: nothing more is begun, but what a running call says still counts, unless it is `dropped`."""
+    stats: TopicStats = field(default_factory=TopicStats)
+    """Those of its topic."""
     calls: int = 0
     """Listener calls under way."""
     count: int = 0

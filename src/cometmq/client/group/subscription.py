@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cometmq.errors import ConfigError, MessageIllegal
 from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text
@@ -64,6 +64,12 @@ class Subscription:
             return list(messages)
         wanted = self.tags
         return [message for message in messages if message.tags in wanted]
+
+    def after(self, before: Subscription | None) -> Subscription:
+        """This one, with a higher version than the one it replaces, also when the clock was set back."""
+        if before is None or self.version > before.version:
+            return self
+        return replace(self, version=before.version + 1)
 
     def data(self) -> SubscriptionData:
         """As heartbeats carry it."""

@@ -136,7 +136,14 @@ def _wants_transaction(handler: object) -> bool:
 
 
 def _check_result(result: object) -> None:
-    """A status that means "later" must not be marked as done."""
+    """A status that means "later" must not be marked as done, nor what was not even begun."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"the handler returned {type(result).__name__}, which nobody awaits: an async handler is an "
+            "`async def`, and no function around one"
+        )
     if isinstance(result, ConsumeStatus | OrderlyStatus) and result not in _HANDLED:
         raise TypeError(
             f"an idempotent handler raises an error to get its message again; it returned {result}"

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cometmq.client.cluster.hooks import EndTransactionHook, SendHook, Sending, check_hooks
+from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
+from cometmq.protocol.codes import TOPIC_LENGTH_MAX, is_legal_name
 from cometmq.protocol.compression import Compression
 
 __all__ = ["ProducerOptions"]
+
+_SOME, _ANY = (1, math.inf), (0, math.inf)
+_RANGES = {
+    "send_timeout_s": SOME_TIME,
+    "try_timeout_s": SOME_TIME,
+    "retry_times": _ANY,
+    "compress_over": _ANY,
+    "max_message_size": _SOME,
+    "max_delay_level": _ANY,
+    "default_topic_queue_nums": _SOME,
+    "max_in_flight": _SOME,
+    "max_requests": _SOME,
+    "transaction_threads": _SOME,
+    "checks_at_once": _SOME,
+    "max_checks_waiting": _ANY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +79,10 @@ class ProducerOptions:
         how = Compression.of(self.compress_type)
         if not how.installed:
             raise ConfigError("compress_type", self.compress_type, "ZLIB, or cometmq[zstd] installed")
-        low, high = how.levels
-        if not low <= self.compress_level <= high:
-            raise ConfigError("compress_level", str(self.compress_level), f"{low} to {high} for {how.name}")
+        if not is_legal_name(self.create_topic_key, TOPIC_LENGTH_MAX):
+            raise ConfigError("create_topic_key", self.create_topic_key, "the name of a topic")
+        check_range("compress_level", self.compress_level, *how.levels)
+        check_ranges(self, _RANGES)
         check_hooks("check_forbidden", self.check_forbidden)
         check_hooks("end_transaction_hooks", self.end_transaction_hooks)
         check_hooks("send_hooks", self.send_hooks, "before_send", "after_send")

@@ -19,6 +19,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
@@ -64,6 +65,12 @@ def check_kind(message: object) -> None:
     if not isinstance(message, Message):
         hint = "; send_again() of Admin sends a received one" if isinstance(message, MessageExt) else ""
         raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
+
+
+def _check_queue(queue: object, topic: str) -> None:
+    """Raise MessageIllegal for what is no queue of the message's topic: the broker sees its number only."""
+    if not isinstance(queue, MessageQueue) or queue.topic != topic:
+        raise MessageIllegal(f"{queue!r} is no queue of topic {topic}", topic, "queue")
 
 
 class Producer(LookingClient):
@@ -140,12 +147,18 @@ class Producer(LookingClient):
         """
         client = self._running()
         check_kind(message)
+        if queue is not None:
+            _check_queue(queue, message.topic)
         if len(message.body) < COMPRESS_HERE:
             outgoing = prepare(message, self.options, client.keys)
         else:
             outgoing = await asyncio.to_thread(prepare, message, self.options, client.keys)
         if selector is not None:
-            queue = self._select(selector, (await self._route(message.topic)).write_queues, message, argument)
+            timeout_s = self.options.send_timeout_s if timeout_s is None else timeout_s
+            begun = client.loop.time()
+            route = await self._route_within(message.topic, timeout_s)
+            timeout_s -= client.loop.time() - begun
+            queue = self._select(selector, route.write_queues, message, argument)
         return await self._send(outgoing, queue, timeout_s)
 
     @spanned
@@ -157,11 +170,14 @@ class Producer(LookingClient):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> None:
-        """Send without an answer: a message may be lost and nobody will say so. Connects first if need be."""
+        """Send without an answer: a message may be lost and nobody will say so. Connects first if need be;
+        the route is asked for within `send_timeout_s`."""
         client = self._running()
         check_kind(message)
         outgoing = prepare(message, self.options, client.keys)
-        route = await self._route(message.topic)
+        if queue is not None:
+            _check_queue(queue, message.topic)
+        route = await self._route_within(message.topic, self.options.send_timeout_s)
         if selector is not None:
             queue = self._select(selector, route.write_queues, message, argument)
         chosen = queue if queue is not None else self._choose(route)
@@ -193,6 +209,8 @@ class Producer(LookingClient):
         for message in batch:
             check_kind(message)
         outgoing = prepare_batch(batch, self.options, client.keys)
+        if queue is not None:
+            _check_queue(queue, outgoing.topic)
         return await self._send(outgoing, queue, timeout_s)
 
     async def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:
@@ -201,6 +219,7 @@ class Producer(LookingClient):
 
         After a failure no new message is taken; the sends under way end, then the first failure is raised.
         """
+        check_range("concurrency", concurrency, 1)
         return await for_each(messages, self.send, concurrency)
 
     async def request(
@@ -241,14 +260,16 @@ class Producer(LookingClient):
                 sent = await self.send(
                     asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
                 )
-                async with asyncio.timeout_at(end):
-                    return await reply
-            except TimeoutError:
-                raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s) from None
             except CometError:
                 if reply.done():  # so the message got there
                     return reply.result()
                 raise
+            try:
+                async with asyncio.timeout_at(end):
+                    return await reply
+            except TimeoutError:
+                pass  # its frames hold the task, which must not hold what is raised from them
+            raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
                 self._requests.release()
@@ -326,7 +347,10 @@ class Producer(LookingClient):
             failure.tries = told  # type: ignore[misc] # of this error alone
             if len(told.outcomes) > 1:
                 failure.add_note(str(told))
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
         finally:
             if has_room:
                 self._room.release()
@@ -340,6 +364,9 @@ class Producer(LookingClient):
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
         """The route, asked for within a send's own budget."""
+        route = self.client.routes.get(topic)
+        if route is not None and route.write_queues and not route.from_template:
+            return route
         try:
             async with asyncio.timeout(budget_s):
                 return await self._route(topic)

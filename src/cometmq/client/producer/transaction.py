@@ -32,6 +32,7 @@ from cometmq.client.cluster.hooks import EndingTransaction, tell
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.telemetry import spanned
+from cometmq.client.cluster.workers import again_if_cancelled, cancel_all, in_thread
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare_half
 from cometmq.client.producer.producer import COMPRESS_HERE, Producer, check_kind
@@ -115,7 +116,7 @@ class TransactionProducer(Producer):
             check_topic_name(topic)
         self._listener = listener
         self._waiting: asyncio.Queue[Check] = asyncio.Queue(self.options.max_checks_waiting)
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers: set[asyncio.Task[None]] = set()
         self._threads: ThreadPoolExecutor | None = None
 
     # -- life
@@ -124,20 +125,22 @@ class TransactionProducer(Producer):
         client = await self._start_client()
         client.register_transactions(self.group, self)
         await super()._begin()
-        loop = asyncio.get_running_loop()
-        self._workers = [
-            loop.create_task(self._answer(), name=f"cometmq-check-{self.group}-{number}")
-            for number in range(self.options.checks_at_once)
-        ]
+        for _ in range(self.options.checks_at_once):
+            self._begin_worker()
         for topic in self._topics:
             client.refresh_soon(topic)
+
+    def _begin_worker(self) -> None:
+        if self._state in ("starting", "running"):
+            task = asyncio.get_running_loop().create_task(self._answer(), name=f"cometmq-check-{self.group}")
+            self._workers.add(task)
+            task.add_done_callback(self._workers.discard)
+            again_if_cancelled(task, self._begin_worker)
 
     async def _end(self, *, drain: bool) -> None:
         if self._client is not None and self._client.transactions.get(self.group) is self:
             del self._client.transactions[self.group]
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await cancel_all(list(self._workers), "checks of transactions")
         try:
             await super()._end(drain=drain)
         finally:
@@ -234,7 +237,7 @@ class TransactionProducer(Producer):
                 if self._threads is None:
                     name = f"cometmq-{self.group}"
                     self._threads = ThreadPoolExecutor(self.options.transaction_threads, name)
-                state = await asyncio.get_running_loop().run_in_executor(self._threads, method, *given)
+                state = await in_thread(self._threads, method, *given)
             if state is None:
                 return TransactionState.UNKNOWN, None
             if not isinstance(state, TransactionState):

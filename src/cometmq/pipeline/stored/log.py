@@ -4,7 +4,8 @@ A file begins with a record, and every record gives its own length: this chain s
 (docs/reference/storage.md, Record). A look into the middle of a file cannot say it, because the body of a
 message may hold whole records, with the right positions in them. So a slice begins where the file begins, or
 where a consume queue of the store names a record; brokers write those files, and producers cannot. The
-reader of the slice before follows the chain up to that place: if it led past it, that is an error.
+reader of the slice before follows the chain up to that place: if it led past it, that is an error. In a raft
+member's log the head of an entry stands in front of each record; positions here are those of the entries.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 
 from cometmq.errors import RecordError, StoreCorrupt
 from cometmq.pipeline.base.options import MOST_BYTES
+from cometmq.protocol.record.framing import HEAD_KIND, PLAIN, Framing
 from cometmq.protocol.record.layout import (
-    BLANK_MAGIC,
     BLANK_SIZE,
     HEADS,
     HOST_V6,
@@ -36,12 +37,11 @@ from cometmq.protocol.record.layout import (
     MIN_SIZE,
     PREPARED,
     ROLLBACK,
-    START,
     SYS_FLAG_AT,
     TRANSACTION_MASK,
     head_for,
 )
-from cometmq.protocol.record.many import Rows, read_rows
+from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 
 _SHORT_LOOK = 64 << 10  # bytes that are read at first behind damage, and to find the border of a slice
@@ -85,12 +85,13 @@ class Damage(NamedTuple):
 @dataclass(frozen=True)
 class LogFile:
     """A file of a commit log: the log positions from `base` up to `end`. `queues` is the directory of the
-    store's consume queues, None without one."""
+    store's consume queues, None without one. framing: what stands in front of its records."""
 
     path: str
     base: int
     end: int
     queues: str | None
+    framing: Framing = PLAIN
 
     def open(self) -> LogReader:
         """Raises OSError."""
@@ -102,6 +103,7 @@ class LogReader:
 
     def __init__(self, file: LogFile, fd: int) -> None:
         self.file = file
+        self._gap = file.framing.gap
         self._fd = fd
 
     def __enter__(self) -> Self:
@@ -120,38 +122,39 @@ class LogReader:
     def walk(self, start: int, stop: int, block_bytes: int) -> Iterator[Block | Damage]:
         """All that begins from `start` (a record begins there) up to `stop`, in order. A blank record ends
         the file. Raises OSError, and StoreCorrupt when `stop` lies within a record."""
+        gap = self._gap
         block_bytes = max(block_bytes, MIN_SIZE)
         at, wanted = start, block_bytes
         while at < stop:
             data = self.read(at, min(wanted, stop - at))
-            rows = _chain(data, at)
+            rows = _chain(data, at, self.file.framing)
             if len(rows.start):
                 block = Block(data, at, rows)
                 yield block
                 at, wanted = block.end, min(2 * wanted, block_bytes)
                 continue
-            size, own = claim_of(data) if len(data) >= CLAIM_BYTES else (0, -1)
-            if own == at and wanted < size <= min(stop - at, MOST_BYTES):
-                wanted = size  # a record longer than a block
+            size, own = claim_of(data[gap:]) if len(data) >= gap + CLAIM_BYTES else (0, -1)
+            if own == at + gap and wanted < size + gap <= min(stop - at, MOST_BYTES):
+                wanted = size + gap  # a record longer than a block
                 continue
             if stop == self.file.end and self._is_blank(data, at):
                 return
             self._check_border(at, stop)
             found = self.next_record(at + 1, stop)
-            yield Damage(at, found, _problem(data, at))
+            yield Damage(at, found, _problem(data[gap:], at + gap))
             at, wanted = found, _SHORT_LOOK
 
     def next_record(self, place: int, stop: int) -> int:
         """The first place from `place` on where a record surely begins, if it ends in front of `stop`; else
         `stop`. Where the store has consume queues, one of them must name the record."""
-        for begin, end in self._written(place, stop):
+        for begin, end in self._written(place + self._gap, stop):
             length = _SHORT_LOOK
             while begin < end:
                 data = self.read(begin, min(length, end - begin))
                 at = data.find(MAGICS_BEGIN, MAGIC_AT)
                 while at >= 0:
                     if self._is_record(begin + at - MAGIC_AT, stop):
-                        return begin + at - MAGIC_AT
+                        return begin + at - MAGIC_AT - self._gap
                     at = data.find(MAGICS_BEGIN, at + 1)
                 if begin + len(data) == end or not data:
                     break  # (the file may be shorter than it was)
@@ -176,13 +179,14 @@ class LogReader:
         return found
 
     def _is_blank(self, data: bytes, at: int) -> bool:
-        return len(data) >= BLANK_SIZE and START.unpack_from(data) == (self.file.end - at, BLANK_MAGIC)
+        return self.file.framing.is_blank(data, self.file.end - at)
 
     def _check_border(self, at: int, stop: int) -> None:
-        size, own = claim_of(data) if len(data := self.read(at, CLAIM_BYTES)) == CLAIM_BYTES else (0, -1)
-        if own != at or not stop - at < size <= min(self.file.end - at, MOST_BYTES):
+        head = self.read(at + self._gap, CLAIM_BYTES)
+        size, own = claim_of(head) if len(head) == CLAIM_BYTES else (0, -1)
+        if own != at + self._gap or not stop - at < size + self._gap <= min(self.file.end - at, MOST_BYTES):
             return
-        if record_facts(self.read(at, size), 0, at) is not None:
+        if record_facts(self.read(own, size), 0, own) is not None:
             problem = (
                 f"the consume queues name a record at log position {stop}, but that lies within the one at "
                 f"{at}. Rebuild the queues (cometmq store rebuild), or set sliceBytes to more than a log file"
@@ -238,21 +242,25 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
     return _UNIT.unpack(unit)[:2] if len(unit) == _UNIT.size else None
 
 
-def _chain(data: bytes, position: int) -> Rows:
+def _chain(data: bytes, position: int, framing: Framing) -> Rows:
     """The records that follow each other from the beginning of the data on, up to one that is not sound.
 
     The loop looks at lengths only, and numpy at all else: `record_starts` takes a third longer for that.
     """
     starts: list[int] = []
-    at, last = 0, len(data) - MIN_SIZE
+    gap = framing.gap
+    at, last = gap, len(data) - MIN_SIZE
     while at <= last:
         starts.append(at)
         (size,) = _size_at(data, at)
         if size < MIN_SIZE:
             break
-        at += size
+        at += size + gap
     rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
     good &= rows.head["physical_offset"] == rows.start + position
+    if gap:
+        heads = items_at(rows.data, rows.start - gap, HEAD_KIND)
+        good &= framing.heads_match(heads, rows.start + position, rows.head["store_size"])
     wrong = np.flatnonzero(~good)
     return rows.pick(slice(int(wrong[0]))) if len(wrong) else rows
 

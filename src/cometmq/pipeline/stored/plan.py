@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -21,9 +22,11 @@ from cometmq.pipeline.base.errors import LogLossError
 from cometmq.pipeline.base.options import StoreOptions
 from cometmq.pipeline.stored.log import Block, Damage, LogFile, LogReader, numbered_files
 from cometmq.protocol.java_properties import PropertiesError, parse_properties
+from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, PLAIN, EntryHead
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.many import bodies_match
 from cometmq.protocol.record.one import PLACE_BYTES, place_of
+from cometmq.store.inspect import MemberLog, member_log
 
 log = logs.logger(__name__)
 
@@ -56,22 +59,36 @@ def plan_slices(options: StoreOptions) -> list[Slice]:
 
 def store_directories(paths: Sequence[str]) -> list[str]:
     """The stores that the paths (patterns of the shell too) mean, each once. A store is a directory with a
-    `commitlog` in it, or a directory of log files. Raises ConfigError."""
+    `commitlog` or the log of a raft member in it, or a directory of log files. Raises ConfigError."""
     found: dict[str, str] = {}
     for path in paths:
         plain = path.removeprefix("file://").removeprefix("file:")
         matches = [each for each in sorted(glob.glob(plain)) or [plain] if _is_store(each)]
         if not matches:
-            raise ConfigError("path", path, "a store: a directory with a commitlog in it")
+            raise ConfigError(
+                "path", path, "a store: a directory with a commitlog, or a raft member's dledger-*, in it"
+            )
         for each in matches:
             found.setdefault(os.path.realpath(each), os.path.abspath(each))
     return list(found.values())
 
 
 def _is_store(directory: str) -> bool:
-    return os.path.isdir(os.path.join(directory, "commitlog")) or (
-        os.path.isdir(directory) and bool(numbered_files(directory))
-    )
+    if os.path.isdir(os.path.join(directory, "commitlog")) or _has_member(directory):
+        return True
+    # A raft member's log alone does not say what is committed.
+    return os.path.isdir(directory) and bool(numbered_files(directory)) and not _has_entries(directory)
+
+
+def _has_member(directory: str) -> bool:
+    return bool(glob.glob(os.path.join(glob.escape(directory), "dledger-*", "data", "")))
+
+
+def _has_entries(directory: str) -> bool:
+    base, path = numbered_files(directory)[0]
+    with open(path, "rb") as file:
+        head = file.read(ENTRY_SIZE)
+    return len(head) == ENTRY_SIZE and EntryHead.read(head).holds(base)
 
 
 def broker_name(directory: str) -> str:
@@ -87,14 +104,20 @@ def broker_name(directory: str) -> str:
 def _files(directory: str) -> list[LogFile]:
     inside = os.path.join(directory, "commitlog")
     queues = os.path.join(directory, "consumequeue")
+    member = member_log(directory) if _has_member(directory) else None
+    if member is None:
+        member, framing = MemberLog((inside if os.path.isdir(inside) else directory,), sys.maxsize), PLAIN
+    else:
+        framing = ENTRIES
     found = []
-    for base, path in numbered_files(inside if os.path.isdir(inside) else directory):
+    for base, path in sorted(file for place in member.directories for file in numbered_files(place)):
         try:
             length = os.stat(path).st_size
         except FileNotFoundError:
             continue  # retention of a running broker: the log begins later now
-        if length:
-            found.append(LogFile(path, base, base + length, queues if os.path.isdir(queues) else None))
+        if length and base < member.committed:
+            own_queues = queues if os.path.isdir(queues) else None
+            found.append(LogFile(path, base, min(base + length, member.committed), own_queues, framing))
     return found
 
 
@@ -110,7 +133,7 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
         with reader:
             borders = _borders(reader, options.slice_bytes)
             # Behind the last record there may be files that a broker has reserved for later.
-            end = file.end if found else _end(reader, borders[-1], options)
+            end = file.end if found or file.framing.gap else _end(reader, borders[-1], options)
             if end > file.base:
                 for start, stop in reversed([*pairwise([*borders, end])]):
                     found.append(Slice(file, start, stop, name, _first_ms(reader, start)))
@@ -161,6 +184,7 @@ def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
 
 
 def _first_ms(reader: LogReader, start: int) -> int | None:
+    start += reader.file.framing.gap
     head = reader.read(start, PLACE_BYTES)
     place = place_of(head) if len(head) == PLACE_BYTES else None
     return place.store_timestamp_ms if place is not None and place.physical_offset == start else None

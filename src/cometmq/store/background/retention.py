@@ -1,7 +1,8 @@
 """Deleting what is old: by age at the hour, by fullness of the disk, on request.
 
 The age of a segment is its file's modification time, as in Apache's broker, held against `SteadyTime`: a
-clock that is ahead for a while deletes nothing. Deletion is paced, oldest first, never the last segment.
+clock that is ahead for a while deletes nothing. Deletion is paced, oldest first, never the last segment. What
+a slave is still to be sent stays as long as the disk has room.
 Files of queues, their extension (queue_ext.py) and index go when all their records are gone, and each queue's
 minimum offset moves to the first record that still exists.
 
@@ -41,6 +42,7 @@ log = logs.logger(__name__)
 
 _MANUAL_PASSES = 20
 _SLICE = 16  # queues looked at per turn of the loop
+_NOWHERE = 1 << 62
 _LOG_PASS, _DERIVED_PASS = "retention (log)", "retention (queues)"
 
 
@@ -52,6 +54,7 @@ class Retention:
     config: replaced when settings change. make_durable_before: brings queues and index onto the device up to
     a log position; False if that failed. on_room: called after segments were deleted. move_on: before a
     segment goes, takes along what is still needed of the log before a position; False if that failed.
+    wanted_from: from where on slaves that are connected still want the log.
     """
 
     disk: Disk
@@ -69,6 +72,7 @@ class Retention:
     make_durable_before: Callable[[int], Awaitable[bool]]
     on_room: Callable[[], None]
     move_on: Callable[[int], Awaitable[bool]] | None = None
+    wanted_from: Callable[[], int] = lambda: _NOWHERE
 
     def __post_init__(self) -> None:
         self._manual = 0
@@ -77,6 +81,7 @@ class Retention:
         self._sweep_end = -1  # where the log ended when deletions whatever the age began at its beginning
         self._swept = 0  # bytes that moves have added to it since
         self._said_full = False
+        self._said_wanted = -1  # the segment that slaves want, of which a line was written
         self.synced_min = -1
         """Where the log begins, as far as a power failure cannot take that back."""
 
@@ -154,9 +159,11 @@ class Retention:
             expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now_ms
             if not expired and (not forced or self._gains_nothing()):
                 break
+            behind = commit_log.segments[0] + commit_log.segment_size
+            if self._is_wanted(path, behind, forced):
+                break
             if deleted:
                 await self.off_loop.pause(self.config.delete_commit_log_files_interval)
-            behind = commit_log.segments[0] + commit_log.segment_size
             if not await self._moved_on(behind):
                 log.error("%s stays: messages that wait in it cannot be moved on", path)
                 break
@@ -168,6 +175,19 @@ class Retention:
             deleted.append(path)
             log.info("deleted %s (%s)", path, "expired" if expired else "disk is full")
         return deleted
+
+    def _is_wanted(self, path: str, behind: int, forced: bool) -> bool:
+        """Whether the first segment, which ends at `behind`, stays for a slave."""
+        wanted = self.wanted_from()
+        if wanted >= behind:
+            return False
+        if forced:
+            text = "%s goes, because the disk is full: a slave that has the log up to %d only must begin anew"
+            log.error(text, path, wanted)
+        elif self._said_wanted != behind:
+            log.warning("%s stays as long as the disk has room: a slave has the log up to %d", path, wanted)
+        self._said_wanted = behind
+        return not forced
 
     async def _moved_on(self, behind: int) -> bool:
         """Take along what is still needed of the first segment; False if that failed."""

@@ -3,6 +3,9 @@
 Three steps. The deletion is noted on the device (a thread syncs the tables). The topic's directory is moved
 out of the way, and its queues are forgotten: one rename on the loop, from where on a new topic of the name
 may begin. A thread removes the files. A crash after the first step leaves the rest to the next start.
+
+A slave, or a follower, hears of a deletion later: by a record that begins a queue anew, or because its master
+does not know the topic any more. Then the queues that were the deleted topic's go, in place.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
+from cometmq.store.background.passes import Passes
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
@@ -32,6 +37,7 @@ class TopicDeletion:
 
     disk: Disk
     off_loop: OffLoop
+    passes: Passes
     commit_log: CommitLog
     appender: Appender
     queues: QueueTable
@@ -69,6 +75,38 @@ class TopicDeletion:
         gone = [topic for topic in self.queues.topics() if topic not in known]
         await self.delete(gone)
         return gone
+
+    def begun_anew(self, queue: ConsumeQueue, position: int) -> None:
+        """The record at `position` begins a queue anew, so its topic was deleted at the master before."""
+        self.delete_before(queue.topic, queue.max_physical, position)
+
+    def delete_before(self, topic: str, end: int, dispatched: int) -> None:
+        """A master has deleted the topic's records before `end`. Destroy the queues that begin before that,
+        and those that begin before the end of another one that is destroyed: all were there together. The
+        loop waits for the device. dispatched: where the records begin that are in no queue yet. A failure is
+        logged, and the queues stay."""
+        kept = self.queues.of_topic(topic)
+        count = len(kept)
+        while old := [queue for queue in kept if queue.first_position() < end]:
+            kept = [queue for queue in kept if queue not in old]
+            end = max(end, *(queue.max_physical for queue in old))
+        if not kept:
+            end = max(end, dispatched)  # behind the checkpoint's mark, whose queues are not all there now
+        before, floors = self.deleted.ends, self.min_offsets.by_topic
+        self.min_offsets.drop([topic])
+        try:
+            self._note([topic], max(end, before.get(topic, 0)), self.commit_log.min_position)
+            self.queues.move_to_trash(topic, {queue.queue_id for queue in kept})
+        except OSError as failure:
+            self._restore([topic], before, floors)
+            log.error("topic %s, deleted at the master, could not be deleted: %s", topic, failure)
+            return
+        log.info("topic %s was deleted at the master: %d queues are gone", topic, count - len(kept))
+        self.passes.begin("removal of deleted topics", self._empty_trash)
+
+    async def _empty_trash(self) -> None:
+        async with self._turn:
+            await self._remove_files([])
 
     async def _attempt(self, left: list[str], tries: int) -> int:
         """Remove those topics that get no message while their deletion is being noted, also from `left`;

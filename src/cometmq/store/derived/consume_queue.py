@@ -105,15 +105,23 @@ class ConsumeQueue:
         if self.max_offset == 0:
             # A queue that continues at `offset` on a fresh disk, or with files of which no unit holds;
             # write() fills the start of its first file.
-            for base in self.positions:
-                self._files.delete(self.path_of(base))
-                self.new_names = True
-            self.positions.clear()
-            self.unsynced_files.clear()
-            self.window_start = self.written = self.min_offset = self.max_offset = offset
+            self._begin_at(offset)
         else:
             self.window += FILLER * (offset - self.max_offset)
             self.max_offset = offset
+
+    def forget_all(self) -> None:
+        """No record of the queue is left: it goes on at any offset, without fillers."""
+        self._begin_at(0)
+
+    def _begin_at(self, offset: int) -> None:
+        for base in self.positions:
+            self._files.delete(self.path_of(base))
+            self.new_names = True
+        self.positions.clear()
+        self.unsynced_files.clear()
+        self.window.clear()
+        self.window_start = self.written = self.min_offset = self.max_offset = offset
 
     def write(self) -> None:
         """Write what the files lack. Raises OSError; the next call tries again."""
@@ -206,6 +214,11 @@ class ConsumeQueue:
             for unit in UNIT_STRUCT.iter_unpack(data):
                 yield offset, *unit
                 offset += 1
+
+    def first_position(self) -> int:
+        """Log position of the first record that is still there; -1 without one."""
+        units = self.units(self.min_offset, self.max_offset)
+        return next((position for _, position, size, _ in units if size != FILLER_SIZE), -1)
 
     def next_file_offset(self, offset: int) -> int:
         """First offset of the file behind the one that holds `offset`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from cometmq import logs
 from cometmq.errors import StoreError
@@ -182,9 +182,10 @@ class QueueTable:
         if self._files.disk.is_link(path):
             raise StoreError(NO_FILE, path)
 
-    def delete_topic(self, topic: str) -> int:
-        """Destroy the queues of a topic, in place; returns how many there were. Raises OSError."""
-        count = self.move_to_trash(topic)
+    def delete_topic(self, topic: str, keep: Container[int] = ()) -> int:
+        """Destroy the queues of a topic but for those in `keep`, in place; returns how many there were.
+        Raises OSError."""
+        count = self.move_to_trash(topic, keep)
         self.empty_trash()
         self.drop_trash()
         return count
@@ -193,21 +194,35 @@ class QueueTable:
         """Queue id -> the offset that the next message of a topic gets there."""
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
-    def move_to_trash(self, topic: str) -> int:
-        """Forget a topic's queues and move their files into the trash. Returns how many there were. Raises
-        OSError; then nothing has changed."""
+    def move_to_trash(self, topic: str, keep: Container[int] = ()) -> int:
+        """Forget a topic's queues, but for those with an id in `keep`, and move their files into the trash.
+        Returns how many there were. Raises OSError; then nothing has changed, unless some are kept."""
         disk = self._files.disk
+        queues = self._topics.get(topic, {})
+        gone = [queue_id for queue_id in queues if queue_id not in keep]
         topic_dir = os.path.join(self.directory, topic)
         if names_a_directory(topic) and disk.is_dir(topic_dir):
             disk.makedirs(self._trash)
             while disk.is_dir(target := os.path.join(self._trash, f"gone-{self._gone}")):
                 self._gone += 1
-            disk.rename(topic_dir, target)
-        queues = self._topics.pop(topic, {})
-        for queue_id, queue in queues.items():
+            if len(gone) == len(queues):
+                disk.rename(topic_dir, target)
+            else:
+                self._move_each(topic_dir, target, gone)
+        for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queue.let_go()  # if it is among the dirty ones, it is passed over there
-        return len(queues)
+            queues.pop(queue_id).let_go()  # if it is among the dirty ones, it is passed over there
+        if not queues:
+            self._topics.pop(topic, None)
+        return len(gone)
+
+    def _move_each(self, topic_dir: str, target: str, queue_ids: list[int]) -> None:
+        disk = self._files.disk
+        disk.makedirs(target)
+        for name in map(str, queue_ids):
+            if disk.is_dir(path := os.path.join(topic_dir, name)):
+                disk.rename(path, os.path.join(target, name))
+        disk.fsync_dir(topic_dir)
 
     def empty_trash(self) -> None:
         """Remove the files of deleted topics, for good. Raises OSError. Any thread."""

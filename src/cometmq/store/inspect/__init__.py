@@ -1,5 +1,6 @@
 """The directory of a store, ours or Apache's, looked at or rebuilt without opening it as a store."""
 
+from cometmq.store.inspect.committed import MemberLog, member_log
 from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.rebuild_parts import IndexMade, QueuesMade, RebuildParts, plan_rebuild
@@ -8,11 +9,13 @@ from cometmq.store.inspect.verify import VerifyReport, verify
 
 __all__ = [
     "IndexMade",
+    "MemberLog",
     "QueuesMade",
     "RebuildParts",
     "RecordFinder",
     "StoreStats",
     "VerifyReport",
+    "member_log",
     "plan_rebuild",
     "rebuild",
     "store_stats",

@@ -7,6 +7,7 @@ their slots, which are written late; what the index does not hold yet is searche
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Self
@@ -22,6 +23,7 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
+from cometmq.store.inspect.committed import committed_end
 from cometmq.store.inspect.findings import Findings
 from cometmq.store.inspect.index_files import IndexFiles
 from cometmq.store.inspect.log_walk import LogWalk, why_no_record
@@ -50,6 +52,9 @@ class RecordFinder:
         self._files = ReadOnlyFiles(self._disk)
         self._log = LogReader(self._files, self.layout.config)
         self._progress = progress
+        self._committed = sys.maxsize
+        if self.layout.config.enable_d_leger_commit_log:
+            self._committed = committed_end(self.layout, self._files)
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +64,7 @@ class RecordFinder:
 
     def at(self, position: int) -> MessageExt | None:
         """The message whose record begins at a log position."""
-        record = self._log.record(position)
+        record = self._log.record(position) if position < self._committed else b""
         return decode_record(record) if record else None
 
     def why_not_at(self, position: int) -> str:
@@ -72,6 +77,8 @@ class RecordFinder:
             return f"the log begins at {self.layout.log_min}; what was before has been deleted"
         if position >= segments[-1].base + size:
             return f"the last segment ends at {segments[-1].base + size}"
+        if position >= self._committed:
+            return f"the log of this raft member is known to be committed up to {self._committed} only"
         walk = LogWalk(self._disk, self.layout, Findings())
         for run in walk.runs(position):
             if run.end > position:

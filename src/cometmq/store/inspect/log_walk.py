@@ -1,4 +1,5 @@
-"""Every record of a commit log, oldest first, and what is wrong between them; the log may be growing.
+"""Every record of a commit log, oldest first, and what is wrong between them; the log may be growing. Of a
+raft member's log those that are known to be committed.
 
 A walk over a log that a broker writes sees a moving tail: bytes that do not make a record yet. So what looks
 like damage there is looked at a second time before it is called damage, and the end is never called torn.
@@ -6,15 +7,19 @@ like damage there is looked at a second time before it is called damage, and the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+
+import numpy as np
 
 from cometmq.errors import RecordError
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts, decode_record
 from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
+from cometmq.store.inspect.committed import committed_end
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
 from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.recovery.store_layout import StoreFile, StoreLayout, log_files
@@ -47,6 +52,11 @@ class LogWalk:
         self.end = self.layout.log_min
         self.last_store_ms = 0
         self.damage: list[Damage] = []
+        self._committed = sys.maxsize
+        self._gap = self.layout.config.framing.gap
+        if self.layout.config.enable_d_leger_commit_log:
+            with ReadOnlyFiles(self.disk) as files:
+                self._committed = committed_end(self.layout, files)
 
     def records(self, start: int = 0) -> Iterator[Facts]:
         """Every valid record from the segment that holds `start` on. Raises OSError."""
@@ -55,6 +65,13 @@ class LogWalk:
 
     def runs(self, start: int = 0) -> Generator[Run, None, None]:
         """The same, many at a time."""
+        for run in self._whole(start):
+            if run.end <= self._committed:
+                yield run
+            elif count := int(np.count_nonzero(run.position < self._committed)):
+                yield run.first_ones(count)
+
+    def _whole(self, start: int) -> Generator[Run, None, None]:
         if self.layout.live and all(file.length != self._size for file in self.layout.segments):
             return  # the broker was about to make its first segment: its length is not known yet
         files = [
@@ -148,7 +165,7 @@ class LogWalk:
         _, start, stop = damage
         problem = (
             f"no valid record in log positions {start} to {stop} ({stop - start} bytes), valid ones follow; "
-            f"{why_no_record(self.disk, file, start)}"
+            f"{why_no_record(self.disk, file, start + self._gap)}"
         )
         self.findings.add(ERROR, "log-damage", file.path, start - file.base, problem, NOTHING)
 
@@ -171,7 +188,7 @@ class LogWalk:
             return
         problem = (
             f"bytes behind log position {end} that are no record, and no valid record behind them; "
-            f"{why_no_record(self.disk, file, end)}"
+            f"{why_no_record(self.disk, file, end + self._gap)}"
         )
         severity = ERROR if self.layout.clean else WARNING
         repair = f"{NEXT_START} cuts them off and zeroes the space"

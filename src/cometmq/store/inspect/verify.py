@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cometmq.errors import ProtocolError, StoreCorrupt
+from cometmq.errors import ProtocolError, StoreCorrupt, StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from cometmq.store.base.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
 from cometmq.store.base.config import StoreConfig
@@ -75,12 +75,15 @@ def verify(
     progress: Progress | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> VerifyReport:
-    """Check the store in `root`. Raises StoreError when there is none, OSError when it cannot be read.
+    """Check the store in `root`. Raises StoreError when there is none, or it is that of a raft member that
+    runs: nobody knows what is committed meanwhile. Raises OSError when it cannot be read.
 
     config, commit_log_dir: as for `read_layout`. pause: waits some seconds for a broker that may be writing.
     """
     disk = disk or OsDisk()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    if layout.live and layout.config.enable_d_leger_commit_log:
+        raise StoreError("a raft member that runs cannot be checked; stop it first", layout.root)
     findings = Findings()
     for path in layout.strays:
         _stray(disk, findings, path)

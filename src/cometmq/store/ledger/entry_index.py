@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cometmq.protocol.record.framing import ENTRY_MAGIC
-from cometmq.store.base.disk import Disk, is_numbered, opened, write_all, zero_out
+from cometmq.store.base.disk import Buffer, Disk, is_numbered, opened, write_all, zero_out
 from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
+from cometmq.store.base.read_only_files import ReadOnlyFiles
 
 FILE_SIZE = 32 * 5 * 1024 * 1024
 """Bytes of a file; most of it is never written."""
@@ -81,12 +82,7 @@ class EntryIndex:
         data = self._files.read(self._path(base), length, at - base, reads)
         if data is None:
             return []
-        units = np.frombuffer(data, _KIND)
-        good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
-        wrong = np.flatnonzero(~good)
-        units = units[: int(wrong[0]) if len(wrong) else len(units)]
-        columns = [units[name].tolist() for name in ("position", "size", "term")]
-        return [EntryPlace(*each) for each in zip(*columns, strict=True)]
+        return _places_of(data, index)
 
     def write(self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]) -> None:
         """Write the units of entries from index `first` on. Raises OSError."""
@@ -148,6 +144,26 @@ class EntryIndex:
     def give_back(self, paths: Iterable[str]) -> None:
         """They are not synced."""
         self._unsynced.update(paths)
+
+
+def place_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryPlace | None:
+    """What the index in a directory says of an entry, without a change of its files. Raises OSError."""
+    at = index * UNIT
+    if at < 0:
+        return None
+    base = at - at % FILE_SIZE
+    data = files.read(os.path.join(directory, f"{base:020d}"), UNIT, at - base)
+    return next(iter(_places_of(data, index)), None) if len(data) == UNIT else None
+
+
+def _places_of(data: Buffer, index: int) -> list[EntryPlace]:
+    """The places in units, the first of which is of this index; up to the first that is none."""
+    units = np.frombuffer(data, _KIND)
+    good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
+    wrong = np.flatnonzero(~good)
+    units = units[: int(wrong[0]) if len(wrong) else len(units)]
+    columns = [units[name].tolist() for name in ("position", "size", "term")]
+    return [EntryPlace(*each) for each in zip(*columns, strict=True)]
 
 
 def sync_all(disk: Disk, paths: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.entry_index import EntryPlace, sync_all
 from cometmq.store.ledger.log_ends import LogEnds
-from cometmq.store.ledger.member_files import LedgerMark, write_mark
+from cometmq.store.ledger.member_files import LedgerMark, write_mark, write_suspect
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.entry_runs import entry_runs
 from cometmq.store.log.flush import LogFlusher
@@ -128,6 +128,12 @@ class Ledger:
     def last(self) -> int:
         """Index of the last entry that was written; `first` - 1 if there is none."""
         return self._written - 1
+
+    @property
+    def shown(self) -> int:
+        """Log position behind the last committed entry: readers see nothing beyond."""
+        there = self.first <= self.committed <= self.last
+        return self.place_of(self.committed).end if there else self._log.min_position
 
     @property
     def persisted(self) -> int:
@@ -266,6 +272,8 @@ class Ledger:
         self._first_base = head.position
         for queue in self._queues:  # of a log that was reset
             queue.correct_min(head.position)
+            if queue.min_offset == queue.max_offset:
+                queue.forget_all()  # it may be far to its next message
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -396,6 +404,10 @@ class Ledger:
         self._dispatcher.forget_waiting()
 
     # -- keeping ----------------------------------------------------------------------------------
+
+    def distrust(self, why: str) -> None:
+        """Note that the log may lack what others of the group count on. Raises OSError."""
+        write_suspect(self._disk, self.directory, why)
 
     def save(self) -> None:
         """Note how far the log is, on the device when this returns. Raises OSError."""

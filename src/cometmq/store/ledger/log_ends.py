@@ -186,9 +186,13 @@ class LogEnds:
 def find_log_ends(files: StoreFiles, config: StoreConfig, places: LogPlaces, shown: int) -> LogEnds:
     """Look at the end of a member's log, and cut a torn tail. Raises as `LogEnds.find` does."""
     disk = files.disk
-    old = os.path.join(config.root, "commitlog")
-    if any(is_numbered(name, 20) for name in disk.listdir(old)):
-        raise StoreError("a log from before raft mode lies here, which is not taken over", old)
+    for old in config.replace(enable_d_leger_commit_log=False).commit_log_dirs:
+        if any(is_numbered(name, 20) for name in disk.listdir(old)):
+            raise StoreError(
+                "a log from before raft mode lies here, and a raft member does not take it over: start the "
+                "broker without enableDLegerCommitLog to serve it, the member with another storePathRootDir",
+                old,
+            )
     segments, notes = list_segments(disk, places, config.mapped_file_size_commit_log)
     for note in notes:
         log.warning("%s", note)

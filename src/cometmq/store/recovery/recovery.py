@@ -26,7 +26,6 @@ from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
 from cometmq.store.base.files import part_facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.base.refusal import QueueRefused
-from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
@@ -198,13 +197,11 @@ class Recovery:
     def _load_queues(self, log_end: int, result: Recovered) -> None:
         result.notes += [note for note in self.queues.load(log_end) if note not in result.notes]
         for topic in self.deleted.ends:
-            for queue in self.queues.of_topic(topic):
-                units = queue.units(queue.min_offset, queue.max_offset)
-                first = next((unit for unit in units if unit[2] != FILLER_SIZE), None)
-                if first is not None and self.deleted.hides(topic, first[1]):
-                    result.notes.append(f"{topic}: its deletion is finished")
-                    self.queues.delete_topic(topic)
-                    break
+            firsts = {queue.queue_id: queue.first_position() for queue in self.queues.of_topic(topic)}
+            kept = {queue_id for queue_id, first in firsts.items() if not self.deleted.hides(topic, first)}
+            if any(first >= 0 for queue_id, first in firsts.items() if queue_id not in kept):
+                result.notes.append(f"{topic}: its deletion is finished")
+                self.queues.delete_topic(topic, kept)
 
     # -- the walk ---------------------------------------------------------------------------------
 

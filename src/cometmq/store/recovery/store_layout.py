@@ -1,13 +1,14 @@
 """A store directory as somebody else left it: where its files are, how long they are, whether it is in use.
 
 Apache's broker and ours know the lengths of their files from a configuration. A tool that is pointed at a
-directory must find them out: from the broker.conf in it, else from the files themselves. Nothing is written
-and nothing is locked.
+directory must find them out: from the broker.conf in it, else from the files themselves; so also whether it
+is that of a raft member. Nothing is written and nothing is locked.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -26,6 +27,7 @@ from cometmq.store.derived.queue_table import TRASH, names_a_directory
 CONF = "broker.conf"
 _PROBE_ENTRIES = 64
 _MOST_READ = 64 << 20  # bytes of an index file in which the number of its slots is looked for
+_MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
 LONGEST_FILE = (1 << 31) - 1
 """Bytes. Apache's broker maps its files, and Java maps no more at once."""
 
@@ -81,6 +83,8 @@ def read_layout(
     if not disk.is_dir(root):
         raise StoreError("there is no such directory", root)
     config = (config or _found_config(disk, root, commit_log_dir)).replace(store_path_root_dir=root)
+    if not commit_log_dir:
+        config = _as_member(disk, config)
     if commit_log_dir:
         paths = ",".join(os.path.abspath(path.strip()) for path in commit_log_dir.split(","))
         config = config.replace(store_path_commit_log=paths, read_only_commit_log_store_paths="")
@@ -126,6 +130,25 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
         properties.pop("storePathCommitLog", None)
     with settings_of(path, data=data):
         return StoreConfig.from_properties(properties)
+
+
+def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
+    """The settings, as those of a raft member if its log lies here and no other. Raises StoreError where it
+    is not clear which log is meant."""
+    root, plain = config.root, config.replace(enable_d_leger_commit_log=False)
+    found = [match[1] for name in disk.listdir(root) if (match := _MEMBER(name))]
+    found = [each for each in found if any(disk.listdir(os.path.join(root, f"dledger-{each}", "data")))]
+    if config.enable_d_leger_commit_log or not found:
+        return config
+    if any(is_numbered(name, 20) for path in plain.commit_log_dirs for name in disk.listdir(path)):
+        problem = f"the logs of a broker without raft and of the raft member {found[0]} lie here"
+        raise StoreError(f"{problem}; move one of them to a directory of its own", root)
+    if len(found) > 1:
+        problem = f"the logs of several raft members lie here, {', '.join(sorted(found))}"
+        raise StoreError(f"{problem}; a broker.conf with dLegerSelfId says which is meant", root)
+    return config.replace(
+        enable_d_leger_commit_log=True, d_leger_self_id=found[0], d_leger_group=config.d_leger_group or "?"
+    )
 
 
 def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:

@@ -81,7 +81,7 @@ class Dispatcher:
         """dispatched: called with the number of records, and position, end and store time of the last."""
         self._queues = queues
         self._index = index
-        self._received = RecordDispatch(queues, index, deleted, config, {}, self._note_not_served)
+        self.received = RecordDispatch(queues, index, deleted, config, {}, self._note_not_served)
         self._not_served = 0
         self._dispatched = dispatched
         self._unflushed: deque[tuple[int, Sequence[WrittenRun]]] = deque()
@@ -94,6 +94,11 @@ class Dispatcher:
     def waits(self) -> bool:
         """Whether some records wait for their flush: those behind them must, too."""
         return bool(self._unflushed)
+
+    @property
+    def own_wait(self) -> bool:
+        """Whether records that were made here wait: they know the queues that they go to."""
+        return any(type(run) is not Run for _, runs in self._unflushed for run in runs)
 
     def dispatch(self, runs: Sequence[WrittenRun]) -> tuple[int, Arrivals]:
         """Make records visible. Returns how many, and the arrivals in watched queues."""
@@ -163,7 +168,7 @@ class Dispatcher:
                 index.add(prefixes, positions, times, repeat(b"", count), keys)
 
     def _dispatch_received(self, run: Run, arrivals: Arrivals) -> None:
-        received = self._received
+        received = self.received
         received.watched, received.arrivals = self.watched, arrivals
         touched = received.add(run, indexed=ALL if self._index.enabled else NONE)
         for queue in touched | received.finish():  # nobody knows when its next record will come

@@ -86,6 +86,9 @@ class RecordDispatch:
         self.watched: Watched = frozenset()
         """Of which queues `arrivals` are wanted."""
         self.arrivals: Arrivals = []
+        self.begun_anew: Callable[[ConsumeQueue, int], None] | None = None
+        """Called when a record, at this position, begins a queue that has got further here: its topic was
+        deleted at the master, and made anew. The queue may be another object afterwards."""
 
     def add(
         self, run: Run, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
@@ -182,6 +185,9 @@ class RecordDispatch:
         except QueueRefused as refusal:
             self._not_served(f"record at {facts.position}: {refusal.remark}")
             return
+        if facts.queue_offset == 0 < queue.max_offset and self.begun_anew is not None:
+            self.begun_anew(queue, facts.position)
+            queue = self._queues.of_record(topic, queue_id)
         if not self._order.add(queue, facts, may_wait=may_wait):
             raise StartEarlier(
                 f"consume queue {topic}/{queue_id} ends at {queue.max_offset}, not at {facts.queue_offset}"

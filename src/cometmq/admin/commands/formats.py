@@ -8,20 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+import msgspec
+
 from cometmq.admin.values import (
     BrokerStatus,
+    GroupConfig,
     GroupProgress,
+    GroupQueueProgress,
     GroupSubscriptions,
     GroupSummary,
     MessageTrack,
+    OffsetWay,
+    PermChange,
+    QueueReset,
     QueueStatus,
+    SendTime,
+    TopicStats,
     TopicUse,
     TraceView,
+    Undone,
 )
-from cometmq.message import MessageExt, SendResult
-from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, TopicRouteData
-from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue
+from cometmq.message import MessageExt, MessageQueue, SendResult
+from cometmq.protocol.bodies import (
+    ClientConnection,
+    ConsumeMessageDirectlyResult,
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    ProducerInfo,
+    SubscriptionGroupConfig,
+    TopicRouteData,
+)
+from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, QueryConsumeQueueBody
+from cometmq.protocol.codes import version_name
 from cometmq.protocol.traces import Pub, SubAfter
+from cometmq.settings import show_value
 from cometmq.text import local_time
 
 MS_PER_HOUR = 3_600_000
@@ -298,3 +318,251 @@ def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
         yield form % ("#Type", "#ConsumerGroup", "#ClientHost", "#ConsumerTime", *titles)
         yield from rows
         yield ""
+
+
+# -- groups and clients
+
+
+def consumer_connection(found: ConsumerConnection) -> Iterator[str]:
+    form = "%-36s %-22s %-10s %s"
+    yield form % ("#ClientId", "#ClientAddr", "#Language", "#Version")
+    for each in found.connection_set:
+        yield form % (each.client_id, each.client_addr, each.language, version_name(each.version))
+    yield ""
+    yield "Below is subscription:"
+    yield f"{'#Topic':<20} #SubExpression"
+    for subscription in found.subscription_table.values():
+        yield f"{subscription.topic:<20} {subscription.sub_string}"
+    yield ""
+    yield f"ConsumeType: {found.consume_type}"
+    yield f"MessageModel: {found.message_model}"
+    yield f"ConsumeFromWhere: {found.consume_from_where}"
+
+
+def producer_connection(clients: Iterable[ClientConnection]) -> Iterator[str]:
+    for number, each in enumerate(clients, 1):
+        version = version_name(each.version)
+        yield f"{number:04d}  {each.client_id:<32} {each.client_addr:<22} {each.language:<8} {version}"
+
+
+def producers(found: Mapping[str, Iterable[ProducerInfo]]) -> Iterator[str]:
+    for group, clients in found.items():
+        for each in clients:
+            yield (
+                f"producer group ({group}) instance : clientId={each.client_id},remoteIP={each.remote_ip}, "
+                f"language={each.language}, version={each.version}, "
+                f"lastUpdateTimestamp={each.last_update_timestamp}"
+            )
+
+
+def java_word(value: object) -> str:
+    """A value as Java prints it."""
+    return "null" if value is None else show_value(value)
+
+
+def group_facts(config: SubscriptionGroupConfig) -> dict[str, str]:
+    """The settings of a group by RocketMQ's names; those of 5.x where the group has them."""
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(config)}
+    return {
+        names[name]: show_value(value)
+        for name, value in msgspec.structs.asdict(config).items()
+        if value is not None
+    }
+
+
+def group_config_line(config: SubscriptionGroupConfig) -> str:
+    facts = ", ".join(f"{name}={value}" for name, value in group_facts(config).items())
+    return f"SubscriptionGroupConfig [{facts}]"
+
+
+def group_configs(found: Iterable[GroupConfig]) -> Iterator[str]:
+    for each in found:
+        bar = "=" * 29
+        yield f"{bar}{each.cluster_name}:{each.broker_name}{bar}"
+        for name, value in group_facts(each.config).items():
+            yield f"{name:<40}=  {value}"
+
+
+def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iterator[str]:
+    form = "%-64s  %-64s  %-32s  %-4s  %-20s  %-20s  %-20s  %s"
+    titles = (
+        "#Topic",
+        "#Group",
+        "#Broker Name",
+        "#QID",
+        "#Broker Offset",
+        "#Consumer Offset",
+        "#Diff",
+        "#LastTime",
+    )
+    yield form % titles
+    for row in rows:
+        queue = row.queue
+        yield form % (
+            *(queue.topic[:64], row.group, queue.broker_name[:32], queue.queue_id, queue.broker_offset),
+            *(queue.consumer_offset, queue.diff, local_time(queue.last_timestamp)),
+        )
+    yield ""
+    yield f"Diff Total: {total}"
+
+
+def undone(found: Undone) -> Iterator[str]:
+    """As Apache's monitor logs it."""
+    where = f"consumerGroup={found.consumer_group}, topic={found.topic}"
+    yield (
+        f"UndoneMsgs [{where}, undoneMsgsTotal={found.undone_msgs_total}, "
+        f"undoneMsgsSingleMQ={found.undone_msgs_single_mq}, "
+        f"undoneMsgsDelayTimeMills={found.undone_msgs_delay_time_mills}]"
+    )
+    if found.failed_msgs_total_recently:
+        yield f"FailedMsgs [{where}, failedMsgsTotalRecently={found.failed_msgs_total_recently}]"
+
+
+def resets(done: list[QueueReset]) -> Iterator[str]:
+    """The columns of Apache's command: those for groups that run, or for those that do not."""
+    if done and all(each.way is OffsetWay.MEMBERS for each in done):
+        form = "%-40s  %-40s  %-40s"
+        yield form % ("#brokerName", "#queueId", "#offset")
+        for each in done:
+            yield form % (each.broker_name[:32], each.queue_id, each.rollback_offset)
+        return
+    form = "%-20s  %-20s  %-20s  %-20s  %-20s  %-20s"
+    titles = (
+        "#brokerName",
+        "#queueId",
+        "#brokerOffset",
+        "#consumerOffset",
+        "#timestampOffset",
+        "#rollbackOffset",
+    )
+    yield form % titles
+    for each in done:
+        yield form % (
+            *(each.broker_name[:32], each.queue_id, each.broker_offset, each.consumer_offset),
+            *(each.target, each.rollback_offset),
+        )
+
+
+def running_info(info: ConsumerRunningInfo) -> Iterator[str]:
+    yield "#Consumer Properties#"
+    for name, value in info.properties.items():
+        yield f"{name:<40}: {value}"
+    yield from ("", "", "#Consumer Subscription#")
+    for number, each in enumerate(info.subscription_set, 1):
+        classes = show_value(each.class_filter_mode)
+        place = f"{number:03d} Topic: {each.topic:<40} ClassFilter: {classes:<8}"
+        yield f"{place} SubExpression: {each.sub_string}"
+    queues = sorted(info.mq_table.items())
+    place = "%-64s  %-32s  %-4s  "
+    yield from ("", "", "#Consumer Offset#")
+    yield place % ("#Topic", "#Broker Name", "#QID") + f"{'#Consumer Offset':<20}"
+    for queue, held in queues:
+        where = f"{queue.topic:<32}  {queue.broker_name:<32}  {queue.queue_id:<4}  "
+        yield where + f"{held.commit_offset:<20}"
+    yield from ("", "", "#Consumer MQ Detail#")
+    yield place % ("#Topic", "#Broker Name", "#QID") + f"{'#ProcessQueueInfo':<20}"
+    for queue, held in queues:
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(held)}
+        facts = ", ".join(
+            f"{names[key]}={java_word(value)}" for key, value in msgspec.structs.asdict(held).items()
+        )
+        yield place % (queue.topic, queue.broker_name, queue.queue_id) + f"ProcessQueueInfo [{facts}]"
+    yield from ("", "", "#Consumer RT&TPS#")
+    titles, form = "%-64s  %14s %14s %14s %14s %18s %25s", "%-32s  %14.2f %14.2f %14.2f %14.2f %18.2f %25d"
+    yield titles % (
+        *("#Topic", "#Pull RT", "#Pull TPS", "#Consume RT", "#ConsumeOK TPS", "#ConsumeFailed TPS"),
+        "#ConsumeFailedMsgsInHour",
+    )
+    for topic, status in info.status_table.items():
+        yield form % (
+            *(topic, status.pull_rt, status.pull_tps, status.consume_rt, status.consume_ok_tps),
+            *(status.consume_failed_tps, status.consume_failed_msgs),
+        )
+    if info.jstack is not None:
+        yield from ("", "", "#Consumer jstack#", *info.jstack.splitlines())
+
+
+# -- servers
+
+
+def settings(title: str, pairs: Mapping[str, str]) -> Iterator[str]:
+    yield f"============{title}============"
+    for key, value in sorted(pairs.items()):
+        yield f"{key:<50}=  {value}"
+
+
+def perm_changes(verb: str, changes: Iterable[PermChange]) -> Iterator[str]:
+    for each in changes:
+        outcome = "Failed" if each.problem else f"OK, {each.topics}"
+        yield f"{verb} write perm of broker[{each.broker_name}] in name server[{each.namesrv}] {outcome}"
+
+
+def topic_stats(rows: Iterable[TopicStats], *, title: bool) -> Iterator[str]:
+    form = "%-64s  %-64s %12s %11s %11s %14s %14s"
+    if title:
+        names = ("#Accumulation", "#InTPS", "#OutTPS", "#InMsg24Hour", "#OutMsg24Hour")
+        yield form % ("#Topic", "#Consumer Group", *names)
+    for row in rows:
+        out: tuple[object, ...] = (f"{row.out_tps:.2f}", row.in_msg_24_hours, row.out_msg_24_hours)
+        if not row.consumer_group:
+            out = ("", row.in_msg_24_hours, "NO_CONSUMER")
+        where = row.topic[:64], row.consumer_group[:64]
+        yield form % (*where, row.accumulation, f"{row.in_tps:.2f}", *out)
+
+
+def consume_queue(found: QueryConsumeQueueBody, index: int) -> Iterator[str]:
+    bar = "=" * 38
+    if found.subscription_data is not None:
+        data = msgspec.json.format(msgspec.json.encode(found.subscription_data), indent=2).decode()
+        yield from ("Subscription data: ", *data.splitlines(), bar)
+    if found.filter_data is not None:
+        yield from ("Filter data: ", found.filter_data, bar)
+    yield from ("Queue data: ", f"max: {found.max_queue_index}, min: {found.min_queue_index}", bar)
+    for number, each in enumerate(found.queue_data, index):
+        yield f"idx: {number}"
+        yield (
+            f"ConsumeQueueData{{physicOffset={each.physic_offset}, physicSize={each.physic_size}, "
+            f"tagsCode={each.tags_code}, extendDataJson='{java_word(each.extend_data_json)}', "
+            f"bitMap='{java_word(each.bit_map)}', eval={show_value(each.eval)}, msg='{java_word(each.msg)}'}}"
+        )
+        yield bar
+
+
+# -- messages
+
+
+CLUSTER_RT_TITLES = "%-24s  %-24s  %-4s  %-8s  %-8s"
+CLUSTER_RT = "%-24s  %-24s  %-8s  %-16s  %-16s"
+
+
+def queue_text(queue: MessageQueue) -> str:
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+def message_text(message: MessageExt) -> str:
+    """All of a message in one line, as Java's own."""
+    properties = ", ".join(f"{key}={value}" for key, value in sorted(message.properties.items()))
+    body = ", ".join(str(byte - 256 if byte > 127 else byte) for byte in bytes(message.body))
+    return (
+        f"MessageExt [brokerName={message.broker_name}, queueId={message.queue_id}, "
+        f"storeSize={message.store_size}, queueOffset={message.queue_offset}, sysFlag={message.sys_flag}, "
+        f"bornTimestamp={message.born_timestamp_ms}, bornHost=/{message.born_host}, "
+        f"storeTimestamp={message.store_timestamp_ms}, storeHost=/{message.store_host}, "
+        f"msgId={message.offset_msg_id}, commitLogOffset={message.physical_offset}, "
+        f"bodyCRC={message.body_crc}, reconsumeTimes={message.reconsume_times}, "
+        f"preparedTransactionOffset={message.prepared_transaction_offset}, "
+        f"toString()=Message{{topic='{message.topic}', flag={message.flag}, "
+        f"properties={{{properties}}}, body=[{body}], transactionId='null'}}]"
+    )
+
+
+def send_time(row: SendTime, *, title: bool) -> Iterator[str]:
+    form = "%-32s  %-4s  %-20s    %s"
+    if title:
+        yield form % ("#Broker Name", "#QID", "#Send Result", "#RT")
+    yield form % (row.broker_name, row.queue_id, show_value(row.sent), round(row.millis))
+
+
+def send_status(row: SendTime, topic: str) -> str:
+    queue = queue_text(MessageQueue(topic, row.broker_name, row.queue_id))
+    return f"rt={round(row.millis)}ms, SendResult=SendResult [sendStatus={row.result}, messageQueue={queue}]"

@@ -1,4 +1,4 @@
-"""What all `mqadmin` commands share: names in any case, `help X`, `-n`, `-h`, `--json`."""
+"""What all `mqadmin` commands share: names in any case, `help X`, `-n`, `-h`, `--json`, `--dry-run`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from cometmq.admin.admin import Admin
+from cometmq.admin.commands import formats
 from cometmq.text import is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
+Work = Callable[..., Awaitable[None]]
 PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
-TOPIC = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic name.")
+name_option = functools.partial(click.option, type=str.strip, metavar="NAME")
+TOPIC = name_option("-t", "--topic", required=True, help="Topic name.")
+BROKER = click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")
 switch = functools.partial(click.option, type=bool, default=False, metavar="BOOL")
 NAMESRV = click.option(
     "-n",
@@ -35,6 +40,15 @@ class MqAdmin(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         return {name.lower(): found for name, found in self.commands.items()}.get(cmd_name.lower())
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        start = incomplete.lower()
+        found = [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in self.commands.items()
+            if name.lower().startswith(start)
+        ]
+        return found or super().shell_complete(ctx, incomplete)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
@@ -77,22 +91,64 @@ def json_option(command: F) -> F:
     )
 
 
-RAW = "cometmq.admin.raw"
+JSON, RAW = "cometmq.admin.json", "cometmq.admin.raw"
 
 
 def raw_option(command: F) -> F:
     """`--raw`, which `show` obeys."""
-
-    def keep(ctx: click.Context, _param: click.Parameter, raw: bool) -> None:
-        ctx.meta[RAW] = raw
-
     return click.option(
         "--raw",
         is_flag=True,
         expose_value=False,
-        callback=keep,
+        callback=lambda ctx, _param, given: ctx.meta.update({RAW: given}),
         help="Print control characters of names and bodies as they are, not as escapes.",
     )(command)
+
+
+def tell_options(command: F) -> F:
+    """`--json` and `--raw`, which `tell` obeys."""
+    return raw_option(
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=lambda ctx, _param, given: ctx.meta.update({JSON: given}),
+            help="Print JSON instead of columns.",
+        )(command)
+    )
+
+
+def wants_json() -> bool:
+    """Whether the command was given `--json`."""
+    return bool(click.get_current_context().meta.get(JSON))
+
+
+def tell(value: Any, lines: Iterable[str]) -> None:
+    """Print what a command found: as JSON with `--json`, else the lines."""
+    show_json(value) if wants_json() else show(lines)
+
+
+def show_if_text(line: str) -> None:
+    """Print a line of progress, but not with `--json`, where one value comes at the end."""
+    if not wants_json():
+        show([line])
+
+
+def dangerous(command: F) -> F:
+    """`--dry-run`, of a command that takes away what cannot be brought back; see `goes_on`."""
+    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+
+
+def goes_on(dry_run: bool, *deeds: str) -> bool:
+    """Say what a dangerous command is about to do, on standard error; or what it would do, as its output.
+    Whether it goes on."""
+    if dry_run:
+        lines = [*(f"would {deed}" for deed in deeds), "Nothing was done: this was a dry run."]
+        tell({"dryRun": True, "would": list(deeds)}, lines)
+    elif not wants_json():  # then standard error is for errors, as objects
+        for deed in deeds:
+            show_problem(f"will {deed}")
+    return not dry_run
 
 
 def target_options(command: F) -> F:
@@ -113,11 +169,15 @@ def target_options(command: F) -> F:
     return checked  # type: ignore[return-value]
 
 
-def admin_command(name: str) -> Callable[[Callable[..., Awaitable[None]]], click.Command]:
-    """A command under RocketMQ's name. It is given an Admin of the name servers of `-n`, which is closed
-    whatever happens, and its own options."""
+def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work], click.Command]:
+    """A command under RocketMQ's name, with these options. It is given an Admin of the name servers of `-n`,
+    which is closed whatever happens, and the values of its own options. `--json` and `--raw` belong to
+    all."""
 
-    def decorate(work: Callable[..., Awaitable[None]]) -> click.Command:
+    def decorate(work: Work) -> click.Command:
+        for option in reversed((*options, tell_options)):
+            work = option(work)
+
         @functools.wraps(work)
         def command(namesrv: str, **options: Any) -> None:
             async def run() -> None:
@@ -148,3 +208,13 @@ def show_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a value as JSON, over several lines or (`indent` None) as one."""
     data = msgspec.json.encode(value)
     click.echo(printable_json(data if indent is None else msgspec.json.format(data, indent=indent)))
+
+
+def time_ms(text: str) -> int:
+    """A time as `formats.parse_time` reads it. Raises click.BadParameter."""
+    try:
+        return formats.parse_time(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no time: expected ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
+        ) from None

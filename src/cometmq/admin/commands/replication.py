@@ -6,9 +6,9 @@ import asyncio
 
 import click
 
-from cometmq.admin import formats
 from cometmq.admin.admin import Admin
-from cometmq.admin.shell import admin_command, json_option, show, show_json, target_options
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import admin_command, show, show_json, target_options, tell, wants_json
 
 container_option = click.option(
     "-c",
@@ -25,15 +25,12 @@ container_option = click.option(
 @click.option(
     "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
 )
-@json_option
-async def ha_status(
-    admin: Admin, broker_addr: str | None, cluster: str | None, interval: int | None, as_json: bool
-) -> None:
+async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, interval: int | None) -> None:
     """Fetch ha runtime status data."""
     while True:
         addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
         found = {addr: await admin.ha_status(addr) for addr in addrs}
-        if as_json:
+        if wants_json():
             show_json(found)
         else:
             for addr, status in found.items():
@@ -55,7 +52,8 @@ async def ha_status(
 async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
     """Reset master flush offset in slave."""
     await admin.reset_master_flush_offset(broker_addr.strip(), offset)
-    show([f"reset master flush offset to {offset} success"])
+    facts = {"brokerAddr": broker_addr, "masterFlushOffset": offset}
+    tell(facts, [f"reset master flush offset to {offset} success"])
 
 
 @admin_command("addBroker")
@@ -71,7 +69,7 @@ async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int)
 async def add_broker(admin: Admin, container: str, path: str) -> None:
     """Add a broker to specified container of RocketMQ 5.x."""
     await admin.add_broker(container.strip(), path.strip())
-    show([f"add broker to {container.strip()} success"])
+    tell({"container": container, "path": path}, [f"add broker to {container.strip()} success"])
 
 
 @admin_command("removeBroker")
@@ -90,4 +88,4 @@ async def remove_broker(admin: Admin, container: str, identity: str) -> None:
     if len(words) != 3 or not all(words) or not (words[2].isascii() and words[2].isdigit()):
         raise click.BadParameter(f"{identity!r} is not CLUSTER:BROKER:ID", param_hint="-b/--brokerIdentity")
     await admin.remove_broker(container.strip(), words[0], words[1], int(words[2]))
-    show([f"remove broker from {container.strip()} success"])
+    tell({"container": container, "broker": identity}, [f"remove broker from {container.strip()} success"])

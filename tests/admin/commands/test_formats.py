@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cometmq.admin import formats
+from cometmq.admin.commands import formats
 from cometmq.admin.values import (
     BrokerStatus,
     GroupProgress,

@@ -142,3 +142,71 @@ def test_the_cluster_listing_shows_groups_and_hides_retry_topics(mq: Shell) -> N
     assert ["DefaultCluster", "plain"] in [line.split() for line in lines]
     assert {"clusterName": "DefaultCluster", "topic": "plain", "consumerGroups": []} in uses
     assert not [use for use in uses if use["topic"].startswith("%")]
+
+
+def test_the_permission_of_a_topic_is_changed_and_nothing_else(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "permitted", "-r", "3", "-w", "2", "-u", "true")
+    at = ("-b", mq.broker.broker_addr, "-t", "permitted", "-p")
+
+    changed = mq.ok("updateTopicPerm", *at, "4")
+
+    assert changed.lines == [f"update topic perm from 6 to 4 in {mq.broker.broker_addr} success."]
+    queues = mq.ok("topicRoute", "-t", "permitted").json["queueDatas"][0]
+    assert [queues[key] for key in ("perm", "readQueueNums", "writeQueueNums", "topicSysFlag")] == [
+        4,
+        3,
+        2,
+        1,
+    ]
+    again = mq.run("updateTopicPerm", *at, "4")
+    assert (again.code, "new perm equals to the old one!" in again.err) == (1, True)
+    stranger = mq.run("updateTopicPerm", "-b", "127.0.0.1:1", "-t", "permitted", "-p", "6")
+    assert (stranger.code, "no master of the topic named 127.0.0.1:1" in stranger.err) == (1, True)
+    by_cluster = mq.ok("updateTopicPerm", "-c", "DefaultCluster", "-t", "permitted", "-p", "6", "--json")
+    assert by_cluster.json == [{"brokerAddr": mq.broker.broker_addr, "from": 4, "to": 6}]
+
+
+def test_the_clusters_of_a_topic(mq: Shell) -> None:
+    assert mq.ok("topicClusterList", "-t", "TBW102").lines == ["DefaultCluster"]
+    assert mq.run("topicClusterList", "-t", "nowhere").code == 1
+
+
+def test_an_order_configuration_is_put_got_and_deleted(mq: Shell) -> None:
+    words = ("updateOrderConf", "-t", "in-order", "-m")
+
+    assert mq.ok(*words, "put", "-v", "broker-a:2").lines == [
+        "update orderConf success. topic=[in-order], orderConf=[broker-a:2]"
+    ]
+    assert mq.ok(*words, "get", "--json").json == {"topic": "in-order", "orderConf": "broker-a:2"}
+    assert mq.ok(*words, "delete", "--dry-run").lines[0] == (
+        "would delete the order configuration of in-order, which is broker-a:2"
+    )
+    assert mq.ok(*words, "delete").lines == ["delete orderConf success. topic=[in-order]"]
+    gone = mq.run(*words, "get")
+    assert (gone.code, "topic in-order has no order configuration" in gone.err) == (1, True)
+
+
+def test_how_queues_would_be_shared(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "shared", "-r", "3", "-w", "3")
+
+    found = mq.ok("allocateMQ", "-t", "shared", "-i", "b, a").json["result"]
+
+    assert {name: [queue["queueId"] for queue in queues] for name, queues in found.items()} == {
+        "a": [0, 1],
+        "b": [2],
+    }
+
+
+def test_a_deletion_is_only_told_in_a_dry_run(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "spared")
+    words = ("deleteTopic", "-c", "DefaultCluster", "-t", "spared")
+
+    would = mq.ok(*words, "--dry-run", "--json").json
+
+    assert would == {
+        "dryRun": True,
+        "would": [f"delete topic spared with its messages at {mq.broker.broker_addr}"],
+    }
+    assert "spared" in mq.ok("topicList").lines
+    assert mq.ok(*words, "--json").json["brokerAddrs"] == [mq.broker.broker_addr]
+    assert "spared" not in mq.ok("topicList").lines

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.admin.conftest import Shell
+from tests.admin.conftest import Shell, consume
 
 from cometmq.admin import Admin, RetryLimits
 from cometmq.admin.groups import settings_of
@@ -54,22 +54,6 @@ def test_the_status_of_a_cluster_names_the_broker_on_each_line(mq: Shell) -> Non
     lines = mq.ok("brokerStatus", "-c", "DefaultCluster").lines
 
     assert {line.split()[0] for line in lines} == {mq.broker.broker_addr}
-
-
-async def consume(namesrv: str, group: str, topic: str, count: int) -> None:
-    """Consume `count` messages as a group, with the offsets stored at the end."""
-    seen = 0
-    enough = asyncio.Event()
-
-    async def take(messages: list[MessageExt]) -> None:
-        nonlocal seen
-        seen += len(messages)
-        if seen >= count:
-            enough.set()
-
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    async with PushConsumer(group, take, topic, namesrv=namesrv, options=options):
-        await asyncio.wait_for(enough.wait(), 30)
 
 
 def test_a_groups_progress_shows_what_it_has_left(mq: Shell) -> None:
@@ -311,3 +295,74 @@ def test_a_group_without_members_is_an_error(mq: Shell) -> None:
 
     assert failed.code == 1
     assert "not online" in failed.err
+
+
+def test_settings_are_shown_and_changed(mq: Shell) -> None:
+    at = ("-b", mq.broker.broker_addr)
+
+    changed = mq.ok("updateBrokerConfig", *at, "-k", "slaveReadEnable", "-v", "true")
+    later = mq.ok("updateBrokerConfig", "-c", "DefaultCluster", "-k", "messageIndexSafe", "-v", "true")
+    unknown = mq.run("updateBrokerConfig", *at, "-k", "slaveReadEnabled", "-v", "true")
+    refused = mq.run("updateBrokerConfig", *at, "-k", "storePathRootDir", "-v", "/")
+    wrong = mq.run("updateBrokerConfig", *at, "-k", "fileReservedTime", "-v", "soon", "--json")
+
+    assert (changed.lines, changed.err) == ([f"update broker config success, {mq.broker.broker_addr}"], "")
+    assert later.err == f"{at[1]}: messageIndexSafe is written, and counts from the next start on\n"
+    assert (unknown.code, "slaveReadEnabled is unknown, and was ignored" in unknown.err) == (1, True)
+    assert (refused.code, "black list" in refused.err) == (1, True)
+    assert (wrong.code, "fileReservedTime" in wrong.err) == (1, True)
+    shown = mq.ok("getBrokerConfig", *at).lines
+    assert shown[0] == f"============{mq.broker.broker_addr}============"
+    assert f"{'slaveReadEnable':<50}=  true" in shown
+    of_cluster = mq.ok("getBrokerConfig", "-c", "DefaultCluster")
+    assert of_cluster.lines[0] == f"============Master: {mq.broker.broker_addr}============"
+    as_json = mq.ok("getBrokerConfig", "-c", "DefaultCluster", "--json").json
+    assert as_json[mq.broker.broker_addr]["messageIndexSafe"] == "true"
+
+
+@pytest.mark.parametrize("command", ["cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"])
+@pytest.mark.parametrize("target", [(), ("-b", "{addr}"), ("-c", "DefaultCluster")])
+def test_files_are_cleaned_up(mq: Shell, command: str, target: tuple[str, ...]) -> None:
+    words = (command, *(word.format(addr=mq.broker.broker_addr) for word in target))
+
+    assert mq.ok(*words, "--dry-run").lines[0].endswith(f" at {mq.broker.broker_addr}")
+    assert mq.ok(*words).lines == ["success"]
+
+
+def test_messages_in_and_out_are_counted(mq: Shell) -> None:
+    for _ in range(2):
+        mq.ok("sendMessage", "-t", "counted", "-p", "x")
+    asyncio.run(consume(mq.broker.namesrv, "counters", "counted", 2))
+    mq.ok("sendMessage", "-t", "counted", "-p", "y")
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "uncounted")
+
+    lines = mq.ok("statsAll", "-t", "counted").lines
+    (row,) = mq.ok("statsAll", "-t", "counted", "--json").json
+    (idle,) = mq.ok("statsAll", "-t", "uncounted").lines[1:]
+
+    assert lines[0].split()[:3] == ["#Topic", "#Consumer", "Group"]
+    assert [lines[1].split()[at] for at in (0, 1, 2, 5, 6)] == ["counted", "counters", "1", "3", "2"]
+    assert (row["accumulation"], row["inMsg24Hours"], row["outMsg24Hours"]) == (1, 3, 2)
+    assert row["inTps"] > 0
+    assert idle.split()[-1] == "NO_CONSUMER"
+    active = {each["topic"] for each in mq.ok("statsAll", "-a", "--json").json}
+    assert "counted" in active
+    assert "uncounted" not in active
+
+
+def test_entries_of_a_queue_are_shown(mq: Shell) -> None:
+    place = ("-b", mq.broker.broker_name, "-i", "0")
+    sent = [
+        mq.ok("sendMessage", "-t", "entries", "-p", "x", "-c", "T", *place, "--json").json for _ in range(3)
+    ]
+    words = ("queryCq", "-t", "entries", "-q", "0")
+
+    lines = mq.ok(*words, "-i", "1", "-c", "1", "-g", "nobody").lines
+    found = mq.ok(*words, "-i", "0", "--json").json
+
+    assert "max: 3, min: 0" in lines
+    assert "nobody@entries is not online!" in lines
+    assert [line for line in lines if line.startswith("idx: ")] == ["idx: 1"]
+    assert [each["tagsCode"] for each in found["queueData"]] == [ord("T")] * len(sent)
+    beyond = mq.run(*words, "-i", "3")
+    assert (beyond.code, "is not exist" in beyond.err) == (1, True)

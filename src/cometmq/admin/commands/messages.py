@@ -6,11 +6,20 @@ import time
 
 import click
 
-from cometmq.admin import formats
 from cometmq.admin.admin import Admin
-from cometmq.admin.body_files import write_body
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.body_files import write_body
+from cometmq.admin.commands.shell import (
+    TOPIC,
+    F,
+    admin_command,
+    show,
+    show_json,
+    switch,
+    tell,
+    wants_json,
+)
 from cometmq.admin.messages import ReadRange
-from cometmq.admin.shell import TOPIC, F, admin_command, json_option, show, show_json, switch
 from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX
 from cometmq.message import Message, MessageExt
@@ -42,6 +51,7 @@ def consume_directly_options(command: F) -> F:
 @click.option(
     "-t",
     "--topic",
+    type=str.strip,
     metavar="NAME",
     help="Where to look for unique keys; without it in all topics but those of retries, dead letters and the "
     "system.",
@@ -51,7 +61,6 @@ def consume_directly_options(command: F) -> F:
 @click.option(
     "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted like Apache's; has no use."
 )
-@json_option
 async def query_msg_by_id(
     admin: Admin,
     msg_ids: str,
@@ -59,32 +68,45 @@ async def query_msg_by_id(
     group: str | None,
     client_id: str | None,
     resend: bool,
-    as_json: bool,
 ) -> None:
     """Query Message by Id."""
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
-    messages = [await admin.message_by_id(msg_id, topic and topic.strip()) for msg_id in ids]
+    messages = [await admin.message_by_id(msg_id, topic) for msg_id in ids]
     if group and client_id:
-        await consume_directly(admin, messages, group, client_id, as_json)
+        await consume_directly(admin, messages, group, client_id)
     elif resend:
         for message in messages:
-            show([f"prepare resend msg. originalMsgId={message.offset_msg_id}"])
-            show(formats.send_result(await admin.send_again(message)))
+            result = await admin.send_again(message)
+            prepared = f"prepare resend msg. originalMsgId={message.offset_msg_id}"
+            tell(SendView.of(result), [prepared, *formats.send_result(result)])
     else:
-        await show_messages(admin, messages, as_json, offset_id=True)
+        await show_messages(admin, messages, offset_id=True)
 
 
-@admin_command("queryMsgByKey")
-@TOPIC
-@click.option("-k", "--msgKey", "key", required=True, metavar="KEY", help="Message key.")
-@json_option
-async def query_msg_by_key(admin: Admin, topic: str, key: str, as_json: bool) -> None:
+@admin_command(
+    "queryMsgByKey",
+    TOPIC,
+    click.option("-k", "--msgKey", "key", required=True, type=str.strip, metavar="KEY", help="Message key."),
+    click.option(
+        "-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Stored since, in ms."
+    ),
+    click.option(
+        "-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="And until, in ms."
+    ),
+    click.option(
+        "-m",
+        "--maxNum",
+        "limit",
+        type=click.IntRange(1, KEY_HITS_MAX),
+        default=KEY_HITS_MAX,
+        show_default=True,
+        help="Messages at most.",
+    ),
+)
+async def query_msg_by_key(admin: Admin, topic: str, key: str, begin: int, end: int, limit: int) -> None:
     """Query Message by Key."""
-    messages = await admin.messages_by_key(topic.strip(), key.strip(), KEY_HITS_MAX)
-    if as_json:
-        show_json([MessageView.of(message) for message in messages])
-    else:
-        show(formats.key_hits(messages))
+    messages = await admin.messages_by_key(topic, key, limit, begin_ms=begin, end_ms=end)
+    tell([MessageView.of(message) for message in messages], formats.key_hits(messages))
 
 
 @admin_command("queryMsgByUniqueKey")
@@ -92,7 +114,6 @@ async def query_msg_by_key(admin: Admin, topic: str, key: str, as_json: bool) ->
 @consume_directly_options
 @TOPIC
 @click.option("-a", "--showAll", "show_all", is_flag=True, help=f"Print all hits, {UNIQUE_HITS_MAX} at most.")
-@json_option
 async def query_msg_by_unique_key(
     admin: Admin,
     msg_id: str,
@@ -100,16 +121,15 @@ async def query_msg_by_unique_key(
     client_id: str | None,
     topic: str,
     show_all: bool,
-    as_json: bool,
 ) -> None:
     """Query Message by Unique key."""
-    messages = await admin.messages_by_unique_key(topic.strip(), msg_id.strip(), UNIQUE_HITS_MAX)
+    messages = await admin.messages_by_unique_key(topic, msg_id.strip(), UNIQUE_HITS_MAX)
     if not messages:
         raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
     if group and client_id:
-        await consume_directly(admin, messages[:1], group, client_id, as_json)
+        await consume_directly(admin, messages[:1], group, client_id)
     else:
-        await show_messages(admin, messages if show_all else messages[:1], as_json, offset_id=False)
+        await show_messages(admin, messages if show_all else messages[:1], offset_id=False)
 
 
 @admin_command("resumeCheckHalfMessage")
@@ -126,13 +146,21 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     """Ask again about transactions that were given up."""
     for msg_id in filter(None, map(str.strip, msg_ids.split(","))):
         message = await admin.resume_check(msg_id)
-        show([f"resumed {message.msg_id} at {message.store_host}"])
+        view = {"msgId": message.msg_id, "storeHost": message.store_host}
+        tell(view, [f"resumed {message.msg_id} at {message.store_host}"])
 
 
 @admin_command("queryMsgTraceById")
 @click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
 @click.option(
-    "-t", "--traceTopic", "topic", default=TRACE_TOPIC, show_default=True, metavar="NAME", help="Trace topic."
+    "-t",
+    "--traceTopic",
+    "topic",
+    type=str.strip,
+    default=TRACE_TOPIC,
+    show_default=True,
+    metavar="NAME",
+    help="Trace topic.",
 )
 @click.option("-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Stored since, in ms.")
 @click.option("-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="And until, in ms.")
@@ -145,14 +173,13 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     show_default=True,
     help="Trace messages to look at.",
 )
-@json_option
 async def query_msg_trace_by_id(
-    admin: Admin, msg_id: str, topic: str, begin: int, end: int, limit: int, as_json: bool
+    admin: Admin, msg_id: str, topic: str, begin: int, end: int, limit: int
 ) -> None:
     """Query a message trace."""
-    msg_id, topic = msg_id.strip(), topic.strip()
+    msg_id = msg_id.strip()
     found = await admin.traces(msg_id, topic, limit, begin_ms=begin, end_ms=end)
-    if as_json:
+    if wants_json():
         show_json(found)
     elif found:
         show(formats.message_traces(found))
@@ -172,7 +199,6 @@ async def query_msg_trace_by_id(
     "-i", "--qid", "queue_id", type=click.IntRange(min=0), metavar="ID", help="Queue to send to; needs -b."
 )
 @switch("-m", "--msgTraceEnable", "trace", help="Trace the message.")
-@json_option
 async def send_message(
     admin: Admin,
     topic: str,
@@ -182,14 +208,13 @@ async def send_message(
     broker_name: str | None,
     queue_id: int | None,
     trace: bool,
-    as_json: bool,
 ) -> None:
     """Send a message."""
     if (broker_name is None) != (queue_id is None):
         raise click.UsageError("Give -b/--broker and -i/--qid together.")
-    message = Message(topic=topic.strip(), body=body.encode(), tags=tags, keys=tuple((keys or "").split()))
+    message = Message(topic=topic, body=body.encode(), tags=tags, keys=tuple((keys or "").split()))
     result = await admin.send(message, broker_name=broker_name, queue_id=queue_id, traced=trace)
-    show_json(SendView.of(result)) if as_json else show(formats.send_result(result))
+    tell(SendView.of(result), formats.send_result(result))
 
 
 def past_time(text: str) -> int:
@@ -229,7 +254,6 @@ def past_time(text: str) -> int:
     show_default=True,
     help="Messages at most.",
 )
-@json_option
 async def consume_message(
     admin: Admin,
     topic: str,
@@ -240,7 +264,6 @@ async def consume_message(
     begin: int | None,
     end: int | None,
     count: int,
-    as_json: bool,
 ) -> None:
     """Consume message."""
     if queue_id is not None and broker_name is None:
@@ -252,7 +275,7 @@ async def consume_message(
             "Please make sure that the beginTimestamp is less than or equal to the endTimestamp"
         )
     wanted = ReadRange(
-        topic=topic.strip(),
+        topic=topic,
         broker_name=broker_name,
         queue_id=queue_id,
         offset=offset,
@@ -263,7 +286,7 @@ async def consume_message(
     async for message in admin.read(wanted, group=group):
         view = MessageView.of(message)
         # A listing that may be long is printed as it comes: one JSON object a line.
-        show_json(view, indent=None) if as_json else show_text(view)
+        show_json(view, indent=None) if wants_json() else show_text(view)
 
 
 def show_text(view: MessageView) -> None:
@@ -273,18 +296,16 @@ def show_text(view: MessageView) -> None:
     show([f"MSGID: {view.msg_id} {place} stored {stored} {view.properties}", f"BODY: {view.body}"])
 
 
-async def consume_directly(
-    admin: Admin, messages: list[MessageExt], group: str, client_id: str, as_json: bool
-) -> None:
+async def consume_directly(admin: Admin, messages: list[MessageExt], group: str, client_id: str) -> None:
     """Have one consumer process the messages, and print what its listener said."""
     for message in messages:
         result = await admin.consume_directly(group, client_id, message.offset_msg_id)
-        show_json(result) if as_json else show(formats.direct_result(result))
+        tell(result, formats.direct_result(result))
 
 
-async def show_messages(admin: Admin, messages: list[MessageExt], as_json: bool, *, offset_id: bool) -> None:
+async def show_messages(admin: Admin, messages: list[MessageExt], *, offset_id: bool) -> None:
     """Print each message, with its body in a file and what became of it in each group; or all as JSON."""
-    if as_json:
+    if wants_json():
         show_json([MessageView.of(message) for message in messages])
         return
     for message in messages:

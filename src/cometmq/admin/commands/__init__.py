@@ -6,14 +6,19 @@ from importlib.metadata import version
 
 import click
 
-from cometmq.admin import (
-    cluster_commands,
-    consumer_commands,
-    message_commands,
-    replication_commands,
-    topic_commands,
+from cometmq.admin.commands import (
+    brokers,
+    consumers,
+    export,
+    measuring,
+    messages,
+    namesrv,
+    offsets,
+    reading,
+    replication,
+    topics,
 )
-from cometmq.admin.shell import SETTINGS, MqAdmin
+from cometmq.admin.commands.shell import SETTINGS, MqAdmin
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)
@@ -43,7 +48,10 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         click.echo(found.get_help(shown))
 
 
-for module in (topic_commands, cluster_commands, consumer_commands, message_commands, replication_commands):
+MODULES = (
+    *(topics, brokers, namesrv, consumers, offsets, messages, reading, measuring, export, replication),
+)
+for module in MODULES:
     for value in vars(module).values():
         if isinstance(value, click.Command):
             mqadmin.add_command(value)

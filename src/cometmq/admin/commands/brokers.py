@@ -1,0 +1,235 @@
+"""`mqadmin` commands about brokers: who they are, their settings, files and statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import click
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import (
+    BROKER,
+    TOPIC,
+    admin_command,
+    dangerous,
+    goes_on,
+    name_option,
+    show,
+    show_json,
+    show_problem,
+    target_options,
+    tell,
+    wants_json,
+)
+from cometmq.admin.values import SettingsChange
+from cometmq.errors import CometError
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
+
+
+@admin_command(
+    "clusterList",
+    click.option("-m", "--moreStats", "more_stats", is_flag=True, help="Print more stats."),
+    click.option(
+        "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
+    ),
+    name_option("-c", "--clusterName", "cluster", help="Only this cluster (5.x)."),
+)
+async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, cluster: str | None) -> None:
+    """List all of clusters."""
+    while True:
+        brokers = await admin.brokers(cluster)
+        if wants_json():
+            show_json(brokers)
+        elif more_stats:
+            show(formats.cluster_totals(brokers))
+        else:
+            show(formats.cluster_list(brokers, int(time.time() * 1000)))
+        for broker in brokers:
+            if broker.problem and not wants_json():  # JSON has it as a field
+                show_problem(f"{broker.broker_addr}: {broker.problem}")
+        if interval is None:
+            if any(broker.problem for broker in brokers):
+                raise click.exceptions.Exit(1)
+            return
+        await asyncio.sleep(interval)
+
+
+@admin_command("brokerStatus")
+@target_options
+async def broker_status(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
+    """Fetch broker runtime status data."""
+    if broker_addr:
+        runtime = await admin.runtime(broker_addr)
+        tell(runtime, formats.broker_status(runtime))
+        return
+    brokers = await admin.brokers(cluster)
+    if wants_json():
+        show_json(brokers)
+    for broker in () if wants_json() else brokers:
+        if broker.problem:
+            show_problem(f"{broker.broker_addr}: {broker.problem}")
+        else:
+            show(formats.broker_status(broker.runtime, broker.broker_addr))
+    if any(broker.problem for broker in brokers):
+        raise click.exceptions.Exit(1)
+
+
+MAYBE_TARGET = (
+    BROKER,
+    name_option("-c", "--cluster", "cluster", help="All masters of this cluster; without -b and -c of all."),
+)
+
+
+@admin_command("getBrokerConfig", target_options)
+async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
+    """Get broker config by cluster or special broker."""
+    if broker_addr:
+        settings = await admin.broker_config(broker_addr)
+        tell(settings, [*formats.settings(broker_addr, settings), ""])
+        return
+    found: dict[str, dict[str, str]] = {}
+    for master, slaves in (await admin.cluster_addrs(cluster, slaves=True)).items():
+        titles = {master: f"Master: {master}"}
+        titles |= {slave: f"My Master: {master}=====Slave: {slave}" for slave in slaves}
+        for addr, title in titles.items():
+            found[addr] = await admin.broker_config(addr)
+            if not wants_json():
+                show([*formats.settings(title, found[addr]), ""])
+    if wants_json():
+        show_json(found)
+
+
+@admin_command(
+    "updateBrokerConfig",
+    target_options,
+    click.option("-a", "--updateAllBroker", "all_brokers", is_flag=True, help="With -c: slaves, too (5.x)."),
+    click.option("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Setting."),
+    click.option("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
+)
+async def update_broker_config(
+    admin: Admin, broker_addr: str | None, cluster: str | None, all_brokers: bool, key: str, value: str
+) -> None:
+    """Update broker's config.
+
+    A running broker takes it over at once, or says that it counts from its next start on, and writes its
+    file.
+    """
+    addrs = [broker_addr] if broker_addr else []
+    if cluster:
+        for master, slaves in (await admin.cluster_addrs(cluster, slaves=all_brokers)).items():
+            addrs += [master, *slaves]
+    changes = []
+    for addr in addrs:
+        changes.append(await admin.update_broker_config(addr, {key: value}))
+        if not wants_json():
+            show([f"update broker config success, {addr}"])
+            show_change(changes[-1])
+    if wants_json():
+        show_json(changes)
+    if any(change.unknown for change in changes):
+        raise click.exceptions.Exit(1)
+
+
+def show_change(change: SettingsChange) -> None:
+    """What a broker says of a change beside that it has taken it."""
+    for key in change.at_next_start:
+        show_problem(f"{change.broker_addr}: {key} is written, and counts from the next start on")
+    for key in change.unknown:
+        show_problem(f"{change.broker_addr}: {key} is unknown, and was ignored")
+
+
+async def clean(
+    admin: Admin,
+    what: str,
+    work: Callable[[str], Awaitable[None]],
+    target: tuple[str | None, str | None],
+    dry_run: bool,
+) -> None:
+    """Have one broker, the masters of a cluster or all masters clean something up."""
+    broker_addr, cluster = target
+    addrs = [broker_addr] if broker_addr else list(await admin.cluster_addrs(cluster))
+    if goes_on(dry_run, *(f"delete {what} at {addr}" for addr in addrs)):
+        for addr in addrs:
+            await work(addr)
+        tell({"brokerAddrs": addrs}, ["success"])
+
+
+@admin_command("cleanExpiredCQ", *MAYBE_TARGET, dangerous)
+async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool) -> None:
+    """Clean expired ConsumeQueue on broker."""
+    what = "files of queues and index whose messages are gone"
+    await clean(admin, what, admin.clean_expired_consume_queues, (broker_addr, cluster), dry_run)
+
+
+@admin_command("cleanUnusedTopic", *MAYBE_TARGET, dangerous)
+async def clean_unused_topic(
+    admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
+) -> None:
+    """Clean unused topic on broker."""
+    what = "queues of topics that are not configured"
+    await clean(admin, what, admin.clean_unused_topics, (broker_addr, cluster), dry_run)
+
+
+@admin_command("deleteExpiredCommitLog", *MAYBE_TARGET, dangerous)
+async def delete_expired_commit_log(
+    admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
+) -> None:
+    """Delete expired CommitLog files."""
+    what = "expired segments of the log"
+    await clean(admin, what, admin.delete_expired_commit_log, (broker_addr, cluster), dry_run)
+
+
+@admin_command(
+    "statsAll",
+    click.option("-a", "--activeTopic", "active", is_flag=True, help="Only topics that are in use."),
+    name_option("-t", "--topic", "topic", help="Only this topic."),
+)
+async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
+    """Topic and Consumer tps stats."""
+    shown, rows = False, []
+    for name in await admin.topics():
+        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or topic not in (None, name):
+            continue
+        try:
+            found = await admin.topic_stats(name)
+        except CometError:
+            continue  # deleted meanwhile, or none of its brokers answers
+        found = [row for row in found if not active or row.in_msg_24_hours or row.out_msg_24_hours]
+        rows += found
+        if not wants_json():
+            show(formats.topic_stats(found, title=not shown))
+            shown = True
+    if wants_json():
+        show_json(rows)
+    elif not shown:
+        show(formats.topic_stats([], title=True))
+
+
+@admin_command(
+    "queryCq",
+    TOPIC,
+    click.option("-q", "--queue", "queue_id", required=True, type=click.IntRange(min=0), help="Queue id."),
+    click.option("-i", "--index", required=True, type=click.IntRange(0, 2**63 - 1), help="First entry."),
+    click.option(
+        "-c", "--count", type=click.IntRange(1, 4096), default=10, show_default=True, help="Entries."
+    ),
+    click.option(
+        "-b", "--broker", "broker_addr", metavar="HOST:PORT", help="This broker; else the topic's first."
+    ),
+    name_option("-g", "--consumer", "group", help="Show what this group subscribes, too."),
+)
+async def query_cq(
+    admin: Admin,
+    topic: str,
+    queue_id: int,
+    index: int,
+    count: int,
+    broker_addr: str | None,
+    group: str | None,
+) -> None:
+    """Query cq command."""
+    found = await admin.consume_queue(topic, queue_id, index, count, broker_addr=broker_addr, group=group)
+    tell(found, formats.consume_queue(found, index))

@@ -1,0 +1,290 @@
+"""`mqadmin` commands about groups: their settings, members and progress."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import (
+    BROKER,
+    TOPIC,
+    admin_command,
+    dangerous,
+    goes_on,
+    name_option,
+    show,
+    show_if_text,
+    show_json,
+    switch,
+    target_options,
+    tell,
+    wants_json,
+)
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.settings import INT_MAX, LONG_MAX
+
+FIRST_ROUND_S, ROUND_S = 20.0, 60.0  # of Apache's monitor
+GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
+CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
+
+
+@admin_command(
+    "consumerProgress",
+    name_option("-g", "--groupName", "group", help="This group, queue by queue; else all groups."),
+    switch("-s", "--showClientIP", "show_client_ip", help="Show which client holds each queue."),
+    name_option("-t", "--topicName", "topic", help="Only this topic of the group."),
+)
+async def consumer_progress(admin: Admin, group: str | None, show_client_ip: bool, topic: str | None) -> None:
+    """Query consumers's progress, speed."""
+    if group is None:
+        groups = await admin.groups()
+        tell(groups, formats.group_summaries(groups))
+        return
+    progress = await admin.progress(group, with_client_ip=show_client_ip)
+    if topic is not None:
+        rows = [row for row in progress.queues if row.topic == topic]
+        progress = msgspec.structs.replace(progress, queues=rows)
+    tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip))
+
+
+@admin_command(
+    "consumerStatus",
+    CONSUMER_GROUP,
+    name_option("-i", "--clientId", "client_id", help="Show all that this member says of itself."),
+    BROKER,
+    click.option("-s", "--jstack", is_flag=True, help="With -i: its threads, too."),
+)
+async def consumer_status(
+    admin: Admin, group: str, client_id: str | None, broker_addr: str | None, jstack: bool
+) -> None:
+    """Query what a group's members subscribe, and in what they differ."""
+    if client_id is not None:
+        info = await admin.running_info(group, client_id, jstack=jstack, broker_addr=broker_addr)
+        queues = [{"messageQueue": queue, "processQueueInfo": held} for queue, held in info.mq_table.items()]
+        value = {
+            "properties": info.properties,
+            "subscriptionSet": info.subscription_set,
+            "mqTable": queues,
+            "statusTable": info.status_table,
+            "jstack": info.jstack,
+        }
+        tell(value, formats.running_info(info))
+        return
+    found = await admin.subscriptions(group)
+    tell(found, formats.consumer_status(found))
+
+
+@admin_command("consumerConnection", CONSUMER_GROUP, BROKER)
+async def consumer_connection(admin: Admin, group: str, broker_addr: str | None) -> None:
+    """Query consumer's socket connection, client version and subscription."""
+    found = await admin.consumer_connection(group, broker_addr)
+    tell(found, formats.consumer_connection(found))
+
+
+@admin_command(
+    "producerConnection",
+    name_option("-g", "--producerGroup", "group", required=True, help="Producer group."),
+    TOPIC,
+)
+async def producer_connection(admin: Admin, group: str, topic: str) -> None:
+    """Query producer's socket connection and client version."""
+    found = await admin.producer_connection(group, topic)
+    tell(found, formats.producer_connection(found))
+
+
+@admin_command(
+    "producer",
+    click.option("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."),
+)
+async def producer(admin: Admin, broker_addr: str) -> None:
+    """Query producer's instances, connection, status, etc."""
+    found = await admin.producers(broker_addr)
+    tell(found, formats.producers(found))
+
+
+@admin_command(
+    "updateSubGroup",
+    target_options,
+    GROUP,
+    switch("-s", "--consumeEnable", "consume_enable", default=True, help="Whether it may consume."),
+    switch("-m", "--consumeFromMinEnable", "consume_from_min_enable", help="From the first message."),
+    switch("-d", "--consumeBroadcastEnable", "consume_broadcast_enable", help="Whether it may broadcast."),
+    switch("-o", "--consumeMessageOrderly", "consume_message_orderly", default=None, help="In order (5.x)."),
+    click.option(
+        "-q",
+        "--retryQueueNums",
+        "retry_queue_nums",
+        type=click.IntRange(0, INT_MAX),
+        default=1,
+        help="Queues of its retry topic.",
+    ),
+    click.option(
+        "-r",
+        "--retryMaxTimes",
+        "retry_max_times",
+        type=click.IntRange(-1, INT_MAX),
+        default=16,
+        help="Tries after which a message is a dead letter.",
+    ),
+    click.option(
+        "-i",
+        "--brokerId",
+        "broker_id",
+        type=click.IntRange(0, LONG_MAX),
+        default=0,
+        help="Broker to consume from.",
+    ),
+    click.option(
+        "-w",
+        "--whichBrokerWhenConsumeSlowly",
+        "which_broker_when_consume_slowly",
+        type=click.IntRange(0, LONG_MAX),
+        default=1,
+        help="Broker for consumers that are far behind.",
+    ),
+    switch("-a", "--notifyConsumerIdsChanged", "notify", default=True, help="Tell members of each other."),
+    click.option("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes (5.x)."),
+)
+async def update_sub_group(
+    admin: Admin,
+    broker_addr: str | None,
+    cluster: str | None,
+    group: str,
+    notify: bool,
+    attributes: str | None,
+    **more: Any,
+) -> None:
+    """Update or create subscription group.
+
+    What is not given is set to its default, as Apache's command does it.
+    """
+    given = dict(word.partition("=")[::2] for word in (attributes or "").split(",") if word)
+    config = SubscriptionGroupConfig(
+        group_name=group, notify_consumer_ids_changed_enable=notify, attributes=given or None, **more
+    )
+    addrs = []
+    async for addr in admin.update_group(config, broker_addr=broker_addr, cluster=cluster):
+        addrs.append(addr)
+        show_if_text(f"create subscription group to {addr} success.")
+    tell({"brokerAddrs": addrs, "config": config}, [formats.group_config_line(config)])
+
+
+@admin_command(
+    "deleteSubGroup",
+    target_options,
+    GROUP,
+    switch("-r", "--removeOffset", "remove_offset", help="Its offsets too."),
+    dangerous,
+)
+async def delete_sub_group(
+    admin: Admin,
+    broker_addr: str | None,
+    cluster: str | None,
+    group: str,
+    remove_offset: bool,
+    dry_run: bool,
+) -> None:
+    """Delete subscription group from broker.
+
+    With a cluster its messages for retries and its dead letters are deleted, too.
+    """
+    addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
+    topics = []
+    if cluster:
+        known = set(await admin.topics())
+        topics = [topic for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group) if topic in known]
+    offsets = " with its offsets" if remove_offset else ""
+    deeds = [f"delete group {group}{offsets} at {', '.join(addrs)}"]
+    deeds += [f"delete topic {topic} with its messages in cluster {cluster}" for topic in topics]
+    if not goes_on(dry_run, *deeds):
+        return
+    place = f" in cluster [{cluster}]" if cluster else ""
+    for addr in addrs:
+        await admin.delete_group(addr, group, with_offsets=remove_offset)
+        show_if_text(f"delete subscription group [{group}] from broker [{addr}]{place} success.")
+    for topic in topics:
+        await admin.delete_topic_in_brokers(topic, cluster or "")
+        show_if_text(f"delete topic [{topic}] from cluster [{cluster}] success.")
+        await admin.delete_topic_in_name_servers(topic)
+        show_if_text(f"delete topic [{topic}] from NameServer success.")
+    if wants_json():
+        show_json({"group": group, "brokerAddrs": addrs, "topics": topics})
+
+
+@admin_command("getConsumerConfig", GROUP)
+async def get_consumer_config(admin: Admin, group: str) -> None:
+    """Get consumer config by subscription group name."""
+    found = await admin.group_configs(group)
+    if not found:
+        raise click.ClickException(f"no broker knows the group {group}")
+    tell(found, formats.group_configs(found))
+
+
+@admin_command(
+    "brokerConsumeStats",
+    click.option(
+        "-b", "--brokerAddr", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."
+    ),
+    click.option(
+        "-t",
+        "--timeoutMillis",
+        "timeout_ms",
+        type=click.IntRange(1, INT_MAX),
+        default=50_000,
+        show_default=True,
+        help="How long to wait for the answer.",
+    ),
+    click.option(
+        "-l",
+        "--level",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Only queues with as many messages left.",
+    ),
+    switch("-o", "--order", help="Only ordered topics."),
+)
+async def broker_consume_stats(
+    admin: Admin, broker_addr: str, timeout_ms: int, level: int, order: bool
+) -> None:
+    """Fetch broker consume stats data."""
+    found = await admin.broker_consume_stats(broker_addr, ordered=order, timeout_s=timeout_ms / 1000)
+    rows = [row for row in found if row.queue.diff >= level and row.queue.last_timestamp > 0]
+    total = sum(row.queue.diff for row in found)
+    tell({"queues": rows, "diffTotal": total}, formats.broker_consume_stats(rows, total))
+
+
+@admin_command(
+    "startMonitoring",
+    click.option("--rounds", type=click.IntRange(min=1), help="Stop after so many rounds (ours)."),
+    click.option(
+        "--interval",
+        "interval_s",
+        type=click.FloatRange(min=0.1),
+        default=ROUND_S,
+        show_default=True,
+        help="Seconds between rounds (ours).",
+    ),
+)
+async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) -> None:
+    """Start Monitoring: what groups that are online have left, again and again."""
+    await asyncio.sleep(min(FIRST_ROUND_S, interval_s))
+    done = 0
+    while True:
+        began = time.monotonic()
+        async for undone in admin.undone():
+            if wants_json():
+                show_json(undone, indent=None)
+            else:
+                show(formats.undone(undone))
+        done += 1
+        if rounds is not None and done >= rounds:
+            return
+        await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))

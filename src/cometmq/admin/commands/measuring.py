@@ -1,0 +1,146 @@
+"""`mqadmin` commands that send messages and measure it: checkMsgSendRT, sendMsgStatus, clusterRT."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import click
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import (
+    TOPIC,
+    admin_command,
+    name_option,
+    show,
+    show_json,
+    switch,
+    tell,
+    wants_json,
+)
+from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.values import SendTime
+from cometmq.text import local_time
+
+COUNT = click.IntRange(1, 1_000_000)
+SIZE = click.IntRange(0, 4 << 20)
+
+
+@admin_command(
+    "checkMsgSendRT",
+    TOPIC,
+    click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages to send."),
+    click.option("-s", "--size", type=SIZE, default=128, show_default=True, help="Bytes of a body."),
+)
+async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
+    """Check message send response time: sends messages, which stay in the topic."""
+    rows: list[SendTime] = []
+    async for row in admin.send_times(topic, amount, size):
+        if not wants_json():
+            show(formats.send_time(row, title=not rows))
+        rows.append(row)
+    average = mean_without_first(rows)
+    if wants_json():
+        show_json({"sends": rows, "averageMillis": average})
+    else:
+        show([f"Avg RT: {average:.2f}"])
+    fail_if_none_was_sent(rows)
+
+
+def mean_without_first(rows: list[SendTime]) -> float:
+    """Milliseconds of a send; the first one also connects."""
+    rest = rows[1:]
+    return sum(row.millis for row in rest) / len(rest) if rest else 0.0
+
+
+def fail_if_none_was_sent(rows: list[SendTime]) -> None:
+    """Exit code 1 if every send has failed."""
+    if not any(row.sent for row in rows):
+        why = f": {rows[0].result}" if rows else ""
+        raise click.ClickException(f"no message was sent{why}")
+
+
+@admin_command(
+    "sendMsgStatus",
+    name_option("-b", "--brokerName", "broker_name", required=True, help="Broker, whose name is the topic."),
+    click.option(
+        "-s", "--messageSize", "size", type=SIZE, default=128, show_default=True, help="Bytes of a body."
+    ),
+    click.option("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
+)
+async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int) -> None:
+    """Send msg to broker: to the topic that has its name."""
+    rows: list[SendTime] = []
+    async for row in admin.send_times(broker_name, count + 1, size):
+        rows.append(row)
+        if len(rows) > 1 and not wants_json():  # the first one connects
+            show([formats.send_status(row, broker_name)])
+    if wants_json():
+        show_json(rows[1:])
+    fail_if_none_was_sent(rows)
+
+
+@admin_command(
+    "clusterRT",
+    click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages in a round."),
+    click.option("-s", "--size", type=SIZE, default=128, show_default=True, help="Bytes of a body."),
+    name_option("-c", "--cluster", "cluster", help="Only this cluster."),
+    switch("-p", "--printLog", "as_log", help="Print lines for a log."),
+    click.option(
+        "-m", "--machineRoom", "room", default="noname", metavar="NAME", help="With -p: a word of it."
+    ),
+    click.option(
+        "-i",
+        "--interval",
+        type=click.FloatRange(min=0.1),
+        default=10,
+        show_default=True,
+        help="Seconds between.",
+    ),
+    click.option("--rounds", type=click.IntRange(min=1), help="Stop after so many rounds (ours)."),
+)
+async def cluster_rt(
+    admin: Admin,
+    amount: int,
+    size: int,
+    cluster: str | None,
+    as_log: bool,
+    room: str,
+    interval: float,
+    rounds: int | None,
+) -> None:
+    """List All clusters Message Send RT: sends messages to the topics of the brokers' names, again and
+    again."""
+    form = formats.CLUSTER_RT
+    if not as_log and not wants_json():
+        titles = ("#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount")
+        show([formats.CLUSTER_RT_TITLES % titles])
+    done = 0
+    while True:
+        table = (await admin.cluster_info()).cluster_addr_table
+        if cluster is not None and cluster not in table:
+            raise UnknownNameError("cluster", cluster, sorted(table))
+        for name in [cluster] if cluster else sorted(table):
+            for broker in sorted(table[name]):
+                rows = [row async for row in admin.send_times(broker, amount, size)]
+                mean = mean_without_first(rows)
+                good = sum(row.sent for row in rows)
+                value = {
+                    "clusterName": name,
+                    "brokerName": broker,
+                    "rt": mean,
+                    "successCount": good,
+                    "failCount": len(rows) - good,
+                }
+                if wants_json():
+                    show_json(value, indent=None)
+                elif as_log:
+                    now = local_time(int(time.time() * 1000))
+                    tell(value, [f"{now}|{room}|{name}|{broker}|{round(mean)}"])
+                else:
+                    tell(value, [form % (name, broker, f"{mean:.2f}", good, len(rows) - good)])
+        done += 1
+        if rounds is not None and done >= rounds:
+            return
+        await asyncio.sleep(interval)

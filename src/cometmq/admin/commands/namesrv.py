@@ -1,0 +1,83 @@
+"""`mqadmin` commands about name servers: settings, key-value tables, write permission of brokers."""
+
+from __future__ import annotations
+
+import click
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import (
+    admin_command,
+    dangerous,
+    goes_on,
+    name_option,
+    show_problem,
+    tell,
+    wants_json,
+)
+from cometmq.admin.values import PermChange
+
+NAMESPACE = name_option("-s", "--namespace", required=True, help="Namespace.")
+KEY = click.option("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Key.")
+VALUE = click.option("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Value.")
+BROKER_NAME = name_option("-b", "--brokerName", "broker_name", required=True, help="Name of the broker.")
+
+
+@admin_command("updateKvConfig", NAMESPACE, KEY, VALUE)
+async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> None:
+    """Create or update KV config."""
+    await admin.put_kv_config(namespace, key, value)
+    set_to = {"namespace": namespace, "key": key, "value": value}
+    tell(set_to, ["create or update kv config to namespace success."])
+
+
+@admin_command("deleteKvConfig", NAMESPACE, KEY, dangerous)
+async def delete_kv_config(admin: Admin, namespace: str, key: str, dry_run: bool) -> None:
+    """Delete KV config."""
+    value = await admin.kv_config(namespace, key)
+    if goes_on(dry_run, f"delete key {key} of namespace {namespace}, whose value is {value}"):
+        await admin.delete_kv_config(namespace, key)
+        gone = {"namespace": namespace, "key": key, "value": value}
+        tell(gone, ["delete kv config from namespace success."])
+
+
+@admin_command("wipeWritePerm", BROKER_NAME, dangerous)
+async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None:
+    """Wipe write perm of broker in all name server you defined in the -n param.
+
+    Producers leave it within 30 seconds, before it is stopped. addWritePerm undoes it.
+    """
+    if goes_on(dry_run, f"take the write permission from all topics of {broker_name}"):
+        show_perm_changes("wipe", await admin.wipe_write_perm(broker_name))
+
+
+@admin_command("addWritePerm", BROKER_NAME)
+async def add_write_perm(admin: Admin, broker_name: str) -> None:
+    """Add write perm of broker in all name server you defined in the -n param."""
+    show_perm_changes("add", await admin.add_write_perm(broker_name))
+
+
+def show_perm_changes(verb: str, changes: list[PermChange]) -> None:
+    """A line for each name server; exit code 1 if one has refused."""
+    tell(changes, formats.perm_changes(verb, changes))
+    problems = [each for each in changes if each.problem]
+    for each in () if wants_json() else problems:
+        show_problem(f"{each.namesrv}: {each.problem}")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+@admin_command("getNamesrvConfig")
+async def get_namesrv_config(admin: Admin) -> None:
+    """Get configs of name server."""
+    found = await admin.namesrv_configs()
+    lines = (line for addr, settings in found.items() for line in formats.settings(addr, settings))
+    tell(found, lines)
+
+
+@admin_command("updateNamesrvConfig", KEY, VALUE)
+async def update_namesrv_config(admin: Admin, key: str, value: str) -> None:
+    """Update configs of name server."""
+    addrs = await admin.update_namesrv_config({key: value})
+    lines = [f"update name server config success![{', '.join(addrs)}]", f"{key} : {value}"]
+    tell({"namesrvs": addrs, "key": key, "value": value}, lines)

@@ -1,0 +1,170 @@
+"""`mqadmin` commands that set the offsets of groups: resetOffsetByTime, skipAccumulatedMessage,
+cloneGroupOffset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from cometmq.admin.admin import Admin
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import (
+    TOPIC,
+    admin_command,
+    dangerous,
+    goes_on,
+    name_option,
+    show_problem,
+    switch,
+    tell,
+    time_ms,
+)
+from cometmq.admin.offsets import END, Reset
+from cometmq.admin.values import OffsetWay, QueueReset
+
+GROUP = name_option("-g", "--group", required=True, help="Consumer group.")
+FORCE = switch("-f", "--force", default=True, help="false: an offset only goes back, never forward.")
+
+
+@admin_command(
+    "resetOffsetByTime",
+    GROUP,
+    TOPIC,
+    click.option(
+        "-s",
+        "--timestamp",
+        "moment",
+        required=True,
+        type=str.strip,
+        metavar="TIME",
+        help="now (the end), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+    ),
+    FORCE,
+    click.option(
+        "-c", "--cplus", is_flag=True, help="Tell members in the form of C++ clients (Apache's brokers)."
+    ),
+    click.option("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
+    click.option(
+        "-q",
+        "--queue",
+        "queue_id",
+        type=click.IntRange(min=0),
+        metavar="ID",
+        help="Only this queue; needs -b.",
+    ),
+    click.option(
+        "-o",
+        "--offset",
+        type=click.IntRange(min=0),
+        metavar="OFFSET",
+        help="To this offset instead of a time; needs -b and -q.",
+    ),
+    name_option("--cluster", "cluster", help="Only the masters of this cluster."),
+    dangerous,
+)
+async def reset_offset_by_time(
+    admin: Admin,
+    group: str,
+    topic: str,
+    moment: str,
+    force: bool,
+    cplus: bool,
+    broker_addr: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    cluster: str | None,
+    dry_run: bool,
+) -> None:
+    """Reset consumer offset by timestamp, of a group that runs or that is stopped.
+
+    What lies between the old and the new place is consumed again, or never.
+    """
+    if queue_id is not None and broker_addr is None:
+        raise click.UsageError("-q/--queue needs -b/--broker")
+    if offset is not None and queue_id is None:
+        raise click.UsageError("-o/--offset needs -q/--queue")
+    at_ms = END if moment == "now" else time_ms(moment)
+    wanted = Reset(
+        group=group,
+        topic=topic,
+        at_ms=at_ms,
+        force=force,
+        broker_addr=broker_addr,
+        queue_id=queue_id,
+        offset=offset,
+        in_cpp_form=cplus,
+        cluster=cluster,
+    )
+    title = (
+        f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{str(force).lower()}], "
+        f"timestamp(string)[{moment}], timestamp(long)[{at_ms}]"
+    )
+    await reset(admin, wanted, dry_run, [title])
+
+
+@admin_command(
+    "skipAccumulatedMessage", GROUP, TOPIC, FORCE, name_option("--cluster", help="Only there."), dangerous
+)
+async def skip_accumulated_message(
+    admin: Admin, group: str, topic: str, force: bool, cluster: str | None, dry_run: bool
+) -> None:
+    """Skip all messages that are accumulated (not consumed) currently.
+
+    The group never gets them.
+    """
+    await reset(admin, Reset(group=group, topic=topic, force=force, cluster=cluster), dry_run, [])
+
+
+async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]) -> None:
+    """Say what will be done, do it, and show what is seen of it."""
+    planned = await admin.plan_reset(wanted)
+    if not goes_on(dry_run, *(deed(wanted, each) for each in planned)):
+        return
+    done = await admin.reset_offset(wanted)
+    tell(done, [*title, *formats.resets(done)])
+    problems = [each for each in done if each.problem]
+    for each in problems:
+        show_problem(f"{each.broker_name} queue {each.queue_id}: {each.problem}")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+def deed(wanted: Reset, each: QueueReset) -> str:
+    """What a reset does in one queue."""
+    place = f"{wanted.group} in {wanted.topic} at {each.broker_name} queue {each.queue_id}"
+    before = "no offset" if each.consumer_offset < 0 else str(each.consumer_offset)
+    if each.rollback_offset == each.consumer_offset:
+        return f"leave {place} at {before}"
+    how = "through its members" if each.way is OffsetWay.MEMBERS else "in the broker"
+    return f"set {place} from {before} to {each.rollback_offset}, {how}"
+
+
+@admin_command(
+    "cloneGroupOffset",
+    name_option("-s", "--srcGroup", "source", required=True, help="Group whose offsets are taken."),
+    name_option("-d", "--destGroup", "target", required=True, help="Group that gets them."),
+    TOPIC,
+    click.option(
+        "-o", "--offline", metavar="BOOL", expose_value=False, help="Accepted like Apache's; has no use."
+    ),
+    dangerous,
+)
+async def clone_group_offset(admin: Admin, source: str, target: str, topic: str, dry_run: bool) -> None:
+    """Clone offset from other group.
+
+    Members of the group that gets them must be stopped: else they store their own again.
+    """
+    if dry_run:
+        rows = await admin.clone_offsets(source, target, topic, execute=False)
+        goes_on(
+            True,
+            *(
+                f"set {target} at {row.broker_name} queue {row.queue_id} to {row.consumer_offset}"
+                for row in rows
+            ),
+        )
+        return
+    rows = await admin.clone_offsets(source, target, topic)
+    line = f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]"
+    tell(rows, [line])

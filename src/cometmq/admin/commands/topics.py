@@ -1,0 +1,230 @@
+"""`mqadmin` commands about topics."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import click
+import msgspec
+
+from cometmq.admin.admin import Admin, TopicSettings
+from cometmq.admin.commands import formats
+from cometmq.admin.commands.shell import (
+    TOPIC,
+    admin_command,
+    dangerous,
+    goes_on,
+    show,
+    show_if_text,
+    show_json,
+    switch,
+    target_options,
+    tell,
+    time_ms,
+    wants_json,
+)
+from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
+from cometmq.text import counted
+
+QUEUES = functools.partial(click.option, type=click.IntRange(1, 65_535), default=8, show_default=True)
+
+
+@admin_command("updateTopic")
+@target_options
+@TOPIC
+@QUEUES("-r", "--readQueueNums", "read_queue_nums", help="Queues to read from.")
+@QUEUES("-w", "--writeQueueNums", "write_queue_nums", help="Queues to write to.")
+@click.option(
+    "-p",
+    "--perm",
+    type=click.Choice(["2", "4", "6"]),
+    default="6",
+    show_default=True,
+    help="Permission: 2 write, 4 read, 6 both.",
+)
+@switch("-o", "--order", help="Ordered topic.")
+@switch("-u", "--unit", help="Unit topic.")
+@switch("-s", "--hasUnitSub", "has_unit_sub", help="Has unit sub.")
+@click.option(
+    "-a",
+    "--attributes",
+    "attributes",
+    metavar="+KEY=VALUE,-KEY",
+    help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
+)
+async def update_topic(
+    admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str, **more: Any
+) -> None:
+    """Update or create topic."""
+    settings = TopicSettings(topic=topic, perm=int(perm), **more)
+    addrs, conf = [], None
+    async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
+        addrs.append(addr)
+        show_if_text(f"create topic to {addr} success.")
+    if settings.order:
+        conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
+        kind = "broker" if broker_addr else "cluster"
+        show_if_text(f"set {kind} orderConf. isOrder=true, orderConf=[{conf}]")
+    tell({**msgspec.to_builtins(settings), "brokerAddrs": addrs, "orderConf": conf}, [str(settings)])
+
+
+@admin_command("deleteTopic")
+@TOPIC
+@click.option(
+    "-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from."
+)
+@dangerous
+async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) -> None:
+    """Delete topic from broker and NameServer."""
+    addrs = await admin.master_addrs(cluster)  # an unknown cluster is reported first
+    found = await admin.clusters_of(topic)
+    if cluster not in found:
+        elsewhere = f"; it is in {', '.join(found)}" if found else ""
+        raise click.ClickException(f"there is no topic {topic} in cluster {cluster}{elsewhere}")
+    if not goes_on(dry_run, f"delete topic {topic} with its messages at {', '.join(addrs)}"):
+        return
+    await admin.delete_topic_in_brokers(topic, cluster)
+    show_if_text(f"delete topic [{topic}] from cluster [{cluster}] success.")
+    await admin.delete_topic_in_name_servers(topic)
+    deleted = {"topic": topic, "cluster": cluster, "brokerAddrs": addrs}
+    tell(deleted, [f"delete topic [{topic}] from NameServer success."])
+
+
+@admin_command("purgeTopic")
+@TOPIC
+@click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), help="Only this queue of each broker.")
+@click.option("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
+@click.option("--yes", is_flag=True, help="Do it; without this only show what would go.")
+async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool) -> None:
+    """Hide the messages of a topic from all consumers, for good."""
+    before_ms = None if before is None else time_ms(before)
+    purged = await admin.purge_topic(topic, queue_id=queue_id, before_ms=before_ms, execute=yes)
+    if not purged and queue_id is not None:
+        raise click.ClickException(f"topic {topic} has no messages in a queue {queue_id}")
+    if wants_json():
+        show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
+        return
+    show(formats.purged(purged))
+    gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
+    outcome = "purged." if yes else "would go. Nothing was done; --yes does it."
+    show([f"{counted(gone, 'message')} {outcome}"])
+
+
+@admin_command("topicList")
+@click.option(
+    "-c", "--clusterModel", "cluster_model", is_flag=True, help="With the cluster and the groups of each."
+)
+async def topic_list(admin: Admin, cluster_model: bool) -> None:
+    """Fetch all topic list from name server."""
+    if cluster_model:
+        uses = await admin.topic_uses()
+        tell(uses, formats.topic_uses(uses))
+    else:
+        topics = await admin.topics()
+        tell(topics, topics)
+
+
+@admin_command("topicRoute")
+@TOPIC
+@click.option("-l", "--list", "as_list", is_flag=True, help="Columns instead of JSON.")
+async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
+    """Examine topic route info."""
+    route = await admin.route(topic)
+    if as_list and not wants_json():
+        show(formats.topic_route_table(route))
+    else:
+        show_json(route)
+
+
+@admin_command("topicStatus")
+@TOPIC
+async def topic_status(admin: Admin, topic: str) -> None:
+    """Examine topic Status info."""
+    queues = await admin.topic_status(topic)
+    tell(queues, formats.topic_status(queues))
+
+
+@admin_command(
+    "updateTopicPerm",
+    target_options,
+    TOPIC,
+    click.option(
+        "-p",
+        "--perm",
+        type=click.Choice(["2", "4", "6"]),
+        required=True,
+        help="Permission: 2 write, 4 read, 6 both.",
+    ),
+)
+async def update_topic_perm(
+    admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str
+) -> None:
+    """Update topic perm."""
+    new = int(perm)
+    if broker_addr:
+        route = await admin.route(topic)
+        names = {data.broker_addrs.get(MASTER_ID): data.broker_name for data in route.broker_datas}
+        if (names.get(broker_addr), new) in {(data.broker_name, data.perm) for data in route.queue_datas}:
+            raise click.ClickException("new perm equals to the old one!")
+    changes = []
+    async for addr, old in admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster):
+        changes.append({"brokerAddr": addr, "from": old, "to": new})
+        show_if_text(f"update topic perm from {old} to {new} in {addr} success.")
+    if wants_json():
+        show_json(changes)
+
+
+@admin_command("topicClusterList", TOPIC)
+async def topic_cluster_list(admin: Admin, topic: str) -> None:
+    """Get cluster info for topic."""
+    await admin.route(topic)  # a topic that nobody knows is reported
+    found = await admin.clusters_of(topic)
+    tell(found, found)
+
+
+@admin_command(
+    "updateOrderConf",
+    TOPIC,
+    click.option(
+        "-v", "--orderConf", "conf", type=str.strip, metavar="BROKER:QUEUES;...", help="With put: the value."
+    ),
+    click.option(
+        "-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."
+    ),
+    dangerous,
+)
+async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: str, dry_run: bool) -> None:
+    """Create or update or delete order conf."""
+    if method == "put":
+        if not conf:
+            raise click.UsageError("please set orderConf with option -v.")
+        await admin.put_kv_config(ORDER_TOPIC_CONFIG, topic, conf)
+        line = f"update orderConf success. topic=[{topic}], orderConf=[{conf}]"
+    else:
+        conf = await admin.kv_config(ORDER_TOPIC_CONFIG, topic)
+        if conf is None and method == "get":
+            raise click.ClickException(f"topic {topic} has no order configuration")
+        line = f"get orderConf success. topic=[{topic}], orderConf=[{conf}]"
+        if method == "delete":
+            if not goes_on(dry_run, f"delete the order configuration of {topic}, which is {conf}"):
+                return
+            await admin.delete_kv_config(ORDER_TOPIC_CONFIG, topic)
+            line = f"delete orderConf success. topic=[{topic}]"
+    tell({"topic": topic, "orderConf": conf}, [line])
+
+
+@admin_command(
+    "allocateMQ",
+    TOPIC,
+    click.option(
+        "-i", "--ipList", "clients", required=True, metavar="LIST", help="Members, separated by ','."
+    ),
+)
+async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
+    """Allocate MQ: how the queues of a topic would be shared."""
+    members = [word.strip() for word in clients.split(",") if word.strip()]
+    if not members:
+        raise click.UsageError("-i/--ipList names nobody")
+    value = {"result": await admin.allocation(topic, members)}
+    tell(value, [msgspec.json.encode(value, order="sorted").decode()])

@@ -1,0 +1,321 @@
+"""Setting the offsets of groups: to a time, to the end, to those of another group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from cometmq.admin import groups
+from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
+from cometmq.admin.servers import ServerAdmin
+from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import broker_addrs
+from cometmq.client.cluster.workers import for_each
+from cometmq.errors import BrokerError, CometError
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import ConsumerConnection, GetConsumerStatusBody, TopicRouteData
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
+
+QUEUES_AT_ONCE = 16
+END = -1
+"""A time of 222 that stands for the end of each queue."""
+MEMBERS_S = 30.0
+"""Java's members stop for 10 s before they go on at other offsets, and store them every 5 s. Those of a 5.x
+broker hear of it when their pulls end, after 15 s."""
+KEPT_S = 6.0
+"""Members that pull store their offsets every 5 s: what was stored meanwhile must still be there then."""
+LOOK_S = 0.1
+BROADCASTING = "BROADCASTING"
+RESET_TIMEOUT_S = 15.0
+
+
+class Reset(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be reset. at_ms: a store time, END for the end of each queue. Without force an offset only
+    goes back. broker_addr and queue_id: this queue alone; then offset may name the place, instead of the
+    time.
+
+    in_cpp_form: Apache's brokers tell the members in the form that C++ clients read; ours knows who they are.
+    """
+
+    group: str
+    topic: str
+    at_ms: int = END
+    force: bool = True
+    broker_addr: str | None = None
+    queue_id: int | None = None
+    offset: int | None = None
+    in_cpp_form: bool = False
+    cluster: str | None = None
+
+
+class OffsetAdmin(ServerAdmin):
+    """What sets offsets."""
+
+    async def plan_reset(self, wanted: Reset) -> list[QueueReset]:
+        """What `reset_offset` would do, queue by queue. Raises NoRouteError, UnknownNameError for a broker or
+        queue that the topic does not have, AllQueuesOnly, BrokerError."""
+        return [found for part in await self._parts(wanted) for found in part.resets]
+
+    async def reset_offset(
+        self, wanted: Reset, *, members_s: float = MEMBERS_S, kept_s: float = KEPT_S
+    ) -> list[QueueReset]:
+        """Set a group's offsets in a topic, whether it runs or not; ends when the new ones are seen.
+
+        Members that consume by listener are told by their brokers (222), also those that broadcast; `seen` is
+        what they say, for `members_s` at most. Else the offsets are stored at the broker (15) and read again;
+        of members that pull by themselves also after `kept_s`, because they may store theirs over it.
+        `problem` of a queue says what did not come about. Raises what `plan_reset` does, and BrokerError for
+        a broker that refuses.
+        """
+        parts = await self._parts(wanted)
+        for part in parts:
+            await part.set()
+        return [found for part in parts for found in await part.seen(members_s, kept_s)]
+
+    async def _parts(self, wanted: Reset) -> list[BrokerReset]:
+        route = await self.client.namesrv.route(wanted.topic)
+        addrs = broker_addrs(route)
+        if wanted.cluster is not None:
+            there = set(await self.master_addrs(wanted.cluster))
+            addrs = {name: addr for name, addr in addrs.items() if addr in there}
+            if not addrs:
+                names = {data.cluster for data in route.broker_datas}
+                raise UnknownNameError("cluster with the topic", wanted.cluster, sorted(names))
+        if wanted.broker_addr is not None:
+            addrs = {name: addr for name, addr in addrs.items() if addr == wanted.broker_addr}
+            if not addrs:
+                raise UnknownNameError("broker", wanted.broker_addr, sorted(broker_addrs(route).values()))
+        return [
+            await BrokerReset.plan(self.client, wanted, route, name, addr) for name, addr in addrs.items()
+        ]
+
+    async def clone_offsets(
+        self, source: str, target: str, topic: str, *, execute: bool = True
+    ) -> list[QueueProgress]:
+        """Give a group the offsets that another one has in a topic; returns them. Apache's tool also stores
+        those of the other topics, at brokers that may not have them. Raises NoRouteError, BrokerError,
+        UnknownNameError for a topic in which the source has none."""
+        found = await groups.progress(self.client, source)
+        addrs = broker_addrs(await self.client.namesrv.route(topic))
+        rows = [row for row in found.queues if row.topic == topic and row.broker_name in addrs]
+        if not rows:
+            raise UnknownNameError("topic of the group", topic, sorted({row.topic for row in found.queues}))
+        for row in rows if execute else ():
+            queue = MessageQueue(topic, row.broker_name, row.queue_id)
+            await self.client.brokers.update_consumer_offset(
+                addrs[row.broker_name], target, queue, row.consumer_offset
+            )
+        return rows
+
+
+class BrokerReset:
+    """A reset at one broker."""
+
+    def __init__(
+        self, client: ClientInstance, wanted: Reset, addr: str, online: ConsumerConnection | None
+    ) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._addr = addr
+        self._online = online
+        self._broadcasts = online is not None and online.message_model == BROADCASTING
+        self.resets: list[QueueReset] = []
+
+    @classmethod
+    async def plan(
+        cls, client: ClientInstance, wanted: Reset, route: TopicRouteData, name: str, addr: str
+    ) -> BrokerReset:
+        """Look where the group is, and where it is to go."""
+        made = cls(client, wanted, addr, await online_at(client, addr, wanted.group))
+        said = await made._said_by_members() if made._broadcasts else {}
+        counts = {
+            data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas
+        }
+        queue_ids: Iterable[int] = range(counts.get(name, 0))
+        if wanted.queue_id is not None:
+            if wanted.queue_id not in queue_ids:
+                raise UnknownNameError("queue", str(wanted.queue_id), [str(each) for each in queue_ids])
+            queue_ids = (wanted.queue_id,)
+            if made._way is OffsetWay.MEMBERS and not await made._may_tell():
+                raise AllQueuesOnly(addr)
+
+        async def of(queue_id: int) -> QueueReset:
+            queue = MessageQueue(wanted.topic, name, queue_id)
+            if made._broadcasts:
+                return await made._plan(queue, said.get(queue))
+            return await made._plan(queue, await client.brokers.consumer_offset(addr, wanted.group, queue))
+
+        made.resets = await for_each(list(queue_ids), of, QUEUES_AT_ONCE)
+        return made
+
+    @property
+    def _way(self) -> OffsetWay:
+        pushed = self._online is not None and self._online.consume_type != groups.PULL_TYPE
+        return OffsetWay.MEMBERS if pushed else OffsetWay.STORED
+
+    async def _plan(self, queue: MessageQueue, stored: int | None) -> QueueReset:
+        brokers, wanted, addr = self._client.brokers, self._wanted, self._addr
+        first, end = await brokers.min_offset(addr, queue), await brokers.max_offset(addr, queue)
+        if wanted.offset is not None:
+            target = wanted.offset
+        elif wanted.at_ms == END:
+            target = end
+        else:
+            target = await brokers.offset_by_time(addr, queue, wanted.at_ms)
+        target = min(max(target, first, 0), end)
+        moves = wanted.force or stored is None or target <= stored
+        return QueueReset(
+            broker_name=queue.broker_name,
+            queue_id=queue.queue_id,
+            way=self._way,
+            broker_offset=end,
+            consumer_offset=-1 if stored is None else stored,
+            target=target,
+            rollback_offset=target if moves else stored or 0,
+        )
+
+    # -- setting
+
+    async def set(self) -> None:
+        """Have the group begin at the new offsets."""
+        if self._way is OffsetWay.STORED:
+            await self._store(self.resets)
+            if self._online is not None and await self._may_tell():
+                # Java's members that pull take no notice of it, ours do.
+                with contextlib.suppress(BrokerError):
+                    await self._tell()
+            return
+        try:
+            told = await self._tell()
+        except BrokerError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                self._online = None  # they left between the two requests
+                self.resets = [msgspec.structs.replace(each, way=OffsetWay.STORED) for each in self.resets]
+                await self._store(self.resets)
+                return
+            # A broker without an offset of some queue refuses, as if it did not know the group. Groups that
+            # broadcast have none there, new ones not yet.
+            none = [each for each in self.resets if self._broadcasts or each.consumer_offset <= 0]
+            if error.code != ResponseCode.SYSTEM_ERROR or not none:
+                raise
+            await self._store(none, anyhow=True)
+            told = await self._tell()
+        # The broker has looked again: messages may have come since the plan.
+        self.resets = [
+            msgspec.structs.replace(each, rollback_offset=told.get(self._queue(each), each.rollback_offset))
+            for each in self.resets
+        ]
+
+    def _queue(self, each: QueueReset) -> MessageQueue:
+        return MessageQueue(self._wanted.topic, each.broker_name, each.queue_id)
+
+    async def _store(self, resets: Iterable[QueueReset], *, anyhow: bool = False) -> None:
+        for each in resets:
+            if anyhow or each.rollback_offset != each.consumer_offset:
+                await self._client.brokers.update_consumer_offset(
+                    self._addr, self._wanted.group, self._queue(each), each.rollback_offset
+                )
+
+    async def _may_tell(self) -> bool:
+        """Whether the broker tells members of no other queues than are wanted: ours heeds the queue of a 222,
+        and so does 5.x."""
+        if self._wanted.queue_id is None:
+            return True
+        runtime = await self._client.brokers.runtime_info(self._addr)
+        return "flowControl" in runtime or runtime.get("brokerVersionDesc", "").startswith("V5")
+
+    async def _tell(self) -> dict[MessageQueue, int]:
+        wanted = self._wanted
+        header = ResetOffsetRequestHeader(
+            topic=wanted.topic,
+            group=wanted.group,
+            timestamp=wanted.at_ms,
+            is_force=wanted.force,
+            queue_id=wanted.queue_id,
+            offset=self.resets[0].rollback_offset if wanted.queue_id is not None else None,
+        )
+        return await self._client.brokers.reset_offset(
+            self._addr, header, in_cpp_form=wanted.in_cpp_form, timeout_s=RESET_TIMEOUT_S
+        )
+
+    # -- seeing
+
+    async def seen(self, members_s: float, kept_s: float) -> list[QueueReset]:
+        """The resets with what is seen of them."""
+        if self._online is None:
+            return await self._look()
+        if self._way is OffsetWay.STORED:
+            await asyncio.sleep(kept_s)
+            return await self._look()
+        end = time.monotonic() + members_s
+        while True:
+            self.resets = await self._look()
+            if not any(each.problem for each in self.resets) or time.monotonic() >= end:
+                return self.resets
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> list[QueueReset]:
+        said = await self._said_by_members() if self._broadcasts else {}
+
+        async def of(each: QueueReset) -> QueueReset:
+            if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
+                return each  # it has been there: what comes later is the group's own doing
+            queue = self._queue(each)
+            if self._broadcasts:
+                seen = said.get(queue)
+            else:
+                seen = await self._client.brokers.consumer_offset(self._addr, self._wanted.group, queue)
+            return msgspec.structs.replace(each, seen=seen, problem=self._problem(each, seen))
+
+        return await for_each(self.resets, of, QUEUES_AT_ONCE)
+
+    def _problem(self, each: QueueReset, seen: int | None) -> str:
+        if self._way is OffsetWay.STORED:
+            if seen == each.rollback_offset:
+                return ""
+            if self._online is None:
+                return f"the broker has {seen}"
+            return f"a member that pulls has stored {seen} since: stop the group first"
+        if seen is None:
+            return "no member has said where it is"
+        back = each.rollback_offset < each.consumer_offset
+        if seen < each.rollback_offset or (back and seen >= each.consumer_offset):
+            return f"the members were told, but are still at {seen}"
+        return ""
+
+    async def _said_by_members(self) -> dict[MessageQueue, int]:
+        """The lowest offset that any member has in each queue."""
+        header = GetConsumerStatusRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
+        try:
+            answer = await self._client.brokers.call(
+                self._addr,
+                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+                header,
+                timeout_s=RESET_TIMEOUT_S,
+            )
+        except CometError:
+            return {}  # it is asked again until the time is over
+        found: dict[MessageQueue, int] = {}
+        for offsets in GetConsumerStatusBody.decode(answer.body).consumer_table.values():
+            for queue, offset in offsets.items():
+                found[queue] = min(offset, found.get(queue, offset))
+        return found
+
+
+async def online_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection | None:
+    """The members of a group that are connected to a broker, None without any."""
+    try:
+        return await client.brokers.consumer_connection(addr, group)
+    except BrokerError as error:
+        if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            return None
+        raise
+
+
+__all__ = ["END", "OffsetAdmin", "Reset"]

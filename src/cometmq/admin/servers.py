@@ -1,0 +1,177 @@
+"""Settings, files and permissions of brokers and name servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.values import PermChange, SettingsChange, Stats, StatsSpan
+from cometmq.client.cluster.instance import Client
+from cometmq.errors import BrokerError, CometError
+from cometmq.protocol.bodies import ClusterInfo
+from cometmq.protocol.bodies_admin import BrokerStatsData, BrokerStatsItem
+from cometmq.protocol.codes import MASTER_ID, RequestCode
+from cometmq.protocol.headers import (
+    AddWritePermOfBrokerResponseHeader,
+    BrokerNameRequestHeader,
+    WipeWritePermOfBrokerResponseHeader,
+)
+from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
+from cometmq.protocol.java_properties import format_properties, parse_properties
+
+FILES_TIMEOUT_S = 60.0  # a broker that deletes files answers when it is done
+STATS_NOT_EXIST = "not exist"
+
+
+class ServerAdmin(Client):
+    """What is asked of servers themselves, and changed in them."""
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All clusters, brokers and their addresses, as a name server knows them."""
+        return await self.client.namesrv.cluster_info()
+
+    async def cluster_addrs(
+        self, cluster: str | None = None, *, slaves: bool = False
+    ) -> dict[str, list[str]]:
+        """Address of each master of one cluster or all -> those of its slaves, if they are asked for. Raises
+        UnknownNameError for a cluster nobody knows."""
+        info = await self.cluster_info()
+        if cluster is not None:
+            check_cluster(cluster, info)
+        names = {
+            name
+            for each, members in info.cluster_addr_table.items()
+            if cluster in (None, each)
+            for name in members
+        }
+        found: dict[str, list[str]] = {}
+        for name in sorted(names & info.broker_addr_table.keys()):
+            addrs = dict(sorted(info.broker_addr_table[name].broker_addrs.items()))
+            if (master := addrs.pop(MASTER_ID, None)) is not None:
+                found[master] = list(addrs.values()) if slaves else []
+        return found
+
+    async def master_addrs(self, cluster: str) -> list[str]:
+        """Addresses of the masters of a cluster. Raises UnknownNameError for a cluster nobody knows."""
+        return list(await self.cluster_addrs(cluster))
+
+    # -- brokers
+
+    async def broker_config(self, broker_addr: str) -> dict[str, str]:
+        """Every setting of a broker, as text."""
+        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_BROKER_CONFIG)
+        return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
+
+    async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
+        """Change settings of a running broker, which writes them to its file. Raises BrokerError with the key
+        and what is expected; then nothing has changed. Only CometMQ's brokers say what counts later or is
+        unknown."""
+        body = format_properties(dict(settings)).encode()
+        answer = await self.client.brokers.call(broker_addr, RequestCode.UPDATE_BROKER_CONFIG, body=body)
+        said = answer.header(UpdateBrokerConfigResponseHeader)
+        return SettingsChange(
+            broker_addr=broker_addr,
+            at_next_start=(said.at_next_start or "").split(),
+            unknown=(said.unknown or "").split(),
+        )
+
+    async def clean_expired_consume_queues(self, broker_addr: str) -> None:
+        """Have a broker delete queue and index files whose messages are gone."""
+        await self._files(broker_addr, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+
+    async def clean_unused_topics(self, broker_addr: str) -> None:
+        """Have a broker delete the queues of topics that are not configured any more."""
+        await self._files(broker_addr, RequestCode.CLEAN_UNUSED_TOPIC)
+
+    async def delete_expired_commit_log(self, broker_addr: str) -> None:
+        """Have a broker delete expired segments of its log now, whatever the hour."""
+        await self._files(broker_addr, RequestCode.DELETE_EXPIRED_COMMITLOG)
+
+    async def _files(self, broker_addr: str, code: RequestCode) -> None:
+        timeout_s = max(self.client.brokers.timeout_s, FILES_TIMEOUT_S)
+        await self.client.brokers.call(broker_addr, code, timeout_s=timeout_s)
+
+    async def broker_stats(self, broker_addr: str, name: str, key: str) -> Stats | None:
+        """What a broker has counted under a name and key (docs/reference/remoting.md, Statistics and
+        connections): TOPIC_PUT_NUMS of a topic, GROUP_GET_NUMS of topic@group. None: nothing, or not this."""
+        header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+        try:
+            answer = await self.client.brokers.call(broker_addr, RequestCode.VIEW_BROKER_STATS_DATA, header)
+        except BrokerError as error:
+            if STATS_NOT_EXIST in (error.remark or ""):
+                return None
+            raise
+        data = BrokerStatsData.decode(answer.body)
+        return Stats(minute=_span(data.stats_minute), hour=_span(data.stats_hour), day=_span(data.stats_day))
+
+    # -- name servers
+
+    async def namesrv_configs(self) -> dict[str, dict[str, str]]:
+        """Address -> every setting, of each name server."""
+        found = {}
+        for addr in self.client.namesrv.addrs:
+            answer = await self.client.namesrv.call(addr, RequestCode.GET_NAMESRV_CONFIG)
+            found[addr] = parse_properties(bytes(answer.body).decode("utf-8", "replace"))
+        return found
+
+    async def update_namesrv_config(self, settings: Mapping[str, str]) -> list[str]:
+        """Change settings of all name servers, which write them to their files; returns their addresses.
+        Raises BrokerError of the first that refuses."""
+        body = format_properties(dict(settings)).encode()
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.call(addr, RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
+        return list(self.client.namesrv.addrs)
+
+    async def kv_config(self, namespace: str, key: str) -> str | None:
+        """A value of the name servers' tables, None without one."""
+        return await self.client.namesrv.kv_config(namespace, key)
+
+    async def put_kv_config(self, namespace: str, key: str, value: str) -> None:
+        """Set a value at all name servers."""
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.put_kv_config(addr, namespace, key, value)
+
+    async def delete_kv_config(self, namespace: str, key: str) -> None:
+        """Remove a value from all name servers, whether they have it or not."""
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.delete_kv_config(addr, namespace, key)
+
+    async def wipe_write_perm(self, broker_name: str) -> list[PermChange]:
+        """Have all name servers take the write permission from the topics of a broker name: producers leave
+        it, until it registers a change of its topics, or add_write_perm. Raises UnknownNameError."""
+        return await self._change_perm(broker_name, add=False)
+
+    async def add_write_perm(self, broker_name: str) -> list[PermChange]:
+        """Have all name servers give the topics of a broker name the write permission again. Raises
+        UnknownNameError."""
+        return await self._change_perm(broker_name, add=True)
+
+    async def _change_perm(self, broker_name: str, *, add: bool) -> list[PermChange]:
+        known = (await self.cluster_info()).broker_addr_table
+        if broker_name not in known:
+            raise UnknownNameError("broker", broker_name, sorted(known))
+        header = BrokerNameRequestHeader(broker_name=broker_name)
+        code = RequestCode.ADD_WRITE_PERM_OF_BROKER if add else RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        found = []
+        for addr in self.client.namesrv.addrs:
+            topics, problem = 0, ""
+            try:
+                answer = await self.client.namesrv.call(addr, code, header)
+                if add:
+                    topics = answer.header(AddWritePermOfBrokerResponseHeader).add_topic_count
+                else:
+                    topics = answer.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
+            except CometError as error:
+                problem = str(error)
+            found.append(PermChange(namesrv=addr, broker_name=broker_name, topics=topics, problem=problem))
+        return found
+
+
+def check_cluster(cluster: str, info: ClusterInfo) -> None:
+    """Raises UnknownNameError for a cluster nobody knows."""
+    if cluster not in info.cluster_addr_table:
+        raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
+
+
+def _span(item: BrokerStatsItem) -> StatsSpan:
+    return StatsSpan(sum=item.sum, tps=item.tps)

@@ -1,0 +1,283 @@
+"""How busy topics and groups are; reports of a cluster as values for files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from cometmq.admin import groups
+from cometmq.admin.group_admin import GroupAdmin
+from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats, Undone
+from cometmq.client.cluster.lookups import broker_addrs
+from cometmq.client.cluster.requests import pull_request
+from cometmq.errors import CometError
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig, TopicConfigTable, TopicList
+from cometmq.protocol.bodies_admin import QueryConsumeQueueBody
+from cometmq.protocol.codes import (
+    CLIENT_INNER_PRODUCER_GROUP,
+    DLQ_PREFIX,
+    MASTER_ID,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TOOLS_CONSUMER_GROUP,
+    TRANS_HALF_TOPIC,
+    RequestCode,
+    is_system_group,
+    version_name,
+)
+from cometmq.protocol.headers import QueryConsumeQueueRequestHeader
+
+# What exportConfigs keeps of a broker's settings, as Apache's does.
+CONFIG_KEYS = (
+    *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime", "filterServerNums"),
+    *("flushDiskType", "maxMessageSize", "messageDelayLevel", "msgTraceTopicName", "slaveReadEnable"),
+    *("traceOn", "traceTopicEnable", "useTLS", "autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
+)
+# Names of groups that nobody chose: they say nothing about a cluster.
+CLIENT_GROUPS = {
+    *("DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "__MONITOR_CONSUMER", "SELF_TEST_P_GROUP"),
+    CLIENT_INNER_PRODUCER_GROUP,
+}
+
+
+class StatsAdmin(GroupAdmin):
+    """What puts together what several servers say."""
+
+    async def topic_stats(self, topic: str) -> list[TopicStats]:
+        """A topic with each of its groups, or alone. Brokers that do not answer count as idle ones."""
+        route = await self.client.namesrv.route(topic)
+        masters = [
+            data.broker_addrs[MASTER_ID] for data in route.broker_datas if MASTER_ID in data.broker_addrs
+        ]
+        in_tps, came = await self._counted(masters, "TOPIC_PUT_NUMS", topic)
+        found = []
+        for group in await groups.groups_of_topic(self.client, route, topic) or [""]:
+            out_tps, went, behind = 0.0, 0, 0
+            if group:
+                out_tps, went = await self._counted(masters, "GROUP_GET_NUMS", f"{topic}@{group}")
+                behind = await self._behind(group, topic)
+            found.append(
+                TopicStats(
+                    topic=topic,
+                    consumer_group=group,
+                    accumulation=behind,
+                    in_tps=in_tps,
+                    out_tps=out_tps,
+                    in_msg_24_hours=came,
+                    out_msg_24_hours=went,
+                )
+            )
+        return found
+
+    async def _counted(self, masters: list[str], name: str, key: str) -> tuple[float, int]:
+        """A second, and in 24 hours."""
+        rate, count = 0.0, 0
+        for addr in masters:
+            try:
+                stats = await self.broker_stats(addr, name, key)
+            except CometError:
+                continue
+            if stats is not None:
+                rate, count = rate + stats.minute.tps, count + stats.most
+        return rate, count
+
+    async def _behind(self, group: str, topic: str) -> int:
+        try:
+            found = await groups.progress(self.client, group)
+        except CometError:
+            return 0
+        return max(0, sum(row.diff for row in found.queues if row.topic == topic))
+
+    async def consume_queue(
+        self,
+        topic: str,
+        queue_id: int,
+        index: int,
+        count: int = 10,
+        *,
+        broker_addr: str | None = None,
+        group: str | None = None,
+    ) -> QueryConsumeQueueBody:
+        """Entries of a consume queue from an index on, at this broker or the topic's first. Raises
+        BrokerError for an index that the queue does not have."""
+        addr = broker_addr or next(iter(broker_addrs(await self.client.namesrv.route(topic)).values()))
+        header = QueryConsumeQueueRequestHeader(
+            topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
+        )
+        answer = await self.client.brokers.call(addr, RequestCode.QUERY_CONSUME_QUEUE, header, topic=topic)
+        return QueryConsumeQueueBody.decode(answer.body)
+
+    async def undone(self) -> AsyncIterator[Undone]:
+        """What groups that are online have left and could not do, by topic. Groups and members that do not
+        answer are left out."""
+        for name in await self.client.namesrv.topics():
+            if not name.startswith(RETRY_PREFIX):
+                continue
+            group = name.removeprefix(RETRY_PREFIX)
+            try:
+                members = (await self.consumer_connection(group)).connection_set
+                rows = (await groups.progress(self.client, group)).queues
+            except CometError:
+                continue
+            failed: Counter[str] = Counter()
+            for member in members:
+                with suppress(CometError):
+                    table = (await self.running_info(group, member.client_id)).status_table
+                    failed.update({topic: status.consume_failed_msgs for topic, status in table.items()})
+            for topic in sorted({row.topic for row in rows}):
+                of_topic = [row for row in rows if row.topic == topic]
+                yield Undone(
+                    consumer_group=group,
+                    topic=topic,
+                    undone_msgs_total=sum(max(row.diff, 0) for row in of_topic),
+                    undone_msgs_single_mq=max(max(row.diff, 0) for row in of_topic),
+                    undone_msgs_delay_time_mills=max([await self._delay_ms(row) for row in of_topic]),
+                    failed_msgs_total_recently=failed[topic],
+                )
+
+    async def _delay_ms(self, row: QueueProgress) -> int:
+        """By how much the last message of a queue is younger than the last one consumed; 0 if nobody can
+        tell."""
+        queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+        if row.last_timestamp <= 0 or row.broker_offset <= 0:
+            return 0
+        try:
+            addr = broker_addrs(await self.client.namesrv.route(row.topic))[row.broker_name]
+            request = pull_request(TOOLS_CONSUMER_GROUP, queue, row.broker_offset - 1, 1)
+            found = (await self.client.brokers.pull(addr, queue, request)).messages
+        except (CometError, KeyError):
+            return 0
+        return max(0, found[0].store_timestamp_ms - row.last_timestamp) if found else 0
+
+    # -- what a broker has, and what is exported
+
+    async def topic_table(self, broker_addr: str, *, special: bool = True) -> TopicConfigTable:
+        """The topics of a broker without the system's; special: with those of retries and dead letters."""
+        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_TOPIC_CONFIG)
+        table = TopicConfigTable.decode(answer.body)
+        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        system = set(TopicList.decode(answer.body).topic_list)
+        table.topic_config_table = {
+            name: config
+            for name, config in sorted(table.topic_config_table.items())
+            if name not in system and (special or not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+        }
+        return table
+
+    async def user_groups(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
+        """The groups of a broker without RocketMQ's own."""
+        table = await self.group_table(broker_addr)
+        return {
+            name: table[name]
+            for name in sorted(table)
+            if not (is_system_group(name) or name in CLIENT_GROUPS)
+        }
+
+    async def cluster_metadata(
+        self, cluster: str, *, special: bool = False
+    ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
+        """Topics and groups of a cluster. Numbers of queues are added up over its masters."""
+        topics: dict[str, TopicConfig] = {}
+        found: dict[str, SubscriptionGroupConfig] = {}
+        for addr in await self.master_addrs(cluster):
+            for name, topic in (await self.topic_table(addr, special=special)).topic_config_table.items():
+                if (known := topics.get(name)) is not None:
+                    topic.read_queue_nums += known.read_queue_nums
+                    topic.write_queue_nums += known.write_queue_nums
+                topics[name] = topic
+            for name, group in (await self.user_groups(addr)).items():
+                if (before := found.get(name)) is not None:
+                    group.retry_queue_nums += before.retry_queue_nums
+                found[name] = group
+        return topics, found
+
+    async def cluster_configs(self, cluster: str) -> dict[str, Any]:
+        """The settings of a cluster's masters that tell most, and how many servers there are."""
+        addrs = await self.cluster_addrs(cluster, slaves=True)
+        configs = {}
+        for master in addrs:
+            settings = await self.broker_config(master)
+            configs[settings.get("brokerName", master)] = {key: settings.get(key) for key in CONFIG_KEYS}
+        scale = {
+            "namesrvSize": len(self.client.namesrv.addrs),
+            "masterBrokerSize": len(addrs),
+            "slaveBrokerSize": sum(map(len, addrs.values())),
+        }
+        return {"brokerConfigs": configs, "clusterScale": scale}
+
+    async def cluster_metrics(self, cluster: str) -> dict[str, Any]:
+        """Load, sizes and clients of a cluster's masters, under the names of Apache's exportMetrics."""
+        info = await self.cluster_info()
+        report: dict[str, Any] = {}
+        for addr in await self.master_addrs(cluster):
+            name = next(
+                (name for name, data in info.broker_addr_table.items() if addr in data.broker_addrs.values()),
+                addr,
+            )
+            report[name] = await self._metrics_of(addr)
+        quotas = [each["runtimeQuota"] for each in report.values()]
+        tps = {
+            "total" + key[0].upper() + key[1:]: sum(quota["tps"][key] for quota in quotas)
+            for key in ("normalInTps", "normalOutTps", "transInTps", "scheduleInTps")
+        }
+        day = {
+            key: sum(quota["oneDayNum"][key] for quota in quotas)
+            for key in ("normalOneDayInNum", "normalOneDayOutNum", "transOneDayInNum", "scheduleOneDayInNum")
+        }
+        return {"evaluateReport": report, "totalData": {"totalTps": tps, "totalOneDayNum": day}}
+
+    async def _metrics_of(self, addr: str) -> dict[str, Any]:
+        runtime = await self.client.brokers.runtime_info(addr)
+        settings = await self.broker_config(addr)
+        table = await self.user_groups(addr)
+        half = await self.broker_stats(addr, "TOPIC_PUT_NUMS", TRANS_HALF_TOPIC)
+        late = await self.broker_stats(addr, "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
+        clients = set()
+        for group in table:
+            try:
+                connected = await self.consumer_connection(group)
+            except CometError:
+                continue
+            clients |= {f"{each.language}%{version_name(each.version)}" for each in connected.connection_set}
+        return {
+            "runtimeEnv": {
+                "cpuNum": settings.get("clientCallbackExecutorThreads"),
+                "totalMemKBytes": runtime.get("totalMemKBytes"),
+            },
+            "runtimeQuota": {
+                **quota(runtime, half, late),
+                "topicSize": len((await self.topic_table(addr, special=False)).topic_config_table),
+                "groupSize": len(table),
+            },
+            "runtimeVersion": {
+                "rocketmqVersion": runtime.get("brokerVersionDesc"),
+                "clientInfo": sorted(clients),
+            },
+        }
+
+
+def quota(runtime: Mapping[str, str], half: Stats | None, late: Stats | None) -> dict[str, Any]:
+    """What a broker's runtime table tells of its load."""
+    broker = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=dict(runtime))
+    out = "getTransferredTps" if "getTransferredTps" in runtime else "getTransferedTps"
+    return {
+        "diskRatio": {key: runtime.get(key) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio")},
+        "tps": {
+            "normalInTps": broker.first_number("putTps"),
+            "normalOutTps": broker.first_number(out),
+            "transInTps": half.minute.tps if half else 0.0,
+            "scheduleInTps": late.minute.tps if late else 0.0,
+        },
+        "oneDayNum": {
+            "normalOneDayInNum": broker.count("msgPutTotalTodayMorning")
+            - broker.count("msgPutTotalYesterdayMorning"),
+            "normalOneDayOutNum": broker.count("msgGetTotalTodayMorning")
+            - broker.count("msgGetTotalYesterdayMorning"),
+            "transOneDayInNum": half.most if half else 0,
+            "scheduleOneDayInNum": late.most if late else 0,
+        },
+        "messageAverageSize": runtime.get("putMessageAverageSize"),
+    }

@@ -1,0 +1,226 @@
+"""Topics: made, changed, shown, deleted; how their queues would be shared."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from cometmq.admin import groups
+from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.servers import ServerAdmin
+from cometmq.admin.values import QueueStatus, TopicUse
+from cometmq.client.cluster import lookups
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.group.allocate import AllocateAveragely
+from cometmq.errors import CometError, NoRouteError
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import ClusterInfo, TopicRouteData, TopicStatsTable
+from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, ORDER_TOPIC_CONFIG, RETRY_PREFIX, Perm, RequestCode
+from cometmq.protocol.headers import TopicRequestHeader
+
+UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic is created with. perm: 2 write, 4 read, 6 both."""
+
+    topic: str
+    read_queue_nums: int = 8
+    write_queue_nums: int = 8
+    perm: int = 6
+    order: bool = False
+    unit: bool = False
+    has_unit_sub: bool = False
+    attributes: str | None = None
+
+    @property
+    def topic_sys_flag(self) -> int:
+        return UNIT_FLAG * self.unit + UNIT_SUB_FLAG * self.has_unit_sub
+
+    def __str__(self) -> str:
+        perm = ("R" if self.perm & 4 else "-") + ("W" if self.perm & 2 else "-") + "-"
+        return (
+            f"TopicConfig [topicName={self.topic}, readQueueNums={self.read_queue_nums}, "
+            f"writeQueueNums={self.write_queue_nums}, perm={perm}, topicFilterType=SINGLE_TAG, "
+            f"topicSysFlag={self.topic_sys_flag}, order={'true' if self.order else 'false'}]"
+        )
+
+
+class TopicAdmin(ServerAdmin):
+    """Operations on topics."""
+
+    async def create_topic(
+        self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
+    ) -> AsyncIterator[str]:
+        """Create or change a topic at one broker or all masters of a cluster; yields each address."""
+        addrs = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
+        for addr in addrs:
+            await self.client.brokers.create_topic(
+                addr,
+                settings.topic,
+                read_queue_nums=settings.read_queue_nums,
+                write_queue_nums=settings.write_queue_nums,
+                perm=settings.perm,
+                topic_sys_flag=settings.topic_sys_flag,
+                order=settings.order,
+                attributes=settings.attributes,
+            )
+            yield addr
+
+    async def purge_topic(
+        self, topic: str, *, queue_id: int | None = None, before_ms: int | None = None, execute: bool = False
+    ) -> list[tuple[str, PurgedQueue]]:
+        """(broker name, queue) of a topic's queues whose messages go, or with `execute` are gone: all, or
+        those of one queue id, or those stored before a time. CometMQ brokers only."""
+        found = []
+        for broker in sorted((await self.route(topic)).broker_datas, key=lambda broker: broker.broker_name):
+            addr = broker.broker_addrs.get(MASTER_ID)
+            if addr is not None:
+                queues = await self.client.brokers.purge_topic(
+                    addr, topic, queue_id=queue_id, before_ms=before_ms, execute=execute
+                )
+                found += [(broker.broker_name, queue) for queue in queues]
+        return found
+
+    async def set_order_conf(
+        self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
+    ) -> str:
+        """Note the ordered topic's queues (`broker-a:8;broker-b:8`) with all name servers; returns the note.
+
+        For one broker its entry is merged into what is there; for a cluster the note is replaced.
+        """
+        info = await self.client.namesrv.cluster_info()
+        entries: dict[str, str] = {}
+        if broker_addr:
+            noted = await self.client.namesrv.kv_config(ORDER_TOPIC_CONFIG, settings.topic) or ""
+            entries = dict(word.split(":", 1) for word in noted.split(";") if ":" in word)
+            names = [
+                name
+                for name, data in info.broker_addr_table.items()
+                if broker_addr in data.broker_addrs.values()
+            ]
+        else:
+            names = sorted(info.cluster_addr_table.get(cluster or "", ()))
+        entries.update(dict.fromkeys(names, str(settings.write_queue_nums)))
+        conf = ";".join(f"{name}:{count}" for name, count in entries.items())
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.put_kv_config(addr, ORDER_TOPIC_CONFIG, settings.topic, conf)
+        return conf
+
+    async def delete_topic_in_brokers(self, topic: str, cluster: str) -> list[str]:
+        """Delete a topic with its messages at all masters of a cluster; returns their addresses."""
+        addrs = await self.master_addrs(cluster)
+        for addr in addrs:
+            await self.client.brokers.delete_topic(addr, topic)
+        return addrs
+
+    async def delete_topic_in_name_servers(self, topic: str) -> None:
+        """Have every name server forget the topic's route, and its order configuration."""
+        for addr in self.client.namesrv.addrs:
+            await self.client.namesrv.delete_topic(addr, topic)
+            await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)
+
+    async def topics(self) -> list[str]:
+        """All topics that a name server knows, system, retry and dead-letter topics included; sorted."""
+        return await self.client.namesrv.topics()
+
+    async def topic_uses(self) -> list[TopicUse]:
+        """Each topic with its cluster and its groups; no retry and dead-letter topics."""
+        info = await self.client.namesrv.cluster_info()
+        uses: list[TopicUse] = []
+        for topic in await self.topics():
+            if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                continue
+            try:
+                route = await self.route(topic)
+                found = _clusters_of(route, info)
+                consumers = await groups.groups_of_topic(self.client, route, topic)
+            except CometError:
+                # Like Apache's tool, list a topic even if no broker of it answers.
+                found, consumers = [], []
+            uses.append(
+                TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
+            )
+        return uses
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Raises NoRouteError, which names the name servers asked and their answers."""
+        return await self.client.namesrv.route(topic)
+
+    async def clusters_of(self, topic: str) -> list[str]:
+        """The clusters whose brokers have a topic; none for a topic that no name server knows."""
+        try:
+            route = await self.route(topic)
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            return []
+        return sorted(_clusters_of(route, await self.cluster_info()))
+
+    async def topic_status(self, topic: str) -> list[QueueStatus]:
+        """Offsets and last write of each queue, ordered by broker and queue."""
+        rows: list[QueueStatus] = []
+        for addr in lookups.broker_addrs(await self.route(topic)).values():
+            answer = await self.client.brokers.call(
+                addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
+            )
+            for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items():
+                rows.append(
+                    QueueStatus(
+                        broker_name=queue.broker_name,
+                        queue_id=queue.queue_id,
+                        min_offset=offsets.min_offset,
+                        max_offset=offsets.max_offset,
+                        last_update_timestamp=offsets.last_update_timestamp,
+                    )
+                )
+        return sorted(rows, key=lambda row: (row.broker_name, row.queue_id))
+
+    async def change_topic_perm(
+        self, topic: str, perm: int, *, broker_addr: str | None = None, cluster: str | None = None
+    ) -> AsyncIterator[tuple[str, int]]:
+        """Change a topic's permission at one master or all of a cluster; yields address and old permission.
+        Nothing else of the topic changes. Raises UnknownNameError for an address that is no master of the
+        topic."""
+        route = await self.route(topic)
+        queues = {data.broker_name: data for data in route.queue_datas}
+        masters = {
+            data.broker_addrs[MASTER_ID]: queues[data.broker_name]
+            for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
+            if MASTER_ID in data.broker_addrs and data.broker_name in queues
+        }
+        wanted = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
+        for addr in wanted:
+            if addr not in masters:
+                raise UnknownNameError("master of the topic", addr, list(masters))
+        for addr in wanted:
+            data = masters[addr]
+            settings = TopicSettings(
+                topic=topic,
+                read_queue_nums=data.read_queue_nums,
+                write_queue_nums=data.write_queue_nums,
+                perm=perm,
+                unit=bool(data.topic_sys_flag & UNIT_FLAG),
+                has_unit_sub=bool(data.topic_sys_flag & UNIT_SUB_FLAG),
+            )
+            async for _ in self.create_topic(settings, broker_addr=addr):
+                yield addr, data.perm
+
+    async def allocation(self, topic: str, clients: Sequence[str]) -> dict[str, list[MessageQueue]]:
+        """Client -> the queues that it would have of a topic if these were the members of a group. Clients
+        are sorted as members sort themselves; Apache's tool takes them as they are given."""
+        queues = sorted(
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in (await self.route(topic)).queue_datas
+            if data.perm & Perm.READ
+            for queue_id in range(data.read_queue_nums)
+        )
+        members = sorted(set(clients))
+        return {client: AllocateAveragely().allocate(client, queues, members) for client in members}
+
+
+def _clusters_of(route: TopicRouteData, info: ClusterInfo) -> list[str]:
+    names = {data.broker_name for data in route.broker_datas}
+    return [cluster for cluster, brokers in info.cluster_addr_table.items() if names & set(brokers)]

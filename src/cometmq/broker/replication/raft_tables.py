@@ -1,0 +1,264 @@
+"""The tables of a raft group, which are not in its log: what was answered outlives the leader.
+
+A leader answers a change of topics or groups once a majority of the voters has both tables on its disks: it
+asks them to copy (COPY_SETTINGS), and they do as long as they follow it in its term. Who is elected reads the
+tables of a majority before it takes messages, keeps the newest of each, and counts their versions on with its
+own term. The two majorities share a member, and that one is asked only after it has answered the new leader
+in the new term, so it copies nothing from the old one any more.
+
+Consumer and delay offsets are copied each second and waited for by nobody; a new leader takes the newest of a
+majority, too, so that one which was away for long does not begin with those from before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from cometmq import logs
+from cometmq.broker.replication.ha_client import success
+from cometmq.broker.replication.metadata_sync import MetadataSync, Table
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.versions import order
+from cometmq.errors import BrokerError, CometError, CommandError, RaftRefused
+from cometmq.protocol.bodies import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    SubscriptionGroupTable,
+    TopicConfigTable,
+)
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import Header
+from cometmq.protocol.headers_admin import CopySettingsHeader
+from cometmq.remoting import RemotingClient
+from cometmq.store import MessageStore
+
+log = logs.logger(__name__)
+
+T = TypeVar("T")
+
+TIMEOUT_S = 3.0
+"""A member is given so long to answer."""
+AGAIN_S = 0.1
+"""Between two looks whether more members can be asked."""
+PATIENCE_S = 3.0
+"""A majority is asked for so long; then a change is answered as failed, and another one may lead."""
+
+
+class Group(Protocol):
+    """What must be known of the group."""
+
+    @property
+    def me(self) -> str: ...
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def leader(self) -> str: ...
+
+    @property
+    def leading(self) -> bool:
+        """Whether it takes messages."""
+
+    @property
+    def voters(self) -> frozenset[str]: ...
+
+    def answering(self) -> Mapping[str, str]:
+        """The members that have answered this leader in its term, and where their brokers are."""
+
+
+class GroupSync(MetadataSync):
+    """A follower's copies of its leader's tables."""
+
+    def __init__(
+        self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
+    ) -> None:
+        super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
+        self._one_copy = asyncio.Lock()  # an older answer must not come after a newer one
+        self._wanted = 0  # calls of `settings` so far
+        self._copied = 0  # those of them that a copy has covered
+
+    async def settings(self) -> None:
+        """Copy topics and groups; calls during a copy share the next one. Raises CometError."""
+        self._wanted += 1
+        mine = self._wanted
+        async with self._one_copy:
+            if self._copied < mine:
+                covered = self._wanted
+                await super().settings()
+                self._copied = covered
+
+
+class Copies(NamedTuple):
+    """A member's tables, as far as each fits an answer."""
+
+    topics: TopicConfigTable | None
+    groups: SubscriptionGroupTable | None
+    offsets: ConsumerOffsetTable | None
+    delays: DelayOffsetTable | None
+
+
+class RaftTables:
+    """See above. Loop thread only."""
+
+    def __init__(
+        self, group: Group, tables: DurableTables, client: RemotingClient, sync: MetadataSync
+    ) -> None:
+        self._group = group
+        self._tables = tables
+        self._client = client
+        self._sync = sync
+        self._one_round = asyncio.Lock()
+        self._asked = 0  # calls of `keep` so far
+        self._done = 0  # those of them that a round has covered
+        self._failure = ""  # of that round
+
+    @property
+    def member(self) -> str:
+        """Whose tables these are."""
+        return self._group.me
+
+    # -- the leader
+
+    def lead(self) -> None:
+        """From now on changes are this leader's. Before its first one its tables are newer than all."""
+        versions = self._tables.versions
+        versions.counts, versions.term = True, self._group.term
+        self._tables.topics.touch()
+        self._tables.groups.touch()
+
+    def follow(self) -> None:
+        """Another one has the word."""
+        self._tables.versions.counts = False
+
+    def check(self) -> int:
+        """See SettingsReplicas."""
+        if not self._group.leading:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{self._group.me} does not lead its raft group, {self._group.leader or 'nobody'} does: "
+                "topics and groups are changed there",
+            )
+        return self._tables.versions.term or 0
+
+    async def keep(self, since: int) -> None:
+        """See SettingsReplicas. Those who ask during a round share the next one."""
+        self._asked += 1
+        mine = self._asked
+        async with self._one_round:
+            if not self._group.leading or since != self._tables.versions.term:
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR, "it is done, but another member leads, or has led since"
+                )
+            if self._done < mine:
+                covered, self._failure = self._asked, ""
+                header = CopySettingsHeader(leader=self.member, term=since)
+                try:
+                    await self._of_majority(lambda addr: self._call(addr, RequestCode.COPY_SETTINGS, header))
+                except RaftRefused as refusal:
+                    self._failure = f"it is done, but the next leader may not know it: {refusal}"
+                self._done = covered
+            if self._failure:
+                raise CommandError(ResponseCode.SYSTEM_ERROR, self._failure)
+
+    async def take_up(self) -> None:
+        """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it
+        does not learn them, or leads no more."""
+        term = self._group.term
+        found = await self._of_majority(self.read)
+        if self._group.term != term:
+            raise RaftRefused(f"{self.member} leads no more", self._group.leader)
+        for copies in found:
+            self._take(copies)
+
+    async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
+        """The answers of as many voters as are a majority with this one; who has not answered in this
+        leader's term may just be coming. Raises RaftRefused if they do not answer in time."""
+        group = self._group
+        others = group.voters - {group.me}
+        enough = len(group.voters) // 2 + 1 - int(group.me in group.voters)
+        problems: dict[str, str] = {}
+
+        async def answer(member: str) -> T:
+            while True:
+                addr = group.answering().get(member)
+                if addr is not None:
+                    try:
+                        return await ask(addr)
+                    except CometError as error:
+                        problems[member] = f"{member}: {error}"
+                await asyncio.sleep(AGAIN_S)
+
+        asked = pending = {asyncio.create_task(answer(member)) for member in others}
+        found: list[T] = []
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < enough:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    found += [task.result() for task in done]
+        except TimeoutError:
+            raise RaftRefused(
+                f"{len(found)} of {len(others)} other members have answered: "
+                f"{'; '.join(problems.values()) or 'the others are away'}"
+            ) from None
+        finally:
+            for task in asked:
+                task.cancel()
+        return found
+
+    async def _call(self, addr: str, code: int, header: Header | None = None) -> bytes:
+        return bytes(success(await self._client.call(addr, Frame.request(code, header), TIMEOUT_S)).body)
+
+    async def read(self, addr: str) -> Copies:
+        """A member's tables. Raises CometError."""
+
+        async def table(code: int, kind: type[Table]) -> Table | None:
+            try:
+                return await asyncio.to_thread(kind.decode, await self._call(addr, code))
+            except BrokerError as error:  # it may be too long; messages are worth more
+                log.error("a table of %s is not known to the new leader: %s", addr, error)
+                return None
+
+        return Copies(
+            await table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
+            await table(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable),
+            await table(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable),
+            await table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable),
+        )
+
+    def _take(self, given: Copies) -> None:
+        """What is newer than the own."""
+        tables = self._tables
+        topics, groups, offsets, delays = given
+        if topics and topics.data_version and order(topics.data_version) > order(tables.topics.version):
+            tables.topics.replace(topics.data_version, topics.topic_config_table)
+        if groups and groups.data_version and order(groups.data_version) > order(tables.groups.version):
+            tables.groups.replace(groups.data_version, groups.subscription_group_table)
+        if offsets and order(offsets.data_version) > order(tables.offsets.version):
+            self._sync.merge(offsets)
+        for level, offset in delays.offset_table.items() if delays else ():
+            if offset > tables.delays.get(level):
+                tables.delays.move(level, offset)
+
+    # -- a follower
+
+    async def copy(self, header: CopySettingsHeader) -> None:
+        """Have the leader's topics and groups on the disk. Raises CometError, OSError."""
+        group = self._group
+
+        def check() -> None:
+            if (group.leader, group.term) != (header.leader, header.term) or group.leading:
+                raise CommandError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{group.me} follows {group.leader or 'nobody'} in term {group.term}, "
+                    f"not {header.leader} in {header.term}",
+                )
+
+        check()
+        await self._sync.settings()
+        await self._tables.topics_file.saved()
+        await self._tables.groups_file.saved()
+        check()

@@ -1,0 +1,99 @@
+"""How fast a consumer pulls and consumes each topic, as it tells administrators (request 307;
+docs/reference/client.md, Statistics of clients)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from cometmq.protocol.bodies import ConsumeStatus
+
+__all__ = ["SAMPLE_S", "Statistics", "TopicStats"]
+
+SAMPLE_S = 10.0
+_OF_A_MINUTE = 6
+_OF_AN_HOUR = 360
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the start. Times are seconds; messages are counted when pulled, when done, and when failed."""
+
+    pulls: int = 0
+    pull_s: float = 0.0
+    pulled: int = 0
+    calls: int = 0
+    call_s: float = 0.0
+    done: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class TopicStats:
+    """Totals of a topic, and what they were every 10 s of the last hour."""
+
+    totals: Totals = field(default_factory=Totals)
+    _samples: deque[Totals] = field(default_factory=lambda: deque([Totals()], _OF_AN_HOUR + 1))
+
+    def pulled(self, messages: int, took_s: float) -> None:
+        """A pull brought messages."""
+        totals = self.totals
+        totals.pulls += 1
+        totals.pull_s += took_s
+        totals.pulled += messages
+
+    def handled(self, messages: int, took_s: float, *, done: bool) -> None:
+        """A listener's call has ended."""
+        totals = self.totals
+        totals.calls += 1
+        totals.call_s += took_s
+        if done:
+            totals.done += messages
+        else:
+            totals.failed += messages
+
+    def sample(self) -> None:
+        """To be called every SAMPLE_S."""
+        self._samples.append(replace(self.totals))
+
+    def status(self) -> ConsumeStatus:
+        """Rates and times of the last minute; failures of the last hour, and its times of calls if the minute
+        had none."""
+        samples = self._samples
+        newest, oldest = samples[-1], samples[0]
+        back = min(_OF_A_MINUTE, len(samples) - 1)
+        minute, seconds = samples[-1 - back], max(back, 1) * SAMPLE_S
+        since = minute if newest.calls > minute.calls else oldest
+        return ConsumeStatus(
+            pull_rt=_mean_ms(newest.pull_s - minute.pull_s, newest.pulls - minute.pulls),
+            pull_tps=(newest.pulled - minute.pulled) / seconds,
+            consume_rt=_mean_ms(newest.call_s - since.call_s, newest.calls - since.calls),
+            consume_ok_tps=(newest.done - minute.done) / seconds,
+            consume_failed_tps=(newest.failed - minute.failed) / seconds,
+            consume_failed_msgs=newest.failed - oldest.failed,
+        )
+
+
+class Statistics:
+    """Those of a consumer's topics."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicStats] = {}
+
+    def of(self, topic: str) -> TopicStats:
+        """Made if need be."""
+        return self._topics.setdefault(topic, TopicStats())
+
+    def sample(self) -> None:
+        """To be called every SAMPLE_S."""
+        for stats in self._topics.values():
+            stats.sample()
+
+    def table(self) -> Mapping[str, ConsumeStatus]:
+        """By topic."""
+        return {topic: stats.status() for topic, stats in self._topics.items()}
+
+
+def _mean_ms(seconds: float, times: int) -> float:
+    return seconds * 1000 / times if times else 0.0

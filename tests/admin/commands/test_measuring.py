@@ -1,0 +1,51 @@
+"""checkMsgSendRT, sendMsgStatus, clusterRT."""
+
+from __future__ import annotations
+
+from tests.admin.conftest import Shell
+
+
+def test_sends_to_a_topic_are_measured_queue_by_queue(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "measured", "-r", "2", "-w", "2")
+
+    lines = mq.ok("checkMsgSendRT", "-t", "measured", "-a", "4", "-s", "10").lines
+    found = mq.ok("checkMsgSendRT", "-t", "measured", "-a", "2", "--json").json
+
+    assert lines[0].split() == ["#Broker", "Name", "#QID", "#Send", "Result", "#RT"]
+    assert [line.split()[:3] for line in lines[1:5]] == [
+        [mq.broker.broker_name, str(number % 2), "true"] for number in range(4)
+    ]
+    assert lines[5].startswith("Avg RT: ")
+    assert [each["result"] for each in found["sends"]] == ["SEND_OK"] * 2
+
+
+def test_sends_to_a_broker_are_measured(mq: Shell) -> None:
+    lines = mq.ok("sendMsgStatus", "-b", mq.broker.broker_name, "-c", "3").lines
+
+    assert len(lines) == 3
+    assert all("SendResult [sendStatus=SEND_OK, messageQueue=MessageQueue [" in line for line in lines)
+
+
+def test_sends_to_all_brokers_are_measured(mq: Shell) -> None:
+    lines = mq.ok("clusterRT", "-a", "3", "--rounds", "2", "-i", "0.1").lines
+    log = mq.ok("clusterRT", "-a", "2", "--rounds", "1", "-p", "true", "-m", "attic").lines
+
+    assert lines[0].split() == ["#Cluster", "Name", "#Broker", "Name", "#RT", "#successCount", "#failCount"]
+    assert [line.split()[:2] + line.split()[3:] for line in lines[1:]] == [
+        ["DefaultCluster", mq.broker.broker_name, "3", "0"]
+    ] * 2
+    assert log[0].split("|")[1:4] == ["attic", "DefaultCluster", mq.broker.broker_name]
+
+
+def test_a_topic_that_may_not_be_written_is_a_failure(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "read-only", "-p", "4")
+
+    failed = mq.run("checkMsgSendRT", "-t", "read-only", "-a", "1")
+
+    assert (failed.code, "no message was sent" in failed.err) == (1, True)
+
+
+def test_a_topic_that_is_not_there_yet_is_made(mq: Shell) -> None:
+    lines = mq.ok("checkMsgSendRT", "-t", "measured-first", "-a", "2").lines
+
+    assert [line.split()[2] for line in lines[1:3]] == ["true", "true"]

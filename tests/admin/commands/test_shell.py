@@ -1,0 +1,296 @@
+"""RocketMQ's habits of `mqadmin`, and the exit codes that Apache's lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import click
+import pytest
+from tests.admin.conftest import Shell
+
+from cometmq.admin.commands import mqadmin
+
+LATER = ["haStatus", "resetMasterFlushOffset", "addBroker", "removeBroker"]
+OURS = ["purgeTopic", "resumeCheckHalfMessage"]
+COMMANDS = list(mqadmin.commands)[1:]
+DANGEROUS = [
+    "deleteTopic",
+    "deleteSubGroup",
+    "deleteKvConfig",
+    "updateOrderConf",
+    "wipeWritePerm",
+    "cleanExpiredCQ",
+    "cleanUnusedTopic",
+    "deleteExpiredCommitLog",
+    "resetOffsetByTime",
+    "skipAccumulatedMessage",
+    "cloneGroupOffset",
+]
+
+
+def test_every_command_of_apaches_is_there() -> None:
+    apaches = {line.split()[0] for line in OPTIONS.strip().splitlines()}
+    assert len(apaches) == 52  # 4.9.8 has four more, about access
+    assert {*apaches, *LATER, *OURS} <= set(COMMANDS)
+
+
+def options_of(command: str) -> dict[str, click.Option]:
+    """Every name of an option -> the option."""
+    params = mqadmin.commands[command].params
+    return {name: each for each in params if isinstance(each, click.Option) for name in each.opts}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_all_commands_take(command: str) -> None:
+    assert {"-n", "--namesrvAddr", "--json", "--raw"} <= options_of(command).keys()
+    assert ("--dry-run" in options_of(command)) == (command in DANGEROUS)
+    assert all(each.help for name, each in options_of(command).items() if name != "--help")
+
+
+# The options of 4.9.8: short/long, * required. Long names with a blank in them, which nobody can give to
+# Apache's commands, are here without it.
+OPTIONS = """
+addWritePerm -b/--brokerName*
+allocateMQ -t/--topic* -i/--ipList*
+brokerConsumeStats -b/--brokerAddr* -t/--timeoutMillis -l/--level -o/--order
+brokerStatus -b/--brokerAddr -c/--clusterName
+checkMsgSendRT -t/--topic* -a/--amount -s/--size
+cleanExpiredCQ -b/--brokerAddr -c/--cluster
+cleanUnusedTopic -b/--brokerAddr -c/--cluster
+cloneGroupOffset -s/--srcGroup* -d/--destGroup* -t/--topic* -o/--offline
+clusterList -m/--moreStats -i/--interval -c/--clusterName
+clusterRT -a/--amount -s/--size -c/--cluster -p/--printLog -m/--machineRoom -i/--interval
+consumeMessage -t/--topic* -b/--brokerName -i/--queueId -o/--offset -g/--consumerGroup -s/--beginTimestamp -e/--endTimestamp -c/--MessageNumber
+consumerConnection -g/--consumerGroup* -b/--brokerAddr
+consumerProgress -g/--groupName -s/--showClientIP -t/--topicName
+consumerStatus -g/--consumerGroup* -i/--clientId -b/--brokerAddr -s/--jstack
+deleteExpiredCommitLog -b/--brokerAddr -c/--cluster
+deleteKvConfig -s/--namespace* -k/--key*
+deleteSubGroup -b/--brokerAddr -c/--clusterName -g/--groupName* -r/--removeOffset
+deleteTopic -t/--topic* -c/--clusterName*
+exportConfigs -c/--clusterName* -f/--filePath
+exportMetadata -c/--clusterName -b/--brokerAddr -f/--filePath -t/--topic -g/--subscriptionGroup -s/--specialTopic
+exportMetrics -c/--clusterName* -f/--filePath
+getBrokerConfig -b/--brokerAddr -c/--clusterName
+getConsumerConfig -g/--groupName*
+getNamesrvConfig
+printMsg -t/--topic* -c/--charsetName -s/--subExpression -b/--beginTimestamp -e/--endTimestamp -d/--printBody
+printMsgByQueue -t/--topic* -a/--brokerName* -i/--queueId* -c/--charsetName -s/--subExpression -b/--beginTimestamp -e/--endTimestamp -p/--printMsg -d/--printBody -f/--calculate
+producer -b/--broker*
+producerConnection -g/--producerGroup* -t/--topic*
+queryCq -t/--topic* -q/--queue* -i/--index* -c/--count -b/--broker -g/--consumer
+queryMsgById -i/--msgId* -g/--consumerGroup -d/--clientId -s/--sendMessage -u/--unitName -t/--topic
+queryMsgByKey -t/--topic* -k/--msgKey* -b/--beginTimestamp -e/--endTimestamp -m/--maxNum
+queryMsgByOffset -t/--topic* -b/--brokerName* -i/--queueId* -o/--offset*
+queryMsgByUniqueKey -i/--msgId* -g/--consumerGroup -d/--clientId -t/--topic* -a/--showAll
+queryMsgTraceById -i/--msgId* -t/--traceTopic -b/--beginTimestamp -e/--endTimestamp -c/--maxNum
+resetOffsetByTime -g/--group* -t/--topic* -s/--timestamp* -f/--force -c/--cplus -b/--broker -q/--queue -o/--offset
+sendMessage -t/--topic* -p/--body* -k/--key -c/--tags -b/--broker -i/--qid -m/--msgTraceEnable
+sendMsgStatus -b/--brokerName* -s/--messageSize -c/--count
+skipAccumulatedMessage -g/--group* -t/--topic* -f/--force
+startMonitoring
+statsAll -a/--activeTopic -t/--topic
+topicClusterList -t/--topic*
+topicList -c/--clusterModel
+topicRoute -t/--topic* -l/--list
+topicStatus -t/--topic*
+updateBrokerConfig -b/--brokerAddr -c/--clusterName -a/--updateAllBroker -k/--key* -v/--value*
+updateKvConfig -s/--namespace* -k/--key* -v/--value*
+updateNamesrvConfig -k/--key* -v/--value*
+updateOrderConf -t/--topic* -v/--orderConf -m/--method*
+updateSubGroup -b/--brokerAddr -c/--clusterName -g/--groupName* -s/--consumeEnable -m/--consumeFromMinEnable -d/--consumeBroadcastEnable -o/--consumeMessageOrderly -q/--retryQueueNums -r/--retryMaxTimes -i/--brokerId -w/--whichBrokerWhenConsumeSlowly -a/--notifyConsumerIdsChanged
+updateTopic -b/--brokerAddr -c/--clusterName -t/--topic* -r/--readQueueNums -w/--writeQueueNums -p/--perm -o/--order -u/--unit -s/--hasUnitSub -a/--attributes
+updateTopicPerm -b/--brokerAddr -c/--clusterName -t/--topic* -p/--perm*
+wipeWritePerm -b/--brokerName*
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("line", OPTIONS.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_the_options_of_a_command_are_apaches(line: str) -> None:
+    command, *wanted = line.split()
+    found = {
+        f"{each.opts[0]}/{each.opts[1]}" + "*" * each.required
+        for each in options_of(command).values()
+        if len(each.opts) == 2 and "-n" not in each.opts
+    }
+    assert found == set(wanted)
+
+
+def test_without_arguments_all_commands_are_listed(mq: Shell) -> None:
+    listed = mq.plain()
+
+    assert listed.code == 0
+    assert listed.lines[0] == "The most commonly used mqadmin commands are:"
+    assert [line.split()[0] for line in listed.lines[1:-2]] == COMMANDS
+    assert listed.lines[-1] == "See 'mqadmin help <command>' for more information on a specific command."
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_shows_its_options(mq: Shell, command: str) -> None:
+    by_word, by_option = mq.plain("help", command), mq.plain(command, "-h")
+
+    assert by_word.code == by_option.code == 0
+    assert by_word.out == by_option.out
+    assert "-n, --namesrvAddr" in by_word.out
+
+
+@pytest.mark.parametrize("name", ["topiclist", "TOPICLIST", "TopicList"])
+def test_command_names_compare_without_regard_to_case(mq: Shell, name: str) -> None:
+    assert "TBW102" in mq.ok(name).lines
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-n", "{ns}"), ("-n{ns}",), ("--namesrvAddr", "{ns}"), ("--namesrvAddr={ns}",)]
+)
+def test_options_are_taken_in_every_spelling(mq: Shell, arguments: tuple[str, ...]) -> None:
+    given = [word.format(ns=mq.broker.namesrv) for word in arguments]
+
+    assert mq.plain("topicList", *given).code == 0
+
+
+def test_the_environment_names_the_name_server(mq: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", f"127.0.0.1:1;{mq.broker.namesrv}")
+
+    assert mq.plain("topicList").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("topiList",), "The sub command topiList not exist. Did you mean topicList?"),
+        (("help", "nonsense"), "The sub command nonsense not exist."),
+        (("topicRoute",), "Missing option '-t'"),
+        (("topicRoute", "-t", "x", "-z"), "No such option"),
+        (("topicRoute", "--topc", "x"), "Did you mean '--topic'?"),
+        (("getBrokerConfig",), "Missing option: -b/--brokerAddr or -c/--clusterName."),
+        (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "tomorrow"), "'tomorrow' is no time"),
+        (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "now", "-q", "1"), "needs -b"),
+        (("updateOrderConf", "-t", "t", "-m", "put"), "please set orderConf with option -v."),
+        (("updateTopic", "-t", "x"), "Missing option: -b/--brokerAddr or -c/--clusterName."),
+        (("updateTopic", "-t", "x", "-b", "a:1", "-c", "c"), "not both"),
+        (("updateTopic", "-t", "x", "-b", "a:1", "-p", "7"), "'7' is not one of"),
+        (("updateTopic", "-t", "x", "-b", "a:1", "-r", "many"), "not a valid integer"),
+        (("topicList", "-n", "nowhere"), "host:port"),
+        (("topicList", "-n", "127.0.0.1:1"), "cannot connect to 127.0.0.1:1"),
+        (("brokerStatus", "-b", "127.0.0.1:1"), "cannot connect to 127.0.0.1:1"),
+    ],
+)
+def test_a_failure_ends_with_1_and_no_traceback(mq: Shell, arguments: tuple[str, ...], words: str) -> None:
+    failed = mq.plain(*arguments)
+
+    assert failed.code == 1
+    assert words in failed.err
+    assert "Traceback" not in failed.err
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_the_version_is_told(mq: Shell, option: str) -> None:
+    told = mq.plain(option)
+
+    assert (told.code, told.out) == (0, f"mqadmin, version {version('cometmq')}\n")
+
+
+class TestErrorsAsJson:
+    def error(self, mq: Shell, *arguments: str) -> dict[str, Any]:
+        """The one line of JSON that a command which fails leaves on standard error."""
+        failed = mq.run(*arguments, "--json")
+        assert (failed.code, failed.out, failed.err.count("\n")) == (1, "", 1)
+        found: dict[str, Any] = json.loads(failed.err)
+        assert found.keys() == {"error", "message", "details"}
+        return found
+
+    def test_a_typed_error_has_its_facts_beside_its_text(self, mq: Shell) -> None:
+        error = self.error(mq, "topicStatus", "-t", "nowhere")
+
+        assert error["error"] == "NoRouteError"
+        assert error["details"]["topic"] == "nowhere"
+        assert error["message"].startswith("no route to topic nowhere: ")
+
+    def test_a_refusal_names_code_remark_and_address(self, mq: Shell) -> None:
+        error = self.error(mq, "brokerStatus", "-b", mq.broker.namesrv)
+
+        assert error["error"] == "BrokerError"
+        assert (error["details"]["code"], error["details"]["brokerAddr"]) == (3, mq.broker.namesrv)
+
+    def test_wrong_usage_is_json_as_well(self, mq: Shell) -> None:
+        error = self.error(mq, "topicStatus")
+
+        assert (error["error"], error["details"]) == ("MissingParameter", {})
+        assert "'-t'" in error["message"]
+
+    def test_a_broker_that_does_not_answer_is_told_in_the_listing(self, mq: Shell) -> None:
+        assert mq.ok("clusterList", "--json").err == ""
+
+
+@pytest.mark.parametrize("command", ["topicList", "clusterList", "topicRoute -t t", "consumerProgress -g g"])
+def test_a_broker_in_place_of_a_name_server_is_named_as_what_it_may_be(mq: Shell, command: str) -> None:
+    failed = mq.plain(*command.split(), "-n", mq.broker.broker_addr)
+
+    assert failed.code == 1
+    assert "server of another kind: by default name servers listen on port 9876" in failed.err
+    assert "updateTopic" not in failed.err
+
+
+def test_a_name_server_in_place_of_a_broker_as_well(mq: Shell) -> None:
+    failed = mq.run("brokerStatus", "-b", mq.broker.namesrv)
+
+    assert "server of another kind" in failed.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topicStatus", "-t", "a\udcff"),
+        ("updateTopic", "-t", "t", "-c", "DefaultCluster", "-a", "+x=\udcff"),
+        ("sendMessage", "-t", "t", "-p", "\udcff"),
+        ("nonsense\udcff",),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_refused_with_its_bytes(
+    mq: Shell, arguments: tuple[str, ...]
+) -> None:
+    failed = mq.run(*arguments)
+
+    assert failed.code == 1
+    assert "\\udcff" in failed.err
+    assert "is not UTF-8 text" in failed.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(mq: Shell) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from cometmq.cli import mqadmin; mqadmin()",
+        "topicList",
+        "-n",
+        mq.broker.namesrv,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+
+    assert err == b""
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "wanted"),
+    [
+        ("bash", "mqadmin resetoff", "plain,resetOffsetByTime"),
+        ("zsh", "mqadmin QUERYMSGBYO", "queryMsgByOffset"),
+        ("fish", "mqadmin topicRoute --top", "--topic"),
+    ],
+)
+def test_completion_knows_commands_in_any_case_and_their_options(shell: str, words: str, wanted: str) -> None:
+    env = {**os.environ, "_MQADMIN_COMPLETE": f"{shell}_complete", "COMP_WORDS": words}
+    env["COMP_CWORD"] = words.split()[-1] if shell == "fish" else str(len(words.split()) - 1)
+    command = [sys.executable, "-c", "from cometmq.cli import mqadmin; mqadmin()"]
+
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+
+    assert wanted in shown.stdout

@@ -1,0 +1,259 @@
+"""Topics, groups and offsets of a raft group: what was answered outlives the leader."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.conftest import commit, create, records, until
+from tests.broker.replication.raft_group import RaftGroup
+
+from cometmq.broker.replication import raft, raft_tables
+from cometmq.broker.replication.metadata_sync import MetadataSync
+from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
+from cometmq.broker.tables.versions import Versions, order
+from cometmq.errors import CommandError, RequestTimeout
+from cometmq.protocol.bodies import DataVersion
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.headers_admin import CopySettingsHeader, DeleteSubscriptionGroupRequestHeader
+from cometmq.raft import RaftOptions
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Elections within tenths of a second, and no copies but those that somebody asks for."""
+    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "SYNC_S", 1000.0)
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with RaftGroup(tmp_path) as made:
+        yield made
+
+
+def tables(group, member):
+    return group.brokers[member].parts.tables
+
+
+async def test_settings_that_were_answered_are_known_to_whoever_leads_next(group):
+    first = await group.leader()
+    peer = group.peers[first]
+    await create(peer, "Wide", read=7, write=7, perm=4)
+    await create(peer, "Gone")
+    for name in (b"G", b"H"):
+        assert (await peer.set_group(b'{"groupName":"%b","retryMaxTimes":3}' % name)).code == 0
+    assert (await peer.delete_topic("Gone")).code == 0
+    header = DeleteSubscriptionGroupRequestHeader(group_name="H")
+    assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
+    await group.stop(first)
+    found = tables(group, await group.leader())
+    assert (found.topics.table["Wide"].read_queue_nums, found.topics.table["Wide"].perm) == (7, 4)
+    assert found.groups.table["G"].retry_max_times == 3
+    assert "Gone" not in found.topics.table
+    assert "H" not in found.groups.table
+
+
+async def test_a_topic_that_was_deleted_stays_so_with_its_messages(group):
+    first = await group.leader()
+    peer = group.peers[first]
+    for topic in ("Gone", "Kept"):
+        await create(peer, topic)
+        for number in range(3):
+            assert (await peer.send(topic, b"%d" % number)).code == 0
+    await group.equal()
+    assert (await peer.delete_topic("Gone")).code == 0
+    await group.stop(first)
+    parts = group.brokers[await group.leader()].parts
+    assert "Gone" not in parts.tables.topics.table
+    assert lengths(parts, "Gone") == []
+    assert lengths(parts, "Kept") == [3]
+
+
+def lengths(parts, topic):
+    return [queue.max_offset - queue.min_offset for queue in parts.store.queues.of_topic(topic)]
+
+
+async def test_a_topic_that_is_made_anew_is_whole_on_who_was_away(group):
+    """Its records follow on those of the old topic, which a member that comes later meets first."""
+    leader = await group.leader()
+    away = group.followers()[0]
+    await group.equal()
+    await group.stop(away)
+    peer = group.peers[leader]
+    for bodies in ((b"old", b"older", b"oldest"), (b"new", b"newer")):
+        await create(peer, "Again")
+        for body in bodies:
+            assert (await peer.send("Again", body)).code == 0
+        if bodies[0] == b"old":
+            assert (await peer.delete_topic("Again")).code == 0
+    await group.start(away)
+    await group.equal()
+    assert (await group.change(leader, "transfer", away)).code == 0
+    await until(lambda: group.leads(away), 20)
+    assert (await group.peers[away].send("Again", b"newest")).code == 0
+    found = [bytes(each.body) for each in records(await group.peers[away].pull("Again"))]
+    assert found == [b"new", b"newer", b"newest"]
+    await group.equal()
+    assert lengths(group.brokers[leader].parts, "Again") == [3]
+
+
+@pytest.fixture
+def without_copies(monkeypatch):
+    """Members in this list copy nothing."""
+    members = []
+    copy = RaftTables.copy
+
+    async def refuse(self, header):
+        if self.member in members:
+            raise RequestTimeout("nobody", 0, 0.0)
+        await copy(self, header)
+
+    monkeypatch.setattr(RaftTables, "copy", refuse)
+    return members
+
+
+async def test_a_leader_that_has_not_copied_asks_the_others(group, without_copies):
+    first = await group.leader()
+    other = group.followers()[0]
+    without_copies.append(other)
+    await create(group.peers[first], "Wide", read=7, write=7)
+    assert (await group.peers[first].set_group(b'{"groupName":"G","retryMaxTimes":3}')).code == 0
+    assert "Wide" not in tables(group, other).topics.table
+    await group.equal()
+    assert (await group.change(first, "transfer", other)).code == 0
+    await until(lambda: group.leads(other))
+    assert tables(group, other).topics.table["Wide"].read_queue_nums == 7
+    assert tables(group, other).groups.table["G"].retry_max_times == 3
+
+
+async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, without_copies, monkeypatch):
+    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.3)
+    without_copies += group.brokers
+    answer = await create(group.peers[await group.leader()], "Wide")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "it is done, but the next leader may not know it: 0 of 2 other" in answer.remark
+    without_copies.clear()
+    assert (await create(group.peers[await group.leader()], "Wide")).code == 0
+
+
+async def test_settings_are_changed_at_the_leader_alone(group):
+    leader = await group.leader()
+    await group.equal()
+    peer = group.peers[group.followers()[0]]
+    for answer in (
+        await create(peer, "Wide"),
+        await peer.delete_topic("Wide"),
+        await peer.set_group(b'{"groupName":"G"}'),
+    ):
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"does not lead its raft group, {leader} does" in answer.remark
+
+
+async def test_a_change_of_a_former_leadership_is_not_kept_by_this_one(group):
+    leader = await group.leader()
+    own = tables(group, leader)
+    since = own.check_changeable()
+    await own.topics_kept(since)
+    with pytest.raises(CommandError, match="has led since"):
+        await own.topics_kept(since - 1)
+
+
+async def test_a_table_that_is_too_long_keeps_nobody_from_leading(group, monkeypatch, caplog):
+    monkeypatch.setattr(ConsumerOffsets, "groups", lambda _self: 1 / 0)  # a handler that fails
+    first = await group.leader()
+    await create(group.peers[first], "Wide", read=7, write=7)
+    await group.stop(first)
+    assert tables(group, await group.leader()).topics.table["Wide"].read_queue_nums == 7
+    assert "a table of 127.0.0.1" in caplog.text
+
+
+async def test_only_the_leader_of_the_term_is_copied(group):
+    leader = await group.leader()
+    await group.equal()
+    follower = group.followers()[0]
+    term = (await group.status(leader)).term
+    for header in (
+        CopySettingsHeader(leader=leader, term=term - 1),
+        CopySettingsHeader(leader=follower, term=term),
+    ):
+        answer = await group.peers[follower].call(RequestCode.COPY_SETTINGS, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"{follower} follows {leader} in term {term}" in answer.remark
+
+
+async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monkeypatch):
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)
+    first = await group.leader()
+    peer = group.peers[first]
+    await peer.send_numbers(9)
+    await commit(peer, 0, 2)
+    away, stays = group.followers()
+    await group.stop(away)
+    await group.stop(stays)
+    await group.start(stays)  # with the short period
+    await commit(peer, 0, 7)
+    await until(lambda: tables(group, stays).offsets.query("G", "Orders", 0) == 7, 20)
+    monkeypatch.setattr(raft, "SYNC_S", 1000.0)
+    await group.start(away)
+    await group.equal()
+    assert (await group.change(await group.leader(), "transfer", away)).code == 0
+    await until(lambda: group.leads(away), 20)
+    assert tables(group, away).offsets.query("G", "Orders", 0) == 7
+
+
+async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):
+    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.1)
+    first = await group.leader()
+    lonely = group.followers()[0]
+    read = RaftTables.read
+
+    async def ask(self, addr):
+        if self.member == lonely:
+            raise RequestTimeout(addr, 0, 0.0)
+        return await read(self, addr)
+
+    monkeypatch.setattr(RaftTables, "read", ask)
+    await group.equal()
+    assert (await group.change(first, "transfer", lonely)).code == 0
+    await until(lambda: f"{lonely} takes no messages yet: 0 of 2 other members have answered" in caplog.text)
+    await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely), 20)
+
+
+async def test_copies_never_go_back(group):
+    leader = await group.leader()
+    await group.equal()
+    follower = group.followers()[0]
+    await create(group.peers[leader], "Wide")
+    own = tables(group, follower).topics
+    own.replace(DataVersion(timestamp=0, counter=0, state_version=1000), {})
+    sync = MetadataSync(
+        group.brokers[follower].parts.store, tables(group, follower), group.peers[leader].remoting,
+        newer_only=True,
+    )  # fmt: skip
+    sync.follow(group.brokers[leader].addr)
+    await sync.settings()
+    assert not own.table
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        (None, DataVersion(timestamp=5, counter=0)),
+        (DataVersion(timestamp=5, counter=0), DataVersion(timestamp=1, counter=1)),
+        (DataVersion(timestamp=5, counter=9), DataVersion(timestamp=1, counter=1, state_version=1)),
+        (
+            DataVersion(timestamp=5, counter=9, state_version=1),
+            DataVersion(timestamp=1, counter=1, state_version=2),
+        ),
+    ],
+)
+def test_versions_have_an_order(older, newer):
+    assert order(older) < order(newer)
+
+
+def test_a_follower_counts_no_versions():
+    versions = Versions(lambda: 7, term=3, counts=False)
+    version = DataVersion(timestamp=1, counter=2, state_version=1)
+    assert versions.after(version) == version
+    versions.counts = True
+    assert versions.after(version) == DataVersion(timestamp=7, counter=3, state_version=3)

@@ -1,0 +1,108 @@
+"""Options that make no sense are refused where they are written, by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from cometmq import (
+    ClientOptions,
+    ConsumeFromWhere,
+    FlowLimits,
+    MessageModel,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+    TraceOptions,
+)
+from cometmq.client import AllocateAveragely, FileOffsets
+from cometmq.errors import ConfigError
+
+
+async def asynchronous(*given: object) -> None:
+    """A plain function was wanted."""
+
+
+OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
+    ClientOptions: {
+        "route_interval_s": [0, -1, math.nan],
+        "heartbeat_interval_s": [0],
+        "api_timeout_s": [0, "3"],
+    },
+    ProducerOptions: {
+        "send_timeout_s": [0, -1, math.nan],
+        "try_timeout_s": [0],
+        "retry_times": [-1, 1.5],
+        "compress_over": [-1],
+        "compress_level": [10],
+        "max_message_size": [0],
+        "max_delay_level": [-1],
+        "create_topic_key": ["", "a b"],
+        "default_topic_queue_nums": [0],
+        "max_in_flight": [0],
+        "max_requests": [0],
+        "transaction_threads": [0],
+        "checks_at_once": [0],
+        "max_checks_waiting": [-1],
+    },
+    PushOptions: {
+        "message_model": ["CLUSTERING", None],
+        "consume_from_where": ["FIRST_OFFSET", MessageModel.CLUSTERING],
+        "consume_timestamp_ms": [-1, 1.5],
+        "pull_batch_size": [0, 1025],
+        "suspend_timeout_s": [0],
+        "broker_suspend_s": [-1, 31],  # longer than a pull is waited for
+        "rebalance_interval_s": [0],
+        "persist_interval_s": [0],
+        "stall_after_s": [0],
+        "queue_listener": [asynchronous, "listener"],
+        "allocate_strategy": [AllocateAveragely, "AVG"],
+        "offset_storage": [FileOffsets, "offsets.json"],
+        "consume_concurrency": [0, 1001, "5", 2.5],
+        "consume_batch_max_size": [0, 1025],
+        "pull_interval_s": [-1, 66],
+        "handover_timeout_s": [-1],
+        "max_body": [0],
+        "topic_max_count": [0, 6_553_501],
+        "topic_max_mib": [0, 102_401],
+        "suspend_current_queue_s": [0, 31],
+        "max_reconsume_times": [-1],
+        "consume_timeout_s": [0],
+        "drain_timeout_s": [-1],
+        "pull_error_delay_s": [-1],
+    },
+    PullOptions: {
+        "broker_suspend_s": [-1, 31],
+        "pull_timeout_s": [0],
+        "max_body": [0],
+        "max_reconsume_times": [-1],
+    },
+    TraceOptions: {"sampling": [-0.1, 1.1]},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [(options, key, value) for options, keys in OPTIONS.items() for key in keys for value in keys[key]],
+)
+def test_nonsense_is_refused(options: type[Any], key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options(**{key: value})
+    assert caught.value.key.rpartition(".")[2] == key
+
+
+@pytest.mark.parametrize(
+    "limits", [FlowLimits(max_count=0), FlowLimits(max_mib=1025), FlowLimits(max_span=0)]
+)
+def test_flow_limits_have_bounds(limits: FlowLimits) -> None:
+    with pytest.raises(ConfigError, match=r"flow_limits\.max_"):
+        PushOptions(flow_limits=limits)
+
+
+def test_what_makes_sense_is_taken() -> None:
+    PushOptions(suspend_timeout_s=1, broker_suspend_s=1, drain_timeout_s=0, pull_interval_s=65)
+    PushOptions(topic_max_count=None, consume_from_where=ConsumeFromWhere.TIMESTAMP, consume_timestamp_ms=0)
+    ProducerOptions(try_timeout_s=None, retry_times=0, compress_over=0, max_delay_level=0)
+    ClientOptions(route_interval_s=0.001, heartbeat_interval_s=math.inf)

@@ -1,0 +1,300 @@
+"""The other commands of mqadmin: ours on Apache's servers, and Apache's beside ours on our servers. Each pair
+of outputs is compared line by line, where both print; addresses of clients, ports and times are masked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.interop.apache import ApacheCluster
+from tests.interop.jars import SERVER_VERSIONS
+from tests.interop.mqadmin import AdminShell
+from tests.long_form import long_form
+
+from cometmq.admin import Admin, AllQueuesOnly, OffsetWay, Reset
+from cometmq.admin.commands import mqadmin
+from cometmq.client import ConsumeFromWhere, Producer, PushConsumer, PushOptions
+from cometmq.message import MessageExt
+from cometmq.testing import LocalBroker, local_broker
+
+GROUP, TOPIC = "told", "telling"
+
+
+def our_mqadmin(namesrv: str, *arguments: str) -> str:
+    """What our command prints; in this process, since there are many."""
+    done = CliRunner().invoke(mqadmin, [arguments[0], "-n", namesrv, *arguments[1:]])
+    assert done.exit_code == 0, (arguments, done.output, done.exception)
+    return done.stdout
+
+
+class Members:
+    """A consumer group and a producer group in this process, while it is entered."""
+
+    def __init__(self, namesrv: str, topic: str = TOPIC) -> None:
+        self.bodies: list[bytes] = []
+        self.came = asyncio.Condition()
+        options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+        self.consumer = PushConsumer(GROUP, self.take, topic, namesrv=namesrv, options=options)
+        self.producer = Producer(f"{GROUP}-producers", namesrv=namesrv)
+
+    async def take(self, messages: list[MessageExt]) -> None:
+        async with self.came:
+            self.bodies += [bytes(message.body) for message in messages]
+            self.came.notify_all()
+
+    async def wait_for(self, count: int) -> None:
+        async with self.came, asyncio.timeout(60):
+            await self.came.wait_for(lambda: len(self.bodies) >= count)
+
+
+def prepare(namesrv: str, broker_name: str) -> None:
+    """A topic with three messages in queue 0, and the settings of a group."""
+    our_mqadmin(namesrv, "updateTopic", "-c", "DefaultCluster", "-t", TOPIC, "-r", "2", "-w", "2")
+    our_mqadmin(namesrv, "updateSubGroup", "-c", "DefaultCluster", "-g", GROUP)
+    place = ("-t", TOPIC, "-b", broker_name, "-i", "0", "-c", "T")
+    for number in range(3):
+        our_mqadmin(namesrv, "sendMessage", *place, "-p", str(number))
+
+
+class TestOursOnApachesServers:
+    @pytest.mark.parametrize("version", SERVER_VERSIONS)
+    def test_the_commands_of_an_operator(
+        self, apache_clusters: Callable[[str], ApacheCluster], version: str, tmp_path: Path
+    ) -> None:
+        cluster = apache_clusters(version)
+        namesrv, addr, name = cluster.namesrv, cluster.broker_addr, cluster.broker.name
+        prepare(namesrv, name)
+
+        def run(*arguments: str) -> str:
+            return our_mqadmin(namesrv, *arguments)
+
+        assert "brokerName" in run("getBrokerConfig", "-b", addr)
+        run("updateBrokerConfig", "-b", addr, "-k", "slaveReadEnable", "-v", "true")
+        assert json.loads(run("getBrokerConfig", "-b", addr, "--json"))["slaveReadEnable"] == "true"
+        assert json.loads(run("getConsumerConfig", "-g", GROUP, "--json"))[0]["brokerName"] == name
+        assert "OK, " in run("wipeWritePerm", "-b", name)
+        assert "OK, " in run("addWritePerm", "-b", name)
+        run("updateKvConfig", "-s", "N", "-k", "k", "-v", "v")
+        run("deleteKvConfig", "-s", "N", "-k", "k")
+        assert "orderMessageEnable" in run("getNamesrvConfig")
+        run("updateNamesrvConfig", "-k", "orderMessageEnable", "-v", "false")
+        run("updateTopicPerm", "-b", addr, "-t", TOPIC, "-p", "4")
+        run("updateTopicPerm", "-c", "DefaultCluster", "-t", TOPIC, "-p", "6")
+        assert run("topicClusterList", "-t", TOPIC).split() == ["DefaultCluster"]
+        assert len(json.loads(run("allocateMQ", "-t", TOPIC, "-i", "a,b", "--json"))["result"]["a"]) == 1
+        run("updateOrderConf", "-t", TOPIC, "-m", "put", "-v", f"{name}:2")
+        assert f"[{name}:2]" in run("updateOrderConf", "-t", TOPIC, "-m", "get")
+        run("updateOrderConf", "-t", TOPIC, "-m", "delete")
+        assert run("printMsg", "-t", TOPIC).count("MSGID: ") == 3
+        assert "Tag: T" in run("printMsgByQueue", "-t", TOPIC, "-a", name, "-i", "0", "-f", "true")
+        place = ("-t", TOPIC, "-b", name, "-i", "0", "-o", "1")
+        assert json.loads(run("queryMsgByOffset", *place, "--json"))[0]["body"] == "1"
+        assert "max: 3, min: 0" in run("queryCq", "-t", TOPIC, "-q", "0", "-i", "0")
+        assert TOPIC in run("statsAll", "-t", TOPIC)
+        assert run("checkMsgSendRT", "-t", f"{TOPIC}-rt", "-a", "2").count("true") == 2
+        for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
+            assert run(command, "-b", addr) == "success\n"
+        for command in ("exportMetadata", "exportConfigs", "exportMetrics"):
+            assert "success" in run(command, "-c", "DefaultCluster", "-f", str(tmp_path))
+        metadata = json.loads((tmp_path / "metadata.json").read_text())
+        assert metadata["topicConfigTable"][TOPIC]["readQueueNums"] == 2
+
+    @pytest.mark.parametrize(
+        "version",
+        [
+            "4.9.7",
+            pytest.param(
+                "5.5.0", marks=long_form("members of 5.x hear of it when their pulls end, after 15 s")
+            ),
+        ],
+    )
+    def test_a_group_is_moved_while_it_runs_and_when_it_is_stopped(
+        self, apache_clusters: Callable[[str], ApacheCluster], version: str
+    ) -> None:
+        cluster = apache_clusters(version)
+        namesrv, addr = cluster.namesrv, cluster.broker_addr
+        topic = "moved"
+        our_mqadmin(namesrv, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2")
+        our_mqadmin(namesrv, "updateSubGroup", "-c", "DefaultCluster", "-g", GROUP)
+        for body in ("a", "b"):
+            our_mqadmin(namesrv, "sendMessage", "-t", topic, "-p", body, "-b", cluster.broker.name, "-i", "0")
+
+        async def scenario() -> None:
+            members = Members(namesrv, topic)
+            async with Admin(namesrv) as admin:
+                async with members.consumer, members.producer:
+                    await members.wait_for(2)
+                    await members.consumer.persist_offsets()
+                    connected = await admin.consumer_connection(GROUP, addr)
+                    assert connected.connection_set[0].language == "PYTHON"
+                    done = await admin.reset_offset(Reset(group=GROUP, topic=topic, at_ms=0))
+                    assert {(each.way, each.problem) for each in done} == {(OffsetWay.MEMBERS, "")}
+                    await members.wait_for(4)
+                    alone = Reset(group=GROUP, topic=topic, broker_addr=addr, queue_id=0, offset=1)
+                    if version == "4.9.7":
+                        with pytest.raises(AllQueuesOnly):
+                            await admin.plan_reset(alone)
+                    else:
+                        assert [each.rollback_offset for each in await admin.plan_reset(alone)] == [1]
+                done = await admin.reset_offset(Reset(group=GROUP, topic=topic, at_ms=0))
+                assert {(each.way, each.problem) for each in done} == {(OffsetWay.STORED, "")}
+                assert [each.seen for each in done] == [0, 0]
+                done = await admin.reset_offset(Reset(group=GROUP, topic=topic))
+                assert [each.seen for each in done] == [2, 0]
+
+        asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    with local_broker(tmp_path_factory.mktemp("comet")) as broker:
+        prepare(broker.namesrv, broker.broker_name)
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def members(broker: LocalBroker) -> Iterator[None]:
+    """A member of the group and a producer, in a process of their own."""
+    code = (
+        "import asyncio, sys\n"
+        "from tests.interop.test_mqadmin_commands import Members, TOPIC\n"
+        "from cometmq.message import Message\n"
+        "async def main():\n"
+        "    members = Members(sys.argv[1])\n"
+        "    async with members.consumer, members.producer:\n"
+        "        await members.wait_for(3)\n"
+        "        await members.consumer.persist_offsets()\n"
+        "        await members.producer.send(Message(TOPIC + '-other', b'x'))\n"
+        "        print('ready', flush=True)\n"
+        "        await asyncio.to_thread(sys.stdin.read)\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, broker.namesrv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield
+    process.communicate("", timeout=30)
+
+
+def steady(text: str) -> list[str]:
+    """Lines without blanks and times, sorted, since tables of Java have no order. Producers that clients of
+    Java have for themselves come and go."""
+    masked = re.sub(r"\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d(,\d+)?", "TIME", text)
+    masked = re.sub(r"(lastUpdateTimestamp=)\d+|\d+\.\d\d", r"\1N", masked)
+    lines = [" ".join(line.split()) for line in masked.splitlines()]
+    return sorted(line for line in lines if line and "CLIENT_INNER_PRODUCER" not in line)
+
+
+@pytest.fixture
+def apaches(admin_shells: Callable[[str], AdminShell], broker: LocalBroker) -> AdminShell:
+    """Apache's 4.9.7, behind its first command, which also logs."""
+    shell = admin_shells("4.9.7")
+    shell.run("topicList", "-n", broker.namesrv)
+    return shell
+
+
+# {addr}, {name}: of the broker; {path}: a directory.
+ALIKE = [
+    "consumerConnection -g told -b {addr}",
+    "producerConnection -g told-producers -t telling-other",
+    "getConsumerConfig -g told",
+    "brokerConsumeStats -b {addr}",
+    "wipeWritePerm -b {name}",
+    "addWritePerm -b {name}",
+    "getBrokerConfig -b {addr}",
+    "updateBrokerConfig -b {addr} -k slaveReadEnable -v false",
+    "statsAll -t telling",
+    "queryCq -t telling -q 0 -i 1 -c 2",
+    "printMsgByQueue -t telling -a {name} -i 0 -f true",
+    "consumerConnection -g told",
+    "producer -b {addr}",
+    "topicClusterList -t telling",
+    "allocateMQ -t telling -i a,b",
+    "updateKvConfig -s N -k k -v v",
+    "deleteKvConfig -s N -k k",
+    "updateOrderConf -t telling -m put -v {name}:2",
+    "updateOrderConf -t telling -m get",
+    "updateOrderConf -t telling -m delete",
+    "getNamesrvConfig",
+    "updateNamesrvConfig -k orderMessageEnable -v false",
+    "getBrokerConfig -c DefaultCluster",
+    "updateBrokerConfig -c DefaultCluster -k slaveReadEnable -v false",
+    "updateSubGroup -b {addr} -g other -r 3",
+    "deleteSubGroup -b {addr} -g other",
+    "cleanExpiredCQ -b {addr}",
+    "cleanUnusedTopic -c DefaultCluster",
+    "deleteExpiredCommitLog",
+    "cloneGroupOffset -s told -d copy -t telling",
+    "exportConfigs -c DefaultCluster -f {path}",
+    "exportMetadata -c DefaultCluster -f {path}",
+]
+
+
+class TestApachesBesideOurs:
+    @pytest.mark.usefixtures("members")
+    @pytest.mark.parametrize("command", ALIKE)
+    def test_a_command_prints_the_same(
+        self,
+        broker: LocalBroker,
+        apaches: AdminShell,
+        command: str,
+        tmp_path: Path,
+    ) -> None:
+        words = command.format(addr=broker.broker_addr, name=broker.broker_name, path=tmp_path).split()
+
+        theirs = apaches.run(*words, "-n", broker.namesrv)
+        ours = our_mqadmin(broker.namesrv, *words)
+
+        assert "Exception" not in theirs
+        assert steady(ours) == steady(theirs)
+
+    @pytest.mark.parametrize(
+        "words", [("printMsg",), ("printMsgByQueue", "-a", "{name}", "-i", "0", "-p", "true", "-d", "true")]
+    )
+    def test_messages_are_printed_alike(
+        self, broker: LocalBroker, apaches: AdminShell, words: tuple[str, ...]
+    ) -> None:
+        command = [word.format(name=broker.broker_name) for word in (*words, "-t", TOPIC)]
+
+        def facts(text: str) -> list[list[str]]:
+            """Of each line its words in order, since Java's properties have none. MIN_OFFSET and MAX_OFFSET
+            are its client's, which adds them to what it has pulled."""
+            lines = [re.split(r"[ ,{}]+", line) for line in text.splitlines() if "=" in line]
+            return sorted(
+                sorted(word for word in line if "N_OFFSET" not in word and "X_OFFSET" not in word)
+                for line in lines
+            )
+
+        ours = facts(our_mqadmin(broker.namesrv, *command))
+
+        assert len(ours) >= 3
+        assert ours == facts(apaches.run(*command, "-n", broker.namesrv))
+
+    @pytest.mark.parametrize("version", SERVER_VERSIONS)
+    def test_apaches_commands_move_a_group_that_is_stopped(
+        self, broker: LocalBroker, admin_shells: Callable[[str], AdminShell], version: str
+    ) -> None:
+        topic, group = f"stopped-{version.replace('.', '_')}", "stopped"
+        our_mqadmin(broker.namesrv, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "1", "-w", "1")
+        our_mqadmin(broker.namesrv, "updateSubGroup", "-c", "DefaultCluster", "-g", group)
+        our_mqadmin(broker.namesrv, "sendMessage", "-t", topic, "-p", "x")
+
+        our_mqadmin(broker.namesrv, "resetOffsetByTime", "-g", group, "-t", topic, "-s", "now")
+
+        words = ("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0", "-n", broker.namesrv)
+        shown = [line.split() for line in admin_shells(version).run(*words).splitlines()]
+
+        assert [broker.broker_name, "0", "1", "1", "0", "0"] in shown
