@@ -315,9 +315,11 @@ class Run:
     @property
     def _dead(self) -> bool:
         """Whether dead letters are stored."""
-        stores = [each.store for each in self.cluster.brokers if each.broker and not each.slave]
-        count = max((store.max_offset(DLQ_PREFIX + GROUP, 0) for store in stores), default=0)
-        return count >= len(self.clients.hopeless) or self.plan.shape == "two"
+        if not self.clients.hopeless or self.plan.shape == "two":
+            return True
+        brokers = [each for each in self.cluster.brokers if each.broker and not each.slave]
+        dead = (stored(each.store, DLQ_PREFIX + GROUP, each.name) for each in brokers)
+        return any(self.clients.hopeless <= set(map(body_of, messages)) for messages in dead)
 
     def _put_back(self, group: RaftGroup) -> None:
         if len(group.taking_part) < len(group.members) or not group.caught_up():
