@@ -255,6 +255,7 @@ class BrokerParts:
             stats=self.stats,
             protection=self.protection,
             runtime=runtime,
+            transactions=self.transactions.ledger,
             connections=lambda: len(self.server.connections),
             registered=self.registrar.state,
         )

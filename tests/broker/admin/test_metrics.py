@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.broker.conftest import Peer
+from tests.broker.conftest import Peer, records
 
 from cometmq import conf
 from cometmq.broker.base.config import BrokerConfig
@@ -70,6 +70,7 @@ async def test_numbers_are_those_of_what_happened(tmp_path: Path) -> None:
     async with broker(tmp_path) as one, Peer(one.addr) as peer:
         await peer.send_numbers(5)  # to queue 0
         await peer.heartbeat()
+        assert len(records(await peer.pull())) == 5
         await commit(peer, 0, 2)
         found = await look(one.parts.metrics.port)
         group = {"consumer_group": "G", "topic": "Orders"}
@@ -82,6 +83,9 @@ async def test_numbers_are_those_of_what_happened(tmp_path: Path) -> None:
         assert value(found, "rocketmq_group_diff", **labels) == 3
         assert value(found, "rocketmq_group_count", group="G") == 1
         assert value(found, "rocketmq_consumer_connections", consumer_group="G", language="PYTHON") == 1
+        assert value(found, "rocketmq_messages_out_total", **group) == 5
+        for name in ("half_messages", "timing_messages", "timer_enqueue_lag", "timer_dequeue_latency"):
+            assert value(found, f"rocketmq_{name}") == 0
         assert value(found, "rocketmq_storage_size") > 5 * 100
         assert value(found, "cometmq_store_writeable") == 1
         assert value(found, "cometmq_connections") == 1

@@ -25,6 +25,7 @@ def test_what_is_closed_is_closed_and_all_else_is_open(head, closed, start):
     assert found not in model
     assert all(offset in model for offset in range(max(head, start), found))
     assert all(book.is_open(offset) == (offset >= head and offset not in model) for offset in (start, found))
+    assert book.count_open(start) == len(set(range(head, start)) - model)
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 60))

@@ -19,8 +19,9 @@ from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.turns import Turns
 from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable, ProducerTable
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.transactions.ledger import Ledger
 from cometmq.metrics import Families
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, version_name
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, TRANS_HALF_TOPIC, version_name
 from cometmq.store import Clock, MessageStore
 
 LATENCIES_MAX = 2_000
@@ -78,6 +79,7 @@ class BrokerMetrics:
     stats: Stats
     protection: Protection
     runtime: RuntimeAdmin
+    transactions: Ledger
     connections: Callable[[], int]
     registered: Callable[[], tuple[int, int]]
 
@@ -138,12 +140,33 @@ class BrokerMetrics:
             ("rocketmq_topic_number", "Topics.", topics),
             ("rocketmq_consumer_group_number", "Consumer groups.", groups),
             ("cometmq_loop_lag_seconds", "How late the loop is.", load.lag_ms / 1000),
+            (
+                "rocketmq_timing_messages",
+                "Messages that wait for their time.",
+                table.get("timerCongestNum", 0),
+            ),
+            (
+                "rocketmq_timer_enqueue_lag",
+                "Of these, not taken in yet.",
+                table.get("timerOffsetBehind", 0),
+            ),
+            (
+                "rocketmq_half_messages",
+                "Transactions that wait for their end.",
+                self.transactions.count_open(max(self.store.max_offset(TRANS_HALF_TOPIC, 0), 0)),
+            ),
             ("cometmq_sends_waiting", "Senders that wait for the device, or for slaves.", load.waiting),
             ("cometmq_connections", "Connections.", self.connections()),
             ("cometmq_name_servers", "Name servers that it is to register with.", wanted),
             ("cometmq_name_servers_registered", "Those that have it.", done),
         ):
-            families.gauge(name, words, value, **node)
+            families.gauge(name, words, float(value), **node)
+        late_ms = float(table.get("timerReadBehind", 0)) * 1000
+        families.gauge("rocketmq_timer_dequeue_latency", "How late they are, in ms.", late_ms, **node)
+        waiting = load.waiting
+        families.gauge(
+            "rocketmq_processor_watermark", "Requests that wait.", waiting, **node, processor="send"
+        )
         refused = self.protection.refused
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
 
@@ -205,6 +228,11 @@ class BrokerMetrics:
             else:
                 name, labels = "rocketmq_producer_offset", {**of_broker, "topic": topic}
             families.gauge(name, "Messages of a topic since its beginning.", stored, **labels)
+            if "group" in labels:
+                families.counter(
+                    "rocketmq_send_to_dlq_messages", "Dead letters.", stored,
+                    **node, consumer_group=labels["group"],
+                )  # fmt: skip
             families.counter(
                 "rocketmq_messages_in", "Messages stored, since the topic's beginning.", stored,
                 **node, topic=topic, is_system=topics.is_system(topic),
@@ -264,6 +292,11 @@ class BrokerMetrics:
         rate = self.stats.group_rate(group, topic, mono_ms(self.clock))
         families.gauge("rocketmq_consumer_tps", "Messages taken a second.", rate, **of_broker, **both)
         families.gauge("rocketmq_consumer_offset", "Messages consumed.", consumed, **of_broker, **both)
+        families.counter(
+            "rocketmq_messages_out", "Messages handed out since the start.",
+            self.stats.group_total(group, topic), **node, consumer_group=group, topic=topic,
+            is_retry=kind == "retrydiff",
+        )  # fmt: skip
         lag = {**node, "consumer_group": group, "topic": topic, "is_retry": kind == "retrydiff"}
         families.gauge("rocketmq_consumer_lag_messages", "Messages not consumed.", behind, **lag)
         families.gauge(

@@ -16,6 +16,8 @@ SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
 GROUP_SPAN_MS = 10_000  # what groups took is counted anew so often
 GROUP_SPANS = 7
+GROUP_TOTALS_MAX = 100_000
+"""Groups with topics whose totals are kept; beyond, all begin anew, as after a start."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -49,6 +51,7 @@ class Stats:
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
+        self.group_totals: dict[tuple[str, str], int] = {}  # since the start, but for the present span
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
@@ -59,6 +62,10 @@ class Stats:
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_counts.add(self.group_get, mono_ms)
+            if len(self.group_totals) > GROUP_TOTALS_MAX:
+                self.group_totals.clear()
+            for key, count in self.group_get.items():
+                self.group_totals[key] = self.group_totals.get(key, 0) + count
             self.group_get = {}
             self.group_spans.append((mono_ms, self.group_get))
         day = now_ms // DAY_MS
@@ -86,6 +93,11 @@ class Stats:
         elapsed_ms = mono_ms - self.group_spans[0][0]
         taken = sum(counts.get((group, topic), 0) for _, counts in self.group_spans)
         return taken * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0
+
+    def group_total(self, group: str, topic: str) -> int:
+        """Messages that a group took of a topic since the start."""
+        key = (group, topic)
+        return self.group_totals.get(key, 0) + self.group_get.get(key, 0)
 
     def count_topics(self, totals: Mapping[str, int], mono_ms: int) -> None:
         """How many messages each topic has had so far, about every 10 s; the first call only notes it."""

@@ -49,6 +49,18 @@ class Ledger:
                 return chunk * CHUNK + bit
             chunk, bit = chunk + 1, 0
 
+    def count_open(self, end: int) -> int:
+        """How many messages in front of `end` are not closed."""
+        if end <= self.head:
+            return 0
+        (first, low), (last, high) = divmod(self.head, CHUNK), divmod(end, CHUNK)
+        closed = 0
+        for chunk, bits in self._closed.items():
+            if first <= chunk <= last:
+                bits &= (1 << high) - 1 if chunk == last else -1
+                closed += (bits >> low if chunk == first else bits).bit_count()
+        return end - self.head - closed
+
     # -- what becomes of messages
 
     def take(self, offset: int) -> None:
