@@ -178,7 +178,7 @@ class RaftTables:
         """The answers of as many voters as are a majority with this one; who has not answered in this
         leader's term may just be coming. Raises RaftRefused if they do not answer in time."""
         group = self._group
-        others = group.voters - {group.me}
+        others = sorted(group.voters - {group.me})
         enough = len(group.voters) // 2 + 1 - int(group.me in group.voters)
         problems: dict[str, str] = {}
 
@@ -192,13 +192,14 @@ class RaftTables:
                         problems[member] = f"{member}: {error}"
                 await asyncio.sleep(AGAIN_S)
 
-        asked = pending = {asyncio.create_task(answer(member)) for member in others}
+        asked = [asyncio.create_task(answer(member)) for member in others]
+        pending = set(asked)
         found: list[T] = []
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    found += [task.result() for task in done]
+                    found += [task.result() for task in asked if task in done]  # in an order that is known
         except TimeoutError:
             raise RaftRefused(
                 f"{len(found)} of {len(others)} other members have answered: "
