@@ -17,7 +17,7 @@ from cometmq.admin.values import BrokerStatus, Value
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import ClusterInfo
-from cometmq.protocol.codes import MASTER_ID, Perm
+from cometmq.protocol.codes import MASTER_ID, Perm, ResponseCode
 
 CONNECT_S = 3.0
 SKEW_MS = 5_000
@@ -85,7 +85,8 @@ async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | No
         return _bad(
             addr,
             f"what listens there does not answer as a name server: {error}",
-            "is it the name server's port (9876), and not a broker's, a proxy's or the console's?",
+            "is it the name server's port (9876), and not a broker's, a proxy's or the console's? One that "
+            "wants TLS is asked with --tls",
         )
     return None
 
@@ -142,7 +143,11 @@ async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
     problems = await asyncio.gather(*(connect_problem(each.broker_addr) for each in brokers))
     for each, problem in zip(brokers, problems, strict=True):
         findings += _unreachable(each, problem) if problem else _told(each)
-    versions = {each.runtime["brokerVersionDesc"] for each in brokers if "brokerVersionDesc" in each.runtime}
+    versions = {
+        f"{each.runtime['brokerVersionDesc']} {each.runtime.get('cometmqVersion', '')}".strip()
+        for each in brokers
+        if "brokerVersionDesc" in each.runtime
+    }
     if len(versions) > 1:
         findings.append(
             _odd(
@@ -188,6 +193,11 @@ def _told(broker: BrokerStatus) -> list[Finding]:
     """What a broker that can be reached says of itself."""
     addr, runtime = broker.broker_addr, broker.runtime
     if not runtime:
+        if "AclException" in broker.problem or "admin permission" in broker.problem:
+            cure = (
+                "--access-key and --secret-key of an admin (docs/security.md); `cometmq acl explain` says why"
+            )
+            return [_bad(addr, f"the broker refuses this account: {broker.problem}", cure)]
         return [_bad(addr, f"the broker does not answer: {broker.problem}", "look in its log")]
     findings = []
     if runtime.get("storeFlags", "ok") != "ok":
@@ -290,7 +300,9 @@ async def _group(admin: Admin, group: str) -> list[Finding]:
         found = await admin.subscriptions(group)
     except UnknownNameError as error:
         return [_bad(group, str(error), "is the name right? A group exists once a member has started")]
-    except BrokerError:
+    except BrokerError as error:
+        if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+            return [_bad(group, f"its members cannot be asked: {error}", "see the findings about brokers")]
         return [_bad(group, "the group has no member", "start a consumer; its backlog waits until then")]
     except CometError as error:
         return [_bad(group, f"its members cannot be asked: {error}", "see the findings about brokers")]

@@ -61,9 +61,10 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
 async def examine_settings(path: Path) -> list[Finding]:
     """What keeps a broker with this settings file from a start on this machine."""
     from cometmq.admin.doctor import Finding
+    from cometmq.broker.access.security import security_of
     from cometmq.broker.base import advertised
     from cometmq.broker.process import read_config
-    from cometmq.errors import CometError
+    from cometmq.errors import CometError, ConfigError
     from cometmq.remoting import resolve
 
     findings: list[Finding] = []
@@ -77,6 +78,10 @@ async def examine_settings(path: Path) -> list[Finding]:
     except (CometError, OSError) as error:
         wrong(str(path), str(error), "set the key as expected; docs/settings.md has them all")
         return findings
+    try:
+        await security_of(config)
+    except ConfigError as error:
+        wrong(error.key, str(error), "docs/security.md: accounts, TLS")
     try:
         ip = await resolve("brokerIP1", config.broker_ip1)
         advertised.check_usable(config.broker_ip1, ip)

@@ -157,12 +157,11 @@ class ServerTls:
         self._stamps = stamps
         try:
             file = TlsFile(self._file.path)
+            self._file, self._stamps = file, file.stamps()  # in front of the reading: a later change is seen
             self.context = file.server_context()
         except ConfigError as error:
             log.error("TLS goes on with the certificates it has: %s", error)
             return
-        self._file = file
-        self._stamps = file.stamps()
         log.info("TLS: new certificates from %s", file.path)
 
 

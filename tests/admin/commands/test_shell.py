@@ -22,6 +22,7 @@ DANGEROUS = [
     "deleteTopic",
     "deleteSubGroup",
     "deleteKvConfig",
+    "deleteAclConfig",
     "updateOrderConf",
     "wipeWritePerm",
     "cleanExpiredCQ",
@@ -57,22 +58,20 @@ def test_what_all_commands_take(command: str) -> None:
 OPTIONS = """
 addWritePerm -b/--brokerName*
 allocateMQ -t/--topic* -i/--ipList*
-clusterAclConfigVersion -b/--brokerAddr -c/--clusterName
-deleteAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey*
-updateAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey* -s/--secretKey* -w/--whiteRemoteAddress -i/--defaultTopicPerm -u/--defaultGroupPerm -t/--topicPerms -g/--groupPerms -m/--admin
-updateGlobalWhiteAddr -b/--brokerAddr -c/--clusterName -g/--globalWhiteRemoteAddresses* -p/--aclFileFullPath
 brokerConsumeStats -b/--brokerAddr* -t/--timeoutMillis -l/--level -o/--order
 brokerStatus -b/--brokerAddr -c/--clusterName
 checkMsgSendRT -t/--topic* -a/--amount -s/--size
 cleanExpiredCQ -b/--brokerAddr -c/--cluster
 cleanUnusedTopic -b/--brokerAddr -c/--cluster
 cloneGroupOffset -s/--srcGroup* -d/--destGroup* -t/--topic* -o/--offline
+clusterAclConfigVersion -b/--brokerAddr -c/--clusterName
 clusterList -m/--moreStats -i/--interval -c/--clusterName
 clusterRT -a/--amount -s/--size -c/--cluster -p/--printLog -m/--machineRoom -i/--interval
 consumeMessage -t/--topic* -b/--brokerName -i/--queueId -o/--offset -g/--consumerGroup -s/--beginTimestamp -e/--endTimestamp -c/--MessageNumber
 consumerConnection -g/--consumerGroup* -b/--brokerAddr
 consumerProgress -g/--groupName -s/--showClientIP -t/--topicName
 consumerStatus -g/--consumerGroup* -i/--clientId -b/--brokerAddr -s/--jstack
+deleteAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey*
 deleteExpiredCommitLog -b/--brokerAddr -c/--cluster
 deleteKvConfig -s/--namespace* -k/--key*
 deleteSubGroup -b/--brokerAddr -c/--clusterName -g/--groupName* -r/--removeOffset
@@ -103,7 +102,9 @@ topicClusterList -t/--topic*
 topicList -c/--clusterModel
 topicRoute -t/--topic* -l/--list
 topicStatus -t/--topic*
+updateAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey* -s/--secretKey* -w/--whiteRemoteAddress -i/--defaultTopicPerm -u/--defaultGroupPerm -t/--topicPerms -g/--groupPerms -m/--admin
 updateBrokerConfig -b/--brokerAddr -c/--clusterName -a/--updateAllBroker -k/--key* -v/--value*
+updateGlobalWhiteAddr -b/--brokerAddr -c/--clusterName -g/--globalWhiteRemoteAddresses* -p/--aclFileFullPath
 updateKvConfig -s/--namespace* -k/--key* -v/--value*
 updateNamesrvConfig -k/--key* -v/--value*
 updateOrderConf -t/--topic* -v/--orderConf -m/--method*

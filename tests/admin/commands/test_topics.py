@@ -174,6 +174,9 @@ def test_the_clusters_of_a_topic(mq: Shell) -> None:
 def test_an_order_configuration_is_put_got_and_deleted(mq: Shell) -> None:
     words = ("updateOrderConf", "-t", "in-order", "-m")
 
+    told = mq.ok(*words, "put", "-v", "broker-a:2", "--dry-run").lines
+    assert told[0] == "would set the order configuration of in-order to broker-a:2"
+    assert mq.run(*words, "get").code == 1
     assert mq.ok(*words, "put", "-v", "broker-a:2").lines == [
         "update orderConf success. topic=[in-order], orderConf=[broker-a:2]"
     ]

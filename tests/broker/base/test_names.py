@@ -100,7 +100,8 @@ def test_a_name_that_is_too_long_is_refused_with_its_length_and_the_limit(check,
 def test_every_name_of_a_header_is_known_as_one():
     """A field that is called like a topic or group is checked, in requests that are still to come too."""
     lookups = {"defaultTopic", "originTopic", "topicList", "filterGroups", "topicFilterType", "topicSysFlag",
-               "groupSysFlag", "groupSeq", "maxGroupNum", "defaultTopicQueueNums"}  # fmt: skip
+               "groupSysFlag", "groupSeq", "maxGroupNum", "defaultTopicQueueNums", "defaultTopicPerm",
+               "defaultGroupPerm", "topicPerms", "groupPerms"}  # fmt: skip
     for module in (headers, headers_admin):
         for cls in vars(module).values():
             if isinstance(cls, type) and issubclass(cls, Header) and "Request" in cls.__name__:

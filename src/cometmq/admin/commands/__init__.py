@@ -50,19 +50,8 @@ def help_command(ctx: click.Context, command: str | None) -> None:
 
 
 MODULES = (
-    *(
-        topics,
-        brokers,
-        namesrv,
-        consumers,
-        offsets,
-        messages,
-        reading,
-        measuring,
-        export,
-        access,
-        replication,
-    ),
+    *(topics, brokers, namesrv, consumers, offsets, messages, reading, measuring, export, access),
+    replication,
 )
 for module in MODULES:
     for value in vars(module).values():

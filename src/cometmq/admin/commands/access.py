@@ -9,12 +9,12 @@ from cometmq.admin.acl import Accounts, AclVersion
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
     admin_command,
+    dangerous,
+    goes_on,
     show_if_text,
-    show_json,
     switch,
     target_options,
     tell,
-    wants_json,
 )
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
@@ -80,29 +80,33 @@ async def update_acl_config(
         await accounts.put(addr, header)
         show_if_text(f"create or update plain access config to {addr} success.")
     listed = ", ".join([] if topics is None else topics.split(","))
-    line = (
-        f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
-        f"whiteRemoteAddress='{white or ''}', admin={str(bool(is_admin)).lower()}, "
-        f"defaultTopicPerm='{topic_perm or ''}', defaultGroupPerm='{group_perm or ''}', "
-        f"topicPerms=[{listed}], groupPerms=[{', '.join([] if groups is None else groups.split(','))}]}}"
+    tell(
+        {"accessKey": header.access_key, "brokerAddrs": addrs},
+        [
+            f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
+            f"whiteRemoteAddress='{white or ''}', admin={str(bool(is_admin)).lower()}, "
+            f"defaultTopicPerm='{topic_perm or ''}', defaultGroupPerm='{group_perm or ''}', "
+            f"topicPerms=[{listed}], groupPerms=[{', '.join([] if groups is None else groups.split(','))}]}}"
+        ],
     )
-    tell({"accessKey": header.access_key, "brokers": addrs}, [line])
 
 
 @admin_command("deleteAclConfig")
 @target_options
 @KEY
+@dangerous
 async def delete_acl_config(
-    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str
+    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str, dry_run: bool
 ) -> None:
     """Delete Acl Config Account in broker."""
-    accounts = Accounts(admin)
+    accounts, key = Accounts(admin), access_key.strip()
     addrs = await _targets(accounts, broker_addr, cluster)
+    if not goes_on(dry_run, *(f"delete the account {key} at {addr}" for addr in addrs)):
+        return
     for addr in addrs:
-        await accounts.delete(addr, access_key.strip())
+        await accounts.delete(addr, key)
         show_if_text(f"delete plain access config account from {addr} success.")
-    facts = {"accessKey": access_key.strip(), "brokers": addrs}
-    tell(facts, [f"account's accesskey is:{access_key.strip()}"])
+    tell({"accessKey": key, "brokerAddrs": addrs}, [f"account's accesskey is:{key}"])
 
 
 @admin_command("updateGlobalWhiteAddr")
@@ -131,9 +135,8 @@ async def update_global_white_addr(
     addrs = await _targets(accounts, broker_addr, cluster)
     for addr in addrs:
         await accounts.set_white(addr, [patterns.strip()], file)
-        show_if_text(f"update global white remote addresses to {addr} success.")
-    if wants_json():
-        show_json({"globalWhiteRemoteAddresses": patterns.strip(), "brokers": addrs})
+    lines = (f"update global white remote addresses to {addr} success." for addr in addrs)
+    tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, lines)
 
 
 @admin_command("clusterAclConfigVersion")
@@ -144,8 +147,8 @@ async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, clus
     addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
     found = [version for addr in addrs for version in await accounts.versions(addr)]
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
-    lines = [_line(*columns, "#AclLastUpdateTime"), *map(_row, found)]
-    tell(found, [*lines, "get cluster's plain access config version success."])
+    table = [_line(*columns, "#AclLastUpdateTime"), *map(_row, found)]
+    tell(found, [*table, "get cluster's plain access config version success."])
 
 
 def _row(version: AclVersion) -> str:

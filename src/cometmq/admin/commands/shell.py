@@ -40,11 +40,16 @@ NAMESRV = click.option(
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
+ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
+"""Other names of commands in RocketMQ."""
+
+
 class MqAdmin(click.Group):
     """A group as RocketMQ's users know it: names in any case, `help <command>`, a plain listing."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        return {name.lower(): found for name, found in self.commands.items()}.get(cmd_name.lower())
+        name = cmd_name.lower()
+        return {known.lower(): found for known, found in self.commands.items()}.get(ALIASES.get(name, name))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         start = incomplete.lower()

@@ -199,6 +199,8 @@ async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: 
     if method == "put":
         if not conf:
             raise click.UsageError("please set orderConf with option -v.")
+        if dry_run and not goes_on(dry_run, f"set the order configuration of {topic} to {conf}"):
+            return
         await admin.put_kv_config(ORDER_TOPIC_CONFIG, topic, conf)
         line = f"update orderConf success. topic=[{topic}], orderConf=[{conf}]"
     else:

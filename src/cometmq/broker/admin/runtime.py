@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from cometmq import logs
 from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, BrokerConfig
@@ -29,6 +30,8 @@ log = logs.logger(__name__)
 # Pools that Apache's broker has and an event loop does not. The tools show them: with the loop's lag as their
 # wait, and senders that wait for the device in the queue of sends.
 POOLS = ("send", "pull", "query", "litePull", "ack")
+
+OWN_VERSION = version("cometmq")
 
 NO_CONTAINER = (
     "this is no broker container: every broker is a process of its own, which mqbroker -c FILE starts on its "
@@ -127,6 +130,7 @@ class RuntimeAdmin:
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
             "bootTimestamp": str(stats.boot_ms),
+            "cometmqVersion": OWN_VERSION,
             "systemTimeMillis": str(self.clock.time_ms()),
             "runtime": span_text(mono_ms(self.clock) - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),

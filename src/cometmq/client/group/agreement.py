@@ -18,7 +18,7 @@ __all__ = ["Agreement", "disagreements"]
 
 log = logs.logger("cometmq.client.consumer")
 
-_PATIENCE_S = 1.0
+_PATIENCE_S = 3.0
 _MOST_TOLD = 10
 """Topics of which each is told: a member may subscribe thousands, and others every time."""
 _ANOTHER = "another member"
