@@ -150,13 +150,13 @@ def ahead(pair: Replicas) -> None:
     pair.in_step()
     store_input.feed(pair.port("master"))
     pair.equal()
+    known = pair.end("master")  # asked after a start, it may hold what was delayed and is delivered by then
     # The master loses what it had taken last, as after a power failure.
     pair.brokers["slave"].stop()
     pair.brokers["master"].stop()
     earlier = pair.directory / "earlier"
     shutil.copytree(pair.store("master"), earlier)
     pair.start("master")
-    known = wait_until("where its log ends", lambda: max(0, pair.end("master")))
     pair.start("slave")
     pair.in_step()
     assert set(pair.send(20, size=10_000)) == {OK}
