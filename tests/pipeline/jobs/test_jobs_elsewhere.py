@@ -28,6 +28,7 @@ from cometmq.pipeline.jobs.inputs import messages
 
 SENT = 401
 SLOW = long_form("many JVMs")
+PATIENCE_S = 600  # nearly four minutes of CPU, beside other tests
 ROOT = Path(__file__).parents[3]
 
 
@@ -54,7 +55,7 @@ def elsewhere(place: Place, master: str, **env: str) -> Any:
     arguments = [master, place.namesrv, place.topic, place.root, place.group]
     done = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.jobs.all_jobs", *arguments],
-        cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=280,
+        cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -92,11 +93,13 @@ def check(found: Any) -> None:
 
 
 @SLOW
+@pytest.mark.timeout(PATIENCE_S + 200)
 def test_through_spark_connect(spark: SparkSession, connect_address: str, place: Place) -> None:
     same(spark, place, replace(place, master=connect_address), elsewhere(place, connect_address))
 
 
 @SLOW
+@pytest.mark.timeout(PATIENCE_S + 200)
 def test_on_a_cluster(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     with standalone_cluster(tmp_path / "scratch") as master:
         there = elsewhere(place, master, **environment(tmp_path / "scratch"))
