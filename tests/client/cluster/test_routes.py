@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.client.cluster.routes import RouteTable, template_route, topic_route
+from cometmq.client.cluster.routes import IDLE_MAX, RouteTable, template_route, topic_route
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
@@ -131,3 +131,18 @@ def test_brokers_that_no_route_names_are_forgotten() -> None:
     routes.put(topic_route("T", route_data(("a", 1, 1, 6), a={0: "a:9"})))
     routes.forget_unrouted()
     assert (routes.master("a"), routes.any("b")) == ("a:9", None)
+
+
+def test_routes_that_nobody_uses_are_forgotten_but_some() -> None:
+    routes = RouteTable()
+    topics = [f"T{number}" for number in range(IDLE_MAX + 5)]
+    for topic in topics:
+        routes.put(topic_route(topic, route_data(("a", 1, 1, 6), a={0: "a:1"})))
+        routes.get(topic)
+    assert routes.forget_unused(()) == []
+    routes.get("T1")
+    routes.use("T2")
+    assert routes.forget_unused({"T3"}) == ["T0", "T4"]
+    assert routes.topics == [*topics[1:4], *topics[5:]]
+    assert routes.forget_unused(()) == ["T1", "T2", "T3"]
+    assert routes.master("a") == "a:1"
