@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, push_consumer
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv, push_consumer
 
 from cometmq import ConsumeStatus, MessageExt
+from cometmq.protocol.codes import RequestCode, ResponseCode
 
 
 @pytest.mark.parametrize("how", ["raises", "asks for later"])
@@ -44,3 +45,31 @@ async def test_a_listener_that_always_fails_is_named(
         assert not member.health().ok
         await handled(4)
         assert member.health().ok
+
+
+async def test_flow_control_without_an_end_is_named(
+    box: Box, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pulls() -> int:
+        return broker.requests.count(RequestCode.PULL_MESSAGE)
+
+    broker.store("T", 0, b"waited for")
+    broker.refuse(RequestCode.PULL_MESSAGE, ResponseCode.FLOW_CONTROL, "too many at once")
+    async with box.consumer() as member:
+        await broker.wait_for(lambda: pulls() >= 5)
+        assert member.health().ok  # for a moment that is a broker's daily work
+        monkeypatch.setattr("cometmq.client.consumer.queue_puller._FLOW_CONTROL_LONG_S", 0.05)
+        async with asyncio.timeout(20):
+            while member.health().ok:
+                await asyncio.sleep(0.005)
+        (problem,) = member.health().problems
+        assert "flow control refuses each pull" in problem
+        assert "too many at once" in problem
+        before = pulls()
+        await broker.wait_for(lambda: pulls() >= before + 5)
+        assert caplog.text.count("flow control refuses each pull") == 1
+        del broker.scripts[RequestCode.PULL_MESSAGE]
+        await box.has(1)
+        async with asyncio.timeout(20):
+            while not member.health().ok:
+                await asyncio.sleep(0.005)
