@@ -101,6 +101,7 @@ class ClientInstance(LifeCycle):
             on_close=self._connection_closed,
             outgoing=_before_leaving(self.namespace, self.options.credentials),
             ssl_context=self.options.tls_context,
+            address_map=self.options.addresses,
         )
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self._address_server: AddressServer | None = None
