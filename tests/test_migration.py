@@ -40,8 +40,8 @@ NAMES = {
     "rocketmq-python-client": """
         ClientConfiguration Credentials endpoints namespace request_timeout
         Producer startup shutdown send send_async recall_message recall_message_async begin_transaction
-        Transaction commit rollback TransactionChecker TransactionResolution check SendReceipt message_id transaction_id
-        message_queue offset recall_handle
+        Transaction commit rollback TransactionChecker TransactionResolution check SendReceipt message_id
+        transaction_id message_queue offset recall_handle
         Message body tag keys add_property message_group delivery_timestamp priority lite_topic born_host
         born_timestamp delivery_attempt
         PushConsumer MessageListener consume ConsumeResult FilterExpression FilterType LitePushConsumer
