@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
 
+from cometmq import ClientInstance, Message, Producer, PushConsumer
 from cometmq.client.cluster.routes import IDLE_MAX, RouteTable, template_route, topic_route
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
@@ -146,3 +148,22 @@ def test_routes_that_nobody_uses_are_forgotten_but_some() -> None:
     assert routes.topics == [*topics[1:4], *topics[5:]]
     assert routes.forget_unused(()) == ["T1", "T2", "T3"]
     assert routes.master("a") == "a:1"
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+async def test_slaves_hear_of_consumers_only(kind: str, broker: FakeBroker, namesrv: FakeNamesrv) -> None:
+    async with FakeBroker("broker-a") as slave:
+        namesrv.routes["T"].broker_datas[0].broker_addrs[1] = slave.addr
+        async with ClientInstance(namesrv.addr) as client:
+            made: Producer | PushConsumer
+            if kind == "producer":
+                made = Producer("p", client=client)
+            else:
+                made = PushConsumer("g", ignore, "T", client=client)
+            async with made:
+                if isinstance(made, Producer):
+                    await made.send(Message("T", b"x"))
+                await broker.wait_for(lambda: bool(broker.heartbeats))
+                await client.send_heartbeats()
+                told = bool(slave.heartbeats)
+    assert told == (kind == "consumer")
