@@ -1,7 +1,8 @@
 """The migration page names everything of the other clients, and what it names here exists.
 
 The names are those of the public modules of the wheels on PyPI (rocketmq 0.4.4: client.py, exceptions.py;
-rocketmq-python-client 5.1.2: what its packages export, without the parts of its own machinery).
+rocketmq-python-client 5.1.2: what its packages export, without the parts of its own machinery), and the
+parameters of Java's classes.
 """
 
 from __future__ import annotations
@@ -52,19 +53,40 @@ NAMES = {
         LiteSubscriptionQuotaExceededException LiteTopicQuotaExceededException
         RequestHeaderFieldsTooLargeException InternalErrorException ProxyTimeoutException UnsupportedException
         IllegalArgumentException IllegalStateException""",
+    "Java's clients": """
+        namesrvAddr clientIP instanceName namespace namespaceV2 pollNameServerInterval heartbeatBrokerInterval
+        persistConsumerOffsetInterval pullTimeDelayMillsWhenException unitName vipChannelEnabled useTLS
+        mqClientApiTimeout enableTrace traceTopic enableMsgTrace customizedTraceTopic
+        createTopicKey defaultTopicQueueNums sendMsgTimeout compressMsgBodyOverHowmuch compressLevel
+        compressType retryTimesWhenSendFailed retryTimesWhenSendAsyncFailed retryAnotherBrokerWhenNotStoreOK
+        maxMessageSize addRetryResponseCode sendLatencyFaultEnable sendMsgMaxTimeoutPerRequest
+        backPressureForAsyncSendNum checkThreadPoolMinSize checkThreadPoolMaxSize checkRequestHoldMax recallMessage
+        messageModel consumeFromWhere consumeTimestamp allocateMessageQueueStrategy consumeThreadMin
+        consumeThreadMax adjustThreadPoolNumsThreshold consumeConcurrentlyMaxSpan pullThresholdForQueue
+        pullThresholdSizeForQueue pullThresholdForTopic pullThresholdSizeForTopic pullInterval
+        consumeMessageBatchMaxSize pullBatchSize postSubscriptionWhenPull maxReconsumeTimes consumeTimeout
+        suspendCurrentQueueTimeMillis awaitTerminationMillisWhenShutdown messageQueueListener offsetStore
+        brokerSuspendMaxTimeMillis consumerTimeoutMillisWhenSuspend consumerPullTimeoutMillis autoCommit
+        autoCommitIntervalMillis pullThreadNums pullThresholdForAll topicMetadataCheckIntervalMillis
+        createTopic viewMessage queryMessage searchOffset minOffset maxOffset earliestMsgStoreTime
+        sendMessageBack updateCorePoolSize suspend resume seek seekToBegin seekToEnd offsetForTimestamp
+        pause committed commit commitSync fetchConsumeOffset updateConsumeOffset
+        MQPullConsumerScheduleService""",
 }
 
 
 @pytest.mark.parametrize("package", NAMES)
 def test_the_page_names_everything_of_the_other_client(package: str) -> None:
-    begin = PAGE.index(f"## From {package} ")
-    section = PAGE[begin : PAGE.index("\n## ", begin + 1)]
+    (section,) = re.findall(rf"^## From {package}(?: [\d.]+)?\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)
     code = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert [name for name in NAMES[package].split() if name not in code] == []
     assert "not there yet" not in section
 
 
-CLASSES = "ClientOptions MessageStream Message Producer ProducerOptions PullConsumer PushConsumer PushOptions"
+CLASSES = (
+    "ClientOptions FlowLimits MessageStream Message Producer ProducerOptions PullConsumer PullOptions "
+    "PushConsumer PushOptions TraceOptions TransactionProducer"
+)
 
 
 @pytest.mark.parametrize("name", CLASSES.split())
