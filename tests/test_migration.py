@@ -60,7 +60,8 @@ NAMES = {
         createTopicKey defaultTopicQueueNums sendMsgTimeout compressMsgBodyOverHowmuch compressLevel
         compressType retryTimesWhenSendFailed retryTimesWhenSendAsyncFailed retryAnotherBrokerWhenNotStoreOK
         maxMessageSize addRetryResponseCode sendLatencyFaultEnable sendMsgMaxTimeoutPerRequest
-        backPressureForAsyncSendNum checkThreadPoolMinSize checkThreadPoolMaxSize checkRequestHoldMax recallMessage
+        backPressureForAsyncSendNum checkThreadPoolMinSize checkThreadPoolMaxSize
+        checkRequestHoldMax recallMessage
         messageModel consumeFromWhere consumeTimestamp allocateMessageQueueStrategy consumeThreadMin
         consumeThreadMax adjustThreadPoolNumsThreshold consumeConcurrentlyMaxSpan pullThresholdForQueue
         pullThresholdSizeForQueue pullThresholdForTopic pullThresholdSizeForTopic pullInterval
