@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
 
-from cometmq import ClientInstance, Message, Producer, PushConsumer
+from cometmq import (
+    ClientInstance,
+    Message,
+    MessageExt,
+    Producer,
+    PushConsumer,
+    TransactionProducer,
+    TransactionState,
+)
 from cometmq.client.cluster.routes import IDLE_MAX, RouteTable, template_route, topic_route
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
@@ -167,3 +175,42 @@ async def test_slaves_hear_of_consumers_only(kind: str, broker: FakeBroker, name
                 await client.send_heartbeats()
                 told = bool(slave.heartbeats)
     assert told == (kind == "consumer")
+
+
+class Orders:
+    """What a transaction producer asks."""
+
+    async def execute_local_transaction(self, message: Message, order: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    async def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
+    broker: FakeBroker, namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.client.cluster.routes.IDLE_MAX", 1)
+    monkeypatch.setattr("cometmq.client.cluster.instance._USED_WITHIN_S", 0.0)
+    for topic in ("A", "B", "C"):
+        namesrv.serve(topic, broker)
+    async with Producer("p", namesrv=namesrv.addr) as sender:
+        for topic in ("A", "B", "C"):
+            await sender.send(Message(topic, b"x"))
+        rounds: list[list[str]] = []
+        for used in ("ABC", "A", ""):
+            for topic in used:
+                await sender.send(Message(topic, b"x"))
+            namesrv.asked.clear()
+            await sender.client.refresh_routes()
+            rounds.append(sorted(namesrv.asked))
+        assert rounds == [["A", "B", "C"], ["A", "C"], ["C"]]
+        await sender.send(Message("B", b"x"))  # asked for again
+    async with ClientInstance(namesrv.addr) as client:
+        transactions = TransactionProducer("p-tx", Orders(), client=client)
+        async with transactions, Producer("p", client=client) as sender:
+            for topic in ("A", "B", "C"):
+                await sender.send(Message(topic, b"x"))
+            for _ in range(2):
+                await client.refresh_routes()
+            assert sorted(client.routes.topics) == ["A", "B", "C"]  # their brokers may ask

@@ -570,24 +570,3 @@ async def test_selectors_choose_among_the_queues_of_the_topic(brokers: Brokers, 
     wrong = MessageQueue("Other", "broker-a", 0)
     with pytest.raises(ValueError, match="Other"):
         await sender.send(Message("T", b"x"), selector=lambda queues, message, argument: wrong)
-
-
-async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
-    broker: FakeBroker, namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cometmq.client.cluster.routes.IDLE_MAX", 1)
-    monkeypatch.setattr("cometmq.client.cluster.instance._USED_WITHIN_S", 0.0)
-    for topic in ("A", "B", "C"):
-        namesrv.serve(topic, broker)
-    async with producer(namesrv) as sender:
-        for topic in ("A", "B", "C"):
-            await sender.send(Message(topic, b"x"))
-        rounds: list[list[str]] = []
-        for used in ("ABC", "A", ""):
-            for topic in used:
-                await sender.send(Message(topic, b"x"))
-            namesrv.asked.clear()
-            await sender.client.refresh_routes()
-            rounds.append(sorted(namesrv.asked))
-        assert rounds == [["A", "B", "C"], ["A", "C"], ["C"]]
-        await sender.send(Message("B", b"x"))  # asked for again

@@ -322,11 +322,13 @@ class ClientInstance(LifeCycle):
 
     def _forget_routes(self) -> set[str]:
         """Now and then, drop routes that nobody uses. Brokers of any topic may ask a transaction producer."""
-        if self.transactions or self.loop.time() < self._forget_at:
+        if self.loop.time() < self._forget_at:
             return set()
         self._forget_at = self.loop.time() + _USED_WITHIN_S
-        subscribed = {topic for consumer in self.consumers.values() for topic in consumer.topics()}
-        dropped = set(self.routes.forget_unused(subscribed))
+        kept = {topic for consumer in self.consumers.values() for topic in consumer.topics()}
+        if self.transactions:
+            kept.update(self.routes.topics)
+        dropped = set(self.routes.forget_unused(kept))
         for topic in dropped:
             self._template_until.pop(topic, None)
         self._reply_topics -= dropped
