@@ -10,6 +10,7 @@ from tests.client.fakes import FakeBroker, FakeNamesrv
 from cometmq import (
     Admin,
     BrokerError,
+    ClientOptions,
     ConfigError,
     Message,
     MessageIllegal,
@@ -91,6 +92,15 @@ async def test_a_topic_that_is_made_is_sent_to_at_once(local: LocalBroker) -> No
         assert len(await producer.queues("Grows")) == 4  # those of the template
         await producer.create_topic("TBW102", "Grows", 7)
         assert len(await producer.queues("Grows")) == 7
+
+
+async def test_a_topic_is_made_in_the_namespace(local: LocalBroker) -> None:
+    options = ClientOptions(namespace="shop")
+    async with Producer("p", namesrv=local.namesrv, client_options=options) as producer:
+        await producer.create_topic("TBW102", "Own", 2)
+        assert len(await producer.queues("Own")) == 2
+    async with Admin(local.namesrv) as admin:
+        assert {"shop%Own", "Own"} & set(await admin.topics()) == {"shop%Own"}
 
 
 def test_a_blocking_client_makes_a_topic_where_another_one_lies(tmp_path: Path) -> None:
