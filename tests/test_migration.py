@@ -36,7 +36,8 @@ NAMES = {
         PullConsumerFetchMessageFailed""",
     "rocketmq-client-python": """
         SendStatus TransactionStatus COMMIT ROLLBACK UNKNOWN ConsumeStatus CONSUME_SUCCESS RECONSUME_LATER
-        Message ReceivedMessage MessageProperty get_property Producer orderly send_orderly_with_sharding_key set_group
+        Message ReceivedMessage MessageProperty get_property Producer orderly send_orderly_with_sharding_key
+        set_group
         set_name_server_address set_name_server_domain set_session_credentials set_timeout set_compress_level
         set_max_message_size TransactionMQProducer checker_callback send_message_in_transaction local_execute
         PushConsumer set_message_model set_thread_count set_message_batch_max_size set_instance_name""",
