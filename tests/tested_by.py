@@ -54,8 +54,8 @@ cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
-client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
-    client/producer/outgoing client/producer/request_reply
+client/test_producer.py: client/cluster/instance client/cluster/requests client/cluster/stacks
+    client/producer/options client/producer/outgoing client/producer/request_reply
 client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller

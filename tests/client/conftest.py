@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.scenarios import PATIENT_BROKER
 
 from cometmq.testing import LocalBroker, local_broker
 
@@ -33,5 +34,5 @@ def box(namesrv: FakeNamesrv) -> Box:
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
     """A real broker, in a process of its own."""
     soon = {"transactionCheckInterval": "200", "transactionTimeOut": "200"}
-    with local_broker(tmp_path_factory.mktemp("broker"), soon) as running:
+    with local_broker(tmp_path_factory.mktemp("broker"), soon | PATIENT_BROKER) as running:
         yield running

@@ -140,6 +140,12 @@ async def messages_are_found_and_sent_back(namesrv: str) -> None:
             assert (found.body, found.msg_id) == (b"found", sent.msg_id)
         with pytest.raises(MessageNotFound):
             await producer.view_message("0" * 32, name.topic)
+        await producer.create_topic(name.topic, f"{name.topic}-too", 3)
+
+        async def made() -> bool:
+            return len(await producer.queues(f"{name.topic}-too")) == 3
+
+        await until(made, "a topic made where another one lies")
     async with consuming(namesrv, name, ledger.listener) as consumer:
         await ledger.has_all([b"found"])
         (first,) = ledger.messages

@@ -49,6 +49,8 @@ PATIENCE_S = 60.0
 # A JVM that has just started on a busy machine takes seconds for its first answers.
 PATIENT = ProducerOptions(send_timeout_s=30.0)
 PATIENT_CLIENT = ClientOptions(api_timeout_s=30.0)
+# A send to a queue of one's choice has one try: a busy machine's broker shall not refuse it.
+PATIENT_BROKER = {"waitTimeMillsInSendQueue": "10000"}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -145,6 +146,22 @@ async def test_bytes_are_split(echo: Echo) -> None:
         await received(proxy, b"abc" * 10)
     assert bytes(echo.got) == b"abc" * 10
     assert len(echo.pieces) > 10  # the kernel may join some
+
+
+@pytest.mark.parametrize("kind", [Kind.DELAY, Kind.STALL])
+@pytest.mark.parametrize("direction", [UP, DOWN])
+async def test_a_delay_and_a_stall_take_their_time(echo: Echo, kind: Kind, direction: Direction) -> None:
+    fault = Fault(kind=kind, directions=(direction,), after=1, seconds=0.15)
+    async with FaultProxy(echo.addr, lambda _: [fault]) as proxy:
+        reader, writer = await connected(proxy)
+        took: list[float] = []
+        for piece in (b"a", b"b", b"c"):
+            begun = time.monotonic()
+            writer.write(piece)
+            assert await reader.readexactly(1) == piece
+            took.append(time.monotonic() - begun)
+        writer.close()
+    assert all(each >= 0.14 for each in (took[1:] if kind is Kind.DELAY else took[1:2]))
 
 
 async def test_a_stall_holds_until_it_is_healed_and_the_sender_feels_it(echo: Echo) -> None:

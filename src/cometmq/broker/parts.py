@@ -56,6 +56,7 @@ from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.metrics import MetricsExporter
 from cometmq.periodic import Periodic
+from cometmq.protocol.addresses import VIP_OFFSET
 from cometmq.protocol.codes import RequestCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
@@ -66,7 +67,6 @@ log = logs.logger(__name__)
 CLIENT_SCAN_S = 10.0
 # The fast port of old clients serves everything but these.
 NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-VIP_OFFSET = -2
 STATS_PERIOD_S = 1.0
 TOPIC_COUNTS_S = 10.0
 

@@ -212,6 +212,7 @@ class SyncProducer(_Face[Producer]):
     max_offset = _blocking(Producer.max_offset)
     offset_by_time = _blocking(Producer.offset_by_time)
     earliest_store_time = _blocking(Producer.earliest_store_time)
+    create_topic = _blocking(Producer.create_topic)
 
 
 class SyncTransactionProducer(SyncProducer):
@@ -281,6 +282,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
     max_offset = _blocking(PushConsumer.max_offset)
     offset_by_time = _blocking(PushConsumer.offset_by_time)
     earliest_store_time = _blocking(PushConsumer.earliest_store_time)
+    create_topic = _blocking(PushConsumer.create_topic)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PushConsumer.assignment)
     health = _health(PushConsumer.health)
     lag = _blocking(PushConsumer.lag)
@@ -364,6 +366,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
     view_message = _blocking(PullConsumer.view_message)
     query_messages = _blocking(PullConsumer.query_messages)
     earliest_store_time = _blocking(PullConsumer.earliest_store_time)
+    create_topic = _blocking(PullConsumer.create_topic)
     assignment: _Property[tuple[MessageQueue, ...]] = _Property(PullConsumer.assignment)
     problems: _Property[dict[MessageQueue, str]] = _Property(PullConsumer.problems)
     pause = _on_loop(PullConsumer.pause)

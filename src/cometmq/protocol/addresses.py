@@ -9,6 +9,8 @@ import re
 
 HOST_MAX = 253
 """Characters of a host name (RFC 1035)."""
+VIP_OFFSET = -2
+"""From a broker's port to its VIP channel, where brokers of old serve all but pulls."""
 
 # Labels of at most 63 letters, digits, - and _ (which Docker's names have): what IDNA encoders take without
 # a word. Non-ASCII names have to come in their xn-- form.
@@ -28,3 +30,10 @@ def parse_address(text: str) -> tuple[str, int] | None:
     if len(host) <= HOST_MAX and (_host_name(host) or _ipv6(host)):
         return host, int(port)
     return None
+
+
+def vip_address(addr: str) -> str:
+    """The VIP channel of the broker with this address; the address itself where there can be none."""
+    host, colon, port = addr.rpartition(":")
+    number = int(port) + VIP_OFFSET
+    return f"{host}{colon}{number}" if number > 0 else addr

@@ -40,7 +40,9 @@ class RemotingClient:
     """Calls servers by "host:port". To be made inside the running loop.
 
     handlers: requests that servers send to us (request code -> handler), as in RemotingServer. outgoing:
-    called with each request of ours before it leaves, and may change it.
+    called with each request of ours before it leaves, and may change it. address_map: what is connected in
+    the place of an address, `host:port` or a host alone on both sides; everybody goes on calling it by its
+    name.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RemotingClient:
         ssl_context: ssl.SSLContext | None = None,
         scan_s: float = 1.0,
         outgoing: Callable[[Frame], None] | None = None,
+        address_map: Mapping[str, str] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.tick = tick if tick is not None else Tick(self._loop)
@@ -64,6 +67,7 @@ class RemotingClient:
         self._limits = limits if limits is not None else Limits()
         self._ssl_context = ssl_context
         self._outgoing = outgoing
+        self._address_map = dict(address_map or {})
         self._table = ConnectionTable(self._loop, scan_s)
         self._by_addr: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
@@ -131,7 +135,9 @@ class RemotingClient:
         await self._table.close_all(grace_s)
 
     async def _dial(self, addr: str) -> Connection:
-        host, port = parse_addr(addr)
+        host, port = parse_addr(self._address_map.get(addr, addr))
+        if addr not in self._address_map:
+            host = self._address_map.get(host, host)
         limit_s = self._limits.connect_timeout_s
         network = network_of(host)
         try:

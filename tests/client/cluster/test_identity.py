@@ -11,7 +11,7 @@ import pytest
 from cometmq.client import ClientOptions
 from cometmq.client.cluster import identity
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
-from cometmq.client.cluster.options import namesrv_addresses
+from cometmq.client.cluster.options import environment_address_map, namesrv_addresses
 from cometmq.errors import ConfigError
 from cometmq.protocol.ids import decode_unique_key
 
@@ -92,3 +92,23 @@ def test_without_an_argument_the_environment_counts(monkeypatch: pytest.MonkeyPa
     assert namesrv_addresses(None) == ("e:1", "f:2")
     monkeypatch.delenv("NAMESRV_ADDR")
     assert namesrv_addresses(None) == ("127.0.0.1:9876",)
+
+
+@pytest.mark.parametrize(
+    "given", [{"a:1": "b"}, {"a": "b:1"}, {"a:1": "b:x"}, {"": "b"}, {"a b": "c"}, {"a:1": "b:99999"}]
+)
+def test_addresses_are_mapped_to_addresses_and_hosts_to_hosts(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="host:port=host:port, or host=host"):
+        ClientOptions(address_map=given)
+    monkeypatch.setenv("COMETMQ_ADDRESS_MAP", ";".join("=".join(pair) for pair in given.items()))
+    with pytest.raises(ConfigError, match="COMETMQ_ADDRESS_MAP"):
+        environment_address_map()
+
+
+def test_the_environment_maps_addresses_unless_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMETMQ_ADDRESS_MAP", "172.18.0.3:10911=127.0.0.1:20911; broker = db.example;")
+    assert ClientOptions().addresses == {"172.18.0.3:10911": "127.0.0.1:20911", "broker": "db.example"}
+    assert ClientOptions(address_map={"a": "b"}).addresses == {"a": "b"}
+    assert ClientOptions(address_map={}).addresses == {}

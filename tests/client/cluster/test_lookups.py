@@ -1,14 +1,32 @@
-"""Which hosts are asked for the message of an id."""
+"""Which hosts are asked for the message of an id, and where a topic is made."""
 
 from __future__ import annotations
 
-import pytest
-from tests.client.fakes import FakeBroker
+from pathlib import Path
 
-from cometmq import BrokerError, Message, MessageNotFound, Producer
+import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv
+
+from cometmq import (
+    Admin,
+    BrokerError,
+    ClientOptions,
+    ConfigError,
+    Message,
+    MessageIllegal,
+    MessageNotFound,
+    NoRouteError,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SyncProducer,
+)
 from cometmq.protocol.bodies import ClusterInfo
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import CreateTopicRequestHeader
 from cometmq.protocol.ids import offset_id_of
-from cometmq.testing import LocalBroker
+from cometmq.testing import LocalBroker, local_broker
 
 
 async def test_the_message_of_an_offset_id_is_found_without_a_route(local: LocalBroker) -> None:
@@ -51,3 +69,66 @@ async def test_what_a_broker_of_the_cluster_says_is_the_answer(local: LocalBroke
     async with Producer("p", namesrv=local.namesrv) as producer:
         with pytest.raises(BrokerError):
             await producer.view_message(offset_id_of(local.broker_addr, 2**40))
+
+
+async def test_producers_and_consumers_make_topics(local: LocalBroker) -> None:
+    producer = Producer("p", namesrv=local.namesrv)
+    clients = (
+        producer,
+        PushConsumer("g", lambda messages: None, "Any", namesrv=local.namesrv),
+        PullConsumer("r", namesrv=local.namesrv),
+    )
+    for number, client in enumerate(clients):
+        async with client:
+            await client.create_topic("TBW102", f"Made{number}", 3 + number)
+    async with Admin(local.namesrv) as admin:
+        for number in range(3):
+            (made,) = (await admin.route(f"Made{number}")).queue_datas
+            assert (made.read_queue_nums, made.write_queue_nums, made.perm) == (3 + number, 3 + number, 6)
+
+
+async def test_a_topic_that_is_made_is_sent_to_at_once(local: LocalBroker) -> None:
+    async with Producer("p", namesrv=local.namesrv) as producer:
+        assert len(await producer.queues("Grows")) == 4  # those of the template
+        await producer.create_topic("TBW102", "Grows", 7)
+        assert len(await producer.queues("Grows")) == 7
+
+
+async def test_a_topic_is_made_in_the_namespace(local: LocalBroker) -> None:
+    options = ClientOptions(namespace="shop")
+    async with Producer("p", namesrv=local.namesrv, client_options=options) as producer:
+        await producer.create_topic("TBW102", "Own", 2)
+        assert len(await producer.queues("Own")) == 2
+    async with Admin(local.namesrv) as admin:
+        assert {"shop%Own", "Own"} & set(await admin.topics()) == {"shop%Own"}
+
+
+def test_a_blocking_client_makes_a_topic_where_another_one_lies(tmp_path: Path) -> None:
+    settings = {"autoCreateTopicEnable": "false"}
+    with local_broker(tmp_path, settings) as broker, SyncProducer("p", namesrv=broker.namesrv) as producer:
+        with pytest.raises(NoRouteError, match="TBW102"):
+            producer.create_topic("TBW102", "New")
+        producer.create_topic("SELF_TEST_TOPIC", "New", 2)
+        assert producer.send(Message("New", b"x")).queue.topic == "New"
+
+
+async def test_a_topic_is_made_at_every_master_and_failures_are_raised(
+    broker: FakeBroker, namesrv: FakeNamesrv
+) -> None:
+    async with FakeBroker("broker-b") as other, Producer("p", namesrv=namesrv.addr) as producer:
+        namesrv.serve("key", broker, other)
+        broker.refuse(RequestCode.UPDATE_AND_CREATE_TOPIC, ResponseCode.NO_PERMISSION, "not you")
+        asked: list[str] = []
+
+        def make(frame: Frame) -> Frame:
+            asked.append(frame.header(CreateTopicRequestHeader).topic)
+            return frame.response(0)
+
+        other.on(RequestCode.UPDATE_AND_CREATE_TOPIC, make)
+        with pytest.raises(BrokerError, match="not you"):
+            await producer.create_topic("key", "New")
+        assert asked == ["New"]
+        with pytest.raises(MessageIllegal):
+            await producer.create_topic("key", "no name")
+        with pytest.raises(ConfigError, match="queue_nums"):
+            await producer.create_topic("key", "New", 0)

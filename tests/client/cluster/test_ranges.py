@@ -106,3 +106,76 @@ def test_what_makes_sense_is_taken() -> None:
     PushOptions(topic_max_count=None, consume_from_where=ConsumeFromWhere.TIMESTAMP, consume_timestamp_ms=0)
     ProducerOptions(try_timeout_s=None, retry_times=0, compress_over=0, max_delay_level=0)
     ClientOptions(route_interval_s=0.001, heartbeat_interval_s=math.inf)
+
+
+# What Java's clients have if nothing is said (4.9.8, 5.3 where the comment says so).
+DEFAULTS: dict[type[Any], dict[str, object]] = {
+    ClientOptions: {
+        "client_ip": None,
+        "instance_name": None,
+        "unit_name": None,
+        "namespace": None,
+        "namespace_v2": None,  # 5.3
+        "vip_channel": False,
+        "route_interval_s": 30.0,
+        "heartbeat_interval_s": 30.0,
+        "api_timeout_s": 3.0,
+    },
+    ProducerOptions: {
+        "send_timeout_s": 3.0,
+        "try_timeout_s": None,  # 5.3's sendMsgMaxTimeoutPerRequest
+        "retry_times": 2,
+        "retry_response_codes": {17, 14, 1, 16, 204, 205, 2, 1500},  # 5.3: with the last two
+        "retry_another_broker_when_not_store_ok": False,
+        "send_latency_fault_enable": False,
+        "compress_over": 4096,
+        "compress_type": "ZLIB",
+        "compress_level": 5,
+        "max_message_size": 4_194_304,
+        "create_topic_key": "TBW102",
+        "default_topic_queue_nums": 4,
+        "max_checks_waiting": 2000,
+    },
+    PushOptions: {
+        "message_model": MessageModel.CLUSTERING,
+        "consume_from_where": ConsumeFromWhere.LAST_OFFSET,
+        "consume_concurrency": 20,
+        "consume_batch_max_size": 1,
+        "pull_batch_size": 32,
+        "pull_interval_s": 0.0,
+        "flow_limits": FlowLimits(max_count=1000, max_mib=100, max_span=2000),
+        "topic_max_count": None,
+        "topic_max_mib": None,
+        "max_reconsume_times": None,
+        "most_reconsume_times": 16,
+        "suspend_current_queue_s": 1.0,
+        "consume_timeout_s": 15 * 60.0,
+        "persist_interval_s": 5.0,
+        "rebalance_interval_s": 20.0,
+        "broker_suspend_s": 15.0,
+        "suspend_timeout_s": 30.0,
+        "pull_error_delay_s": 1.0,
+    },
+    PullOptions: {
+        "message_model": MessageModel.CLUSTERING,
+        "broker_suspend_s": 20.0,
+        "suspend_timeout_s": 30.0,
+        "pull_timeout_s": 10.0,
+        "auto_commit": True,
+        "max_reconsume_times": 16,
+        "persist_interval_s": 5.0,
+    },
+    TraceOptions: {"topic": "RMQ_SYS_TRACE_TOPIC"},
+}
+
+
+@pytest.mark.parametrize("options", DEFAULTS)
+def test_defaults_are_javas(options: type[Any]) -> None:
+    made = options()
+    assert {key: getattr(made, key) for key in DEFAULTS[options]} == DEFAULTS[options]
+    assert made == options()
+
+
+def test_defaults_of_other_kinds_are_javas() -> None:
+    assert PushOptions().allocate_strategy.name == "AVG"
+    assert PushOptions(orderly=True).most_reconsume_times == 2**31 - 1

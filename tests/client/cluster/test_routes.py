@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
 
-from cometmq.client.cluster.routes import RouteTable, template_route, topic_route
+from cometmq import (
+    ClientInstance,
+    Message,
+    MessageExt,
+    Producer,
+    PushConsumer,
+    TransactionProducer,
+    TransactionState,
+)
+from cometmq.client.cluster.routes import IDLE_MAX, RouteTable, template_route, topic_route
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
@@ -131,3 +141,76 @@ def test_brokers_that_no_route_names_are_forgotten() -> None:
     routes.put(topic_route("T", route_data(("a", 1, 1, 6), a={0: "a:9"})))
     routes.forget_unrouted()
     assert (routes.master("a"), routes.any("b")) == ("a:9", None)
+
+
+def test_routes_that_nobody_uses_are_forgotten_but_some() -> None:
+    routes = RouteTable()
+    topics = [f"T{number}" for number in range(IDLE_MAX + 5)]
+    for topic in topics:
+        routes.put(topic_route(topic, route_data(("a", 1, 1, 6), a={0: "a:1"})))
+        routes.get(topic)
+    assert routes.forget_unused(()) == []
+    routes.get("T1")
+    routes.use("T2")
+    assert routes.forget_unused({"T3"}) == ["T0", "T4"]
+    assert routes.topics == [*topics[1:4], *topics[5:]]
+    assert routes.forget_unused(()) == ["T1", "T2", "T3"]
+    assert routes.master("a") == "a:1"
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+async def test_slaves_hear_of_consumers_only(kind: str, broker: FakeBroker, namesrv: FakeNamesrv) -> None:
+    async with FakeBroker("broker-a") as slave:
+        namesrv.routes["T"].broker_datas[0].broker_addrs[1] = slave.addr
+        async with ClientInstance(namesrv.addr) as client:
+            made: Producer | PushConsumer
+            if kind == "producer":
+                made = Producer("p", client=client)
+            else:
+                made = PushConsumer("g", ignore, "T", client=client)
+            async with made:
+                if isinstance(made, Producer):
+                    await made.send(Message("T", b"x"))
+                await broker.wait_for(lambda: bool(broker.heartbeats))
+                await client.send_heartbeats()
+                told = bool(slave.heartbeats)
+    assert told == (kind == "consumer")
+
+
+class Orders:
+    """What a transaction producer asks."""
+
+    async def execute_local_transaction(self, message: Message, order: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    async def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
+    broker: FakeBroker, namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.client.cluster.routes.IDLE_MAX", 1)
+    monkeypatch.setattr("cometmq.client.cluster.instance._USED_WITHIN_S", 0.0)
+    for topic in ("A", "B", "C"):
+        namesrv.serve(topic, broker)
+    async with Producer("p", namesrv=namesrv.addr) as sender:
+        for topic in ("A", "B", "C"):
+            await sender.send(Message(topic, b"x"))
+        rounds: list[list[str]] = []
+        for used in ("ABC", "A", ""):
+            for topic in used:
+                await sender.send(Message(topic, b"x"))
+            namesrv.asked.clear()
+            await sender.client.refresh_routes()
+            rounds.append(sorted(namesrv.asked))
+        assert rounds == [["A", "B", "C"], ["A", "C"], ["C"]]
+        await sender.send(Message("B", b"x"))  # asked for again
+    async with ClientInstance(namesrv.addr) as client:
+        transactions = TransactionProducer("p-tx", Orders(), client=client)
+        async with transactions, Producer("p", client=client) as sender:
+            for topic in ("A", "B", "C"):
+                await sender.send(Message(topic, b"x"))
+            for _ in range(2):
+                await client.refresh_routes()
+            assert sorted(client.routes.topics) == ["A", "B", "C"]  # their brokers may ask

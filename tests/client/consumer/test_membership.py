@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from cometmq import (
     ClientInstance,
     ConsumeContext,
     ConsumeFromWhere,
+    ConsumeStatus,
     MessageExt,
     MessageQueue,
     PullConsumer,
@@ -24,10 +27,14 @@ from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.routes import topic_route
 from cometmq.client.consumer import queue_puller
 from cometmq.message import PullResult
-from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ResetOffsetBody
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import ConsumeMessageDirectlyRequestHeader, ResetOffsetRequestHeader
+from cometmq.protocol.headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    ResetOffsetRequestHeader,
+)
 from cometmq.protocol.record.one import encode_record
 
 
@@ -120,6 +127,93 @@ async def test_messages_consumed_on_request_have_own_topics(namesrv: FakeNamesrv
         refused = await broker.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
     assert seen == [("T", "%RETRY%g"), ("%RETRY%other", "%RETRY%other")]
     assert (refused.code, "no record" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+@pytest.mark.parametrize(
+    ("says", "result", "remark"),
+    [
+        (ConsumeStatus.RECONSUME_LATER, "CR_LATER", None),
+        (ValueError("price"), "CR_THROW_EXCEPTION", "ValueError('price')"),
+    ],
+)
+async def test_what_a_listener_says_on_request_is_told(
+    namesrv: FakeNamesrv, broker: FakeBroker, says: ConsumeStatus | Exception, result: str, remark: str | None
+) -> None:
+    async def listener(messages: list[MessageExt]) -> ConsumeStatus:
+        if isinstance(says, Exception):
+            raise says
+        return says
+
+    async with PushConsumer("g", listener, "T", namesrv=namesrv.addr) as member:
+        header = ConsumeMessageDirectlyRequestHeader(consumer_group="g", client_id=member.client.client_id)
+        record = encode_record("T", b"by hand")
+        answer = await broker.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, record)
+    told = ConsumeMessageDirectlyResult.decode(answer.body)
+    assert (told.consume_result, told.remark, told.order) == (result, remark, False)
+    assert broker.sent_back == []
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["task", "thread"])
+async def test_an_operator_sees_where_a_listener_hangs(
+    namesrv: FakeNamesrv, broker: FakeBroker, plain: bool
+) -> None:
+    called, release, hold = asyncio.Event(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    async def wait_for_the_printer(secret: str) -> None:
+        called.set()
+        await release.wait()
+
+    async def hangs(messages: list[MessageExt]) -> None:
+        await wait_for_the_printer("s3cret")
+
+    def hangs_in_thread(messages: list[MessageExt]) -> None:
+        loop.call_soon_threadsafe(called.set)
+        hold.wait(20)
+
+    broker.store("T", 0, b"body")
+    async with push_consumer(namesrv, hangs_in_thread if plain else hangs) as member:
+        await called.wait()
+        told = {}
+        for jstack in (False, True):
+            header = GetConsumerRunningInfoRequestHeader(
+                consumer_group="g", client_id=member.client.client_id, jstack_enable=jstack
+            )
+            answer = await broker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+            told[jstack] = ConsumerRunningInfo.decode(answer.body).jstack
+        release.set()
+        hold.set()
+    assert told[False] is None
+    lines = (told[True] or "").splitlines()
+    names = [line.split()[1].rpartition(".")[2] for line in lines if line.startswith("    at ")]
+    if plain:
+        assert "hangs_in_thread" in names
+    else:
+        inner = names.index("wait_for_the_printer")
+        assert names[inner + 1] == "hangs"
+    assert any(Path(__file__).name in line for line in lines)
+    assert "s3cret" not in (told[True] or "")
+    assert any(line.startswith('task "cometmq-') for line in lines)
+
+
+async def test_limits_of_a_topic_are_shared_out_among_its_queues(
+    namesrv: FakeNamesrv, broker: FakeBroker
+) -> None:
+    namesrv.serve("T", broker, queues=2)
+    for number in range(60):
+        broker.store("T", number % 2, b"x")
+    release = asyncio.Event()
+
+    async def listener(messages: list[MessageExt]) -> None:
+        await release.wait()
+
+    async with push_consumer(namesrv, listener, pull_batch_size=5, topic_max_count=20) as member:
+        async with asyncio.timeout(20):
+            while [queue.waiting for queue in member.health().queues if queue.queue.topic == "T"] != [
+                "15 messages held, limit 10"
+            ] * 2:
+                await asyncio.sleep(0.01)
+        release.set()
 
 
 async def test_a_rebalance_beside_the_stop_takes_no_queue_up(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, push_consumer
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv, push_consumer
 
-from cometmq import ConsumeStatus, MessageExt
+from cometmq import ConsumeStatus, MessageExt, PullConsumer, PushConsumer
+from cometmq.protocol.codes import RequestCode, ResponseCode
 
 
 @pytest.mark.parametrize("how", ["raises", "asks for later"])
@@ -44,3 +46,48 @@ async def test_a_listener_that_always_fails_is_named(
         assert not member.health().ok
         await handled(4)
         assert member.health().ok
+
+
+@pytest.mark.parametrize("kind", ["push", "pull"])
+async def test_flow_control_without_an_end_is_named(
+    kind: str,
+    box: Box,
+    broker: FakeBroker,
+    namesrv: FakeNamesrv,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def pulls() -> int:
+        return broker.requests.count(RequestCode.PULL_MESSAGE)
+
+    async def until_it_is(well: bool) -> None:
+        async with asyncio.timeout(20):
+            while member.health().ok is not well:
+                await asyncio.sleep(0.005)
+
+    broker.store("T", 0, b"waited for")
+    broker.refuse(RequestCode.PULL_MESSAGE, ResponseCode.FLOW_CONTROL, "too many at once")
+    member: PushConsumer | PullConsumer = (
+        box.consumer() if kind == "push" else PullConsumer("g", namesrv=namesrv.addr)
+    )
+    async with member:
+        if isinstance(member, PullConsumer):
+            await member.assign_topic("T")
+        begun = time.monotonic()
+        await broker.wait_for(lambda: pulls() >= 10)
+        assert time.monotonic() - begun < 9 * 1.0  # the delay after other errors
+        assert member.health().ok  # for a moment that is a broker's daily work
+        monkeypatch.setattr("cometmq.client.consumer.queue_puller._FLOW_CONTROL_LONG_S", 0.05)
+        await until_it_is(False)
+        (problem,) = member.health().problems
+        assert "flow control refuses each pull" in problem
+        assert "too many at once" in problem
+        before = pulls()
+        await broker.wait_for(lambda: pulls() >= before + 5)
+        assert caplog.text.count("flow control refuses each pull") == 1
+        del broker.scripts[RequestCode.PULL_MESSAGE]
+        if isinstance(member, PullConsumer):
+            assert [message.body for message in await member.poll(20.0)] == [b"waited for"]
+        else:
+            await box.has(1)
+        await until_it_is(True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.client.fakes import Box, FakeBroker, FakeNamesrv
 
 from cometmq.client.group import offset_files
 from cometmq.client.group.offset_files import (
@@ -185,3 +186,17 @@ async def test_a_disk_that_hangs_holds_one_thread(tmp_path: Path, monkeypatch: p
                 await asyncio.sleep(0)
     file.close()
     assert await FileOffsets(file.path).read(A0) == 9
+
+
+async def test_a_group_goes_on_where_its_file_says(
+    broker: FakeBroker, namesrv: FakeNamesrv, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "offsets.json")
+    for lot in ([b"0", b"1", b"2"], [b"3", b"4"]):
+        for body in lot:
+            broker.store("T", 0, body)
+        box = Box(namesrv)
+        async with box.consumer(offset_storage=FileOffsets(path)):
+            await box.has(len(lot))
+        assert box.bodies == lot
+    assert broker.offsets == {}  # brokers know nothing of it

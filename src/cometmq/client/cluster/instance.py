@@ -54,6 +54,8 @@ _ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
 _TEMPLATE_TTL_S = 1.0
 """A route made from the template is asked again after this: the topic may have come into being meanwhile."""
+_USED_WITHIN_S = 600.0
+"""Of the routes that were not used for so long only some are kept."""
 
 
 def _before_leaving(namespace: Namespace, credentials: Credentials | None) -> Callable[[Frame], None] | None:
@@ -99,6 +101,7 @@ class ClientInstance(LifeCycle):
             on_close=self._connection_closed,
             outgoing=_before_leaving(self.namespace, self.options.credentials),
             ssl_context=self.options.tls_context,
+            address_map=self.options.addresses,
         )
         self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
         self._address_server: AddressServer | None = None
@@ -126,6 +129,7 @@ class ClientInstance(LifeCycle):
         self._refreshing: set[asyncio.Task[object]] = set()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._template_until: dict[str, float] = {}
+        self._forget_at = self.loop.time() + _USED_WITHIN_S
         self._announced: set[str] = set()
         """Broker addresses that know of us by a heartbeat on the present connection."""
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
@@ -307,6 +311,7 @@ class ClientInstance(LifeCycle):
                 wanted.update(consumer.topics())
             for producer in self.transactions.values():
                 wanted.update(producer.topics())
+            wanted -= self._forget_routes()
         failures: dict[str, CometError] = {}
         for topic in sorted(wanted):
             failure = await self._refresh(topic)
@@ -314,6 +319,20 @@ class ClientInstance(LifeCycle):
                 failures[topic] = failure
         self.routes.forget_unrouted()
         return failures
+
+    def _forget_routes(self) -> set[str]:
+        """Now and then, drop routes that nobody uses. Brokers of any topic may ask a transaction producer."""
+        if self.loop.time() < self._forget_at:
+            return set()
+        self._forget_at = self.loop.time() + _USED_WITHIN_S
+        kept = {topic for consumer in self.consumers.values() for topic in consumer.topics()}
+        if self.transactions:
+            kept.update(self.routes.topics)
+        dropped = set(self.routes.forget_unused(kept))
+        for topic in dropped:
+            self._template_until.pop(topic, None)
+        self._reply_topics -= dropped
+        return dropped
 
     async def _refresh(self, topic: str) -> CometError | None:
         try:
@@ -345,6 +364,7 @@ class ClientInstance(LifeCycle):
         return await self._find(queue, lambda: self.routes.for_pull(queue.broker_name, broker_id))
 
     async def _find(self, queue: MessageQueue, look: Callable[[], T | None]) -> T:
+        self.routes.use(queue.topic)
         found = look()
         if found is None:
             await self._fetch(queue.topic)
@@ -475,6 +495,7 @@ class ClientInstance(LifeCycle):
                     async with asyncio.timeout_at(end):
                         await self._fetch(topic)
                     self._reply_topics.add(topic)
+            self.routes.use(topic)
         missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
         if missing or self._told_of < self._joined:
             if self._introduction is None or self._introduction.done():

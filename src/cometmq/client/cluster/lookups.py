@@ -1,4 +1,5 @@
-"""Finding stored messages: by either id, by key, by the bounds and times of queues."""
+"""What every client can ask of brokers beside its own work: stored messages, by either id, by key, by the
+bounds and times of queues; and a new topic."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import socket
 from ipaddress import ip_address
 
 from cometmq.client.cluster.instance import Client, ClientInstance
+from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, check_topic_name, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
 
@@ -137,7 +139,7 @@ async def by_key(
 
 
 class LookingClient(Client):
-    """A client that finds messages by id and key, and the bounds of queues."""
+    """A client that finds messages by id and key, and the bounds of queues, and can make a topic."""
 
     def _running(self) -> ClientInstance:
         if self._state != "stopping":  # what was begun before may end
@@ -173,3 +175,27 @@ class LookingClient(Client):
     async def earliest_store_time(self, queue: MessageQueue) -> int:
         """Store time in ms of a queue's first message, -1 without one."""
         return await self._running().brokers.earliest_store_time(await self._master(queue), queue)
+
+    async def create_topic(self, key: str, topic: str, queue_nums: int = 4) -> None:
+        """Create or change a topic, with so many queues to read and to write, at every master of the topic
+        `key`: TBW102 where brokers make topics by themselves, else one that lies where the new one shall.
+
+        All are asked; then what the first one said that did not make it is raised. Raises MessageIllegal,
+        NoRouteError, BrokerError; `Admin.create_topic` has all settings.
+        """
+        client = self._running()
+        check_topic_name(topic)
+        check_range("queue_nums", queue_nums, 1)
+        route = await client.namesrv.route(key)
+        masters = [addr for data in route.broker_datas if (addr := data.broker_addrs.get(MASTER_ID))]
+        if not masters:
+            raise NoRouteError(key, [(client.namesrv.current, "a route without a master")])
+        made = (
+            client.brokers.create_topic(addr, topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
+            for addr in sorted(masters)
+        )
+        outcomes = await asyncio.gather(*made, return_exceptions=True)
+        client.routes.remove(topic)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
@@ -17,10 +17,12 @@ from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
 from cometmq.settings import BOOLEANS
 
 __all__ = [
+    "ADDRESS_MAP_ENV",
     "CREDENTIALS_ENV",
     "TLS_ENV",
     "ClientOptions",
     "TraceOptions",
+    "environment_address_map",
     "environment_credentials",
     "environment_tls",
     "namesrv_addresses",
@@ -29,6 +31,7 @@ __all__ = [
 
 CREDENTIALS_ENV = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_SECURITY_TOKEN")
 TLS_ENV = "COMETMQ_TLS"
+ADDRESS_MAP_ENV = "COMETMQ_ADDRESS_MAP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,12 @@ class ClientOptions:
     """Host, or host:port, of an HTTP address server that is asked for the name servers where neither the code
     nor NAMESRV_ADDR names any."""
     namesrv_domain_sub_group: str = DEFAULT_SUB_GROUP
+    address_map: Mapping[str, str] | None = None
+    """What is connected in the place of an address that brokers or name servers have in their own network,
+    `{"172.18.0.3:10911": "127.0.0.1:20911"}`, or all ports of a host `{"172.18.0.3": "db.example"}`. None:
+    COMETMQ_ADDRESS_MAP of the environment, `172.18.0.3:10911=127.0.0.1:20911;…`, if it is there."""
+    vip_channel: bool = False
+    """Send to the port two below a broker's (vipChannelEnabled), which old clusters keep for sends."""
     route_interval_s: float = 30.0
     heartbeat_interval_s: float = 30.0
     api_timeout_s: float = 3.0
@@ -93,6 +102,9 @@ class ClientOptions:
         times = ("route_interval_s", "heartbeat_interval_s", "api_timeout_s")
         check_ranges(self, dict.fromkeys(times, SOME_TIME))
         _ = self.credentials
+        for name, place in (self.address_map or {}).items():
+            if not _can_stand_for(name, place):
+                raise ConfigError("address_map", f"{name}={place}", "host:port=host:port, or host=host")
 
     @property
     def credentials(self) -> Credentials | None:
@@ -101,9 +113,32 @@ class ClientOptions:
         return environment_credentials() if given == (None, None, None) else credentials_of(*given)
 
     @property
+    def addresses(self) -> Mapping[str, str]:
+        """What is connected in the place of an address. Raises ConfigError."""
+        return environment_address_map() if self.address_map is None else self.address_map
+
+    @property
     def tls_context(self) -> ssl.SSLContext | None:
         """For TLS connections; reads files. Raises ConfigError."""
         return client_tls(environment_tls() if self.tls is None else self.tls)
+
+
+def _can_stand_for(name: str, place: str) -> bool:
+    both = (name, place)
+    alone = not any(":" in each for each in both)
+    return all(parse_address(f"{each}:1" if alone else each) is not None for each in both)
+
+
+def environment_address_map() -> dict[str, str]:
+    """What COMETMQ_ADDRESS_MAP says. Raises ConfigError."""
+    text = os.environ.get(ADDRESS_MAP_ENV, "")
+    found: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, place = (side.strip() for side in part.partition("="))
+        if not _can_stand_for(name, place):
+            raise ConfigError(ADDRESS_MAP_ENV, part, "host:port=host:port, or host=host")
+        found[name] = place
+    return found
 
 
 def environment_credentials() -> Credentials | None:

@@ -38,6 +38,9 @@ QUEUES_MAX = 262_144
 as a name server lets them register."""
 ADDRESSES_MAX = 10_000
 """Addresses in one route: a heartbeat goes to each, and a connection is made for it."""
+IDLE_MAX = 256
+"""Routes of topics that nobody uses any more, which are refreshed all the same: a program that sends seldom
+stays known to its brokers, and one that makes up topics is bounded."""
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
@@ -131,9 +134,28 @@ class RouteTable:
     def __init__(self) -> None:
         self._routes: dict[str, TopicRoute] = {}
         self._addrs: dict[str, dict[int, str]] = {}
+        self._used: set[str] = set()
+        """Topics whose route was asked for since the last `forget_unused`."""
 
     def get(self, topic: str) -> TopicRoute | None:
+        """To work with it: it counts as used."""
+        self._used.add(topic)
         return self._routes.get(topic)
+
+    def use(self, topic: str) -> None:
+        """Count a route as used whose brokers' addresses are worked with."""
+        self._used.add(topic)
+
+    def forget_unused(self, kept: Collection[str]) -> list[str]:
+        """Drop the routes that nobody has used since the last call, but the `IDLE_MAX` newest of them and
+        those of `kept`; the topics that were dropped."""
+        unused = [topic for topic in self._routes if topic not in self._used and topic not in kept]
+        self._used.clear()
+        dropped = unused[:-IDLE_MAX]
+        for topic in dropped:
+            del self._routes[topic]
+        self.forget_unrouted()
+        return dropped
 
     def put(self, route: TopicRoute) -> bool:
         """Whether it says anything new. A broker's addresses are those of the newest route that names it."""

@@ -9,6 +9,7 @@ from cometmq import logs
 from cometmq.client.cluster.decoding import decode_one
 from cometmq.client.cluster.namespaces import Namespace
 from cometmq.client.cluster.replies import Replies, pushed_reply
+from cometmq.client.cluster.stacks import stacks
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
@@ -146,6 +147,8 @@ class ServerRequests:
         del connection
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         info = self._namespace.wrap_running_info(self._consumer(header.consumer_group).running_info())
+        if header.jstack_enable:
+            info.jstack = stacks()
         return frame.response(ResponseCode.SUCCESS, body=info.encode())
 
     async def consume_directly(self, connection: Connection, frame: Frame) -> Frame:

@@ -18,7 +18,7 @@ from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
 
-__all__ = ["IDLE_S", "QueuePuller"]
+__all__ = ["IDLE_S", "FlowControl", "QueuePuller"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -26,6 +26,7 @@ PULL_MAX_IDLE_S = 120.0
 """A held queue whose pull has not come back for this long is given up and taken up anew
 (docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
+_FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
 """From one pull that brings nothing to the next, at least."""
 _HELD_S = 1.0
@@ -51,6 +52,25 @@ def unanswered(now: float, asked_at: float | None) -> str | None:
     return f"no answer to a pull for {waited_s:.0f} s; after {PULL_MAX_IDLE_S:g} s it is begun anew"
 
 
+@dataclass(slots=True)
+class FlowControl:
+    """How a queue fares whose broker answers pulls with flow control. For a moment that is a broker's daily
+    work; for longer it keeps the consumer from its own."""
+
+    since: float | None = None
+    """Since when nothing else has been the answer."""
+
+    def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
+        """(seconds to the next pull, what to tell of it by now), None for any other error."""
+        if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
+            self.since = None
+            return None
+        if self.since is None:
+            self.since = now
+        lasts = now - self.since >= _FLOW_CONTROL_LONG_S
+        return _FLOW_CONTROL_DELAY_S, f"flow control refuses each pull: {error}" if lasts else None
+
+
 OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
 
@@ -72,6 +92,7 @@ class QueuePuller:
     _problem: str | None = None
     _asked_at: float | None = None
     """When the pull that is under way began."""
+    _flow_control: FlowControl = field(default_factory=FlowControl)
 
     def __post_init__(self) -> None:
         self._resumed.set()
@@ -126,20 +147,23 @@ class QueuePuller:
         self._asked_at = asyncio.get_running_loop().time()
         try:
             delay = await self._pull_once()
-        except BrokerError as error:
-            if error.code == ResponseCode.FLOW_CONTROL:
-                return _FLOW_CONTROL_DELAY_S
-            return self._failed(error)
         except Exception as error:
             # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
             return self._failed(error)
         finally:
             self._asked_at = None
-        self._problem = None
+        self._problem = self._flow_control.since = None
         self._errors_in_a_row = 0
         return delay
 
     def _failed(self, error: Exception) -> float:
+        refused = self._flow_control.refused(error, asyncio.get_running_loop().time())
+        if refused is not None:
+            delay_s, told = refused
+            if told is not None and self._problem != told:
+                log.warning("%s: %s", self.message_queue, told)
+            self._problem = told or self._problem
+            return delay_s
         expected = isinstance(error, CometError)
         text = f"pull failed: {error if expected else repr(error)}"
         starting = isinstance(error, BrokerError) and error.code in _UNANNOUNCED

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cometmq import logs
 from cometmq.client.cluster.workers import again_if_cancelled
 from cometmq.client.consumer import queue_puller
-from cometmq.client.consumer.queue_puller import IDLE_S, unanswered
+from cometmq.client.consumer.queue_puller import IDLE_S, FlowControl, unanswered
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
@@ -63,6 +63,7 @@ class _Reader:
     """Monotonic seconds of the last answer, and of the last batch that the caller took."""
     asked_at: float | None = None
     """When the pull that is under way began."""
+    flow_control: FlowControl = field(default_factory=FlowControl)
     moved: int = 0
     """How often in a row the broker did not have the offset."""
 
@@ -198,21 +199,34 @@ class Fetcher:
                 async with asyncio.timeout(queue_puller.PULL_MAX_IDLE_S):
                     result = await self._pull(queue, reader.offset)
             except Exception as error:
-                # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
-                expected = isinstance(error, CometError)
-                text = str(error) if expected else repr(error)
-                if self.problems.get(queue) != text:
-                    log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
-                self.problems[queue] = text
                 reader.asked_at = None
-                await asyncio.sleep(_ERROR_DELAY_S)
+                delay_s = self._failed(reader, error)
+                await asyncio.sleep(delay_s)
                 continue
             held_s = loop.time() - reader.asked_at
             reader.asked_at, reader.pulled_at = None, loop.time()
+            reader.flow_control.since = None
             self.problems.pop(queue, None)
             pause_s = self._took(reader, result) - held_s
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
+
+    def _failed(self, reader: _Reader, error: Exception) -> float:
+        """Say so, once for each kind; seconds to the next pull."""
+        queue = reader.queue
+        refused = reader.flow_control.refused(error, asyncio.get_running_loop().time())
+        if refused is not None:
+            delay_s, text = refused
+            if text is None:
+                return delay_s
+        else:
+            delay_s, text = _ERROR_DELAY_S, str(error) if isinstance(error, CometError) else repr(error)
+        if self.problems.get(queue) != text:
+            # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
+            expected = isinstance(error, CometError)
+            log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
+        self.problems[queue] = text
+        return delay_s
 
     def _took(self, reader: _Reader, result: PullResult) -> float:
         """Keep what a pull brought. The least time from its beginning to the next: a broker holds a pull that

@@ -41,6 +41,7 @@ from cometmq.errors import (
     SendTries,
 )
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
+from cometmq.protocol.addresses import vip_address
 from cometmq.protocol.codes import SysFlag, check_group_name
 from cometmq.protocol.timers import RecallHandle
 from cometmq.text import seconds
@@ -381,7 +382,8 @@ class Producer(LookingClient):
     def _master_of(self, queue: MessageQueue) -> str:
         client = self.client
         try:
-            return client.master_addr(queue.broker_name, queue.topic)
+            addr = client.master_addr(queue.broker_name, queue.topic)
+            return vip_address(addr) if client.options.vip_channel else addr
         except NoRouteError:
             client.refresh_soon(queue.topic)  # its route still names queues there
             raise
