@@ -233,7 +233,7 @@ async def test_a_message_named_by_its_place_is_read_by_who_may_read_its_topic(tm
 
 async def test_our_clients_sign_what_they_send(tmp_path: Path) -> None:
     write(tmp_path / "conf" / "plain_acl.yml", ACL)
-    settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path)}
+    settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path), "waitTimeMillsInSendQueue": "20000"}
     got: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def listener(messages: list, _context: object) -> None:
