@@ -125,7 +125,7 @@ async def test_accounts_change_while_the_broker_runs(tmp_path: Path) -> None:
             while (await program.send()).code == 0:
                 await asyncio.sleep(0.05)
         write(tmp_path / "home" / "conf" / "plain_acl.yml", "nonsense")
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.2)
         assert (await program.pull()).code == 0
         refused(await peer.pull(), 1, "No accessKey")
 

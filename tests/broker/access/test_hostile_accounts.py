@@ -1,4 +1,4 @@
-"""An account with a good signature, and what it must not get with it: a real broker, and requests one by one."""
+"""An account with a good signature, and what it must not get with it: a broker, and requests one by one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import NamedTuple
 import pytest
 from tests.broker.access.test_files import write
 from tests.broker.access.test_guard import ADMIN, PROGRAM, SigningPeer
-from tests.broker.conftest import Peer, create, records, refused, running
+from tests.broker.conftest import Peer, create, records, refused, running, until
 from tests.broker.transactions.conftest import COMMIT, MANUAL, Place, asked, end, prepare
 
 from cometmq.broker.server import Broker
+from cometmq.client import ClientInstance, ClientOptions
 from cometmq.namesrv.requests import RequestProcessor
 from cometmq.protocol.acl import Credentials
 from cometmq.protocol.codes import NAMESRV_REQUESTS, RequestCode, handlers_of
@@ -23,6 +24,7 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
+from cometmq.remoting import Connection, RemotingServer, listen
 
 ACL = """
 accounts:
@@ -192,14 +194,29 @@ async def test_name_servers_and_brokers_share_no_request(tmp_path: Path) -> None
         assert not broker.parts.handlers.keys() & NAMESRV_REQUESTS
 
 
-async def test_a_signing_broker_tells_name_servers_nothing_that_can_be_used(tmp_path: Path) -> None:
-    async with scene(tmp_path) as (broker, *_):
-        guard = broker.parts._guard
-        assert guard is not None
-        for code, signed in (
-            (RequestCode.REGISTER_BROKER, False),
-            (RequestCode.GET_BROKER_RUNTIME_INFO, True),
-        ):
-            frame = Frame.request(code, ext={"a": "b"})
-            guard.sign(frame)
-            assert ("Signature" in (frame.ext or {})) == signed
+async def test_name_servers_get_no_signature(tmp_path: Path) -> None:
+    """Neither of a broker's admin nor of a client, unless it is told to: what is signed for the route of a
+    topic is as good for its deletion."""
+    seen: list[Frame] = []
+
+    def note(_connection: Connection, frame: Frame) -> Frame:
+        seen.append(frame)
+        return frame.response(17, "no route")
+
+    server = RemotingServer(dict.fromkeys(NAMESRV_REQUESTS, note))
+    addr = f"127.0.0.1:{await listen(server, '127.0.0.1', 0)}"
+    try:
+        async with scene(tmp_path, namesrvAddr=addr):
+            await until(lambda: seen)
+        for told in (False, True):
+            options = ClientOptions(
+                access_key="adminer", secret_key="secret-of-adminer", sign_to_name_servers=told
+            )
+            async with ClientInstance(addr, options) as client:
+                await client.remoting.call(addr, Frame.request(105, ext={"topic": "Orders"}))
+    finally:
+        await server.stop()
+    *unsigned, signed = seen
+    assert {frame.code for frame in unsigned} >= {103, 104, 105}
+    assert not any("Signature" in (frame.ext or {}) for frame in unsigned)
+    assert "Signature" in (signed.ext or {})
