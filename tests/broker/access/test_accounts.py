@@ -126,25 +126,22 @@ def test_an_account_does_not_show_its_secret() -> None:
         "- {accessKey: account1, secretKey:the-secret}",
         "- {accessKey: account1, secretKey=the-secret: x}",
         "- {accessKey: account1, secretKey:the-secret, secretKey:the-secret}",
-        "- {accessKey: account1, secretKey: the-secret, admin}",
         "- {accessKey: account1, secretKey: 'the-secret",
         "- {accessKey: account1, secretKey: [the-secret]}",
         "- {accessKey: account1, secretKey: &a the-secret, admin: *a}",
-        "- {accessKey: account1, secretKey: the-secret\\n}",
     ],
 )
 def test_no_complaint_shows_a_secret(line: str) -> None:
-    try:
+    with pytest.raises(ConfigError) as refused:
         read_acl("plain_acl.yml", f"accounts:\n{line}\n".encode())
-    except ConfigError as error:
-        assert "the-secret" not in str(error)
+    assert "the-secret" not in str(refused.value)
 
 
 def test_files_that_would_take_a_machine_down_are_refused_early() -> None:
     bomb = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"b%d: &b%d [*a,*a]\n" % (n, n) for n in range(99))
     for data, words in (
         (bomb, "anchors"),
-        (b"accounts: " + b"[" * 50_000, ""),
+        (b"accounts: " + b"[" * 50_000, "deep|YAML"),
         (b"accounts:\n" + b"- x\n" * 60_000, "more than 50000"),
         (b"#" * (1 << 20) + b"#", "bytes"),
         (b"accounts: []\naccounts: []\n", "twice"),

@@ -82,6 +82,12 @@ def _send(frame: Frame) -> Rights:
     return [topic_right(Perm.PUB, frame.header(SendMessageRequestHeader).topic)]
 
 
+def _reply(frame: Frame) -> Rights | None:
+    """A reply goes to whatever client it names, so the right to some topic is not enough for it."""
+    topic = frame.header(SendMessageRequestHeader).topic
+    return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
+
+
 def _pull(frame: Frame) -> Rights:
     header = frame.header(PullMessageRequestHeader)
     return [topic_right(Perm.SUB, header.topic), group_right(header.consumer_group)]
@@ -134,13 +140,13 @@ def _nothing(_frame: Frame) -> Rights:
     return []
 
 
-_NEEDS: dict[int, Callable[[Frame], Rights]] = {
+_NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.SEND_MESSAGE: _send,
     RequestCode.SEND_MESSAGE_V2: _send,
     RequestCode.SEND_BATCH_MESSAGE: _send,
     RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
-    RequestCode.SEND_REPLY_MESSAGE: _send,
-    RequestCode.SEND_REPLY_MESSAGE_V2: _send,
+    RequestCode.SEND_REPLY_MESSAGE: _reply,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _reply,
     # Their handlers know the topic of the message, and check it.
     RequestCode.END_TRANSACTION: _nothing,
     RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
