@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from cometmq.admin.admin import Admin
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import BrokerStatus, Value
-from cometmq.client.cluster.options import environment_tls
+from cometmq.client.cluster.options import ClientOptions, environment_tls
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.remoting import RemotingClient
 from cometmq.text import shortened
 
 CONNECT_S = 3.0
@@ -151,19 +150,17 @@ async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
     """Where this program speaks TLS: the servers that speak to those who do not, too."""
     if not environment_tls():
         return []
-    plain = RemotingClient()
+    async with Admin(list(addrs), CONNECT_S, options=ClientOptions(tls=False, access_key="")) as plain:
 
-    async def answers(addr: str) -> bool:
-        try:
-            await plain.call(addr, Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO), CONNECT_S)
-        except RemotingError:
-            return False
-        return True
+        async def answers(addr: str) -> bool:
+            try:
+                question = Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+                await plain.client.remoting.call(addr, question, CONNECT_S)
+            except RemotingError:
+                return False
+            return True
 
-    try:
         found = await asyncio.gather(*map(answers, addrs))
-    finally:
-        await plain.close()
     return [
         _odd(
             addr,
