@@ -103,6 +103,26 @@ async def test_a_signature_is_of_one_request_alone(tmp_path: Path) -> None:
         refused(await answer(Signature=""), 1, "Check signature failed")
 
 
+@pytest.mark.parametrize(
+    ("key", "signature", "words"),
+    [
+        ("п" * 300, "x", "No acl config for п"),
+        ("\ud800", "x", "No acl config for ?"),
+        ("x" * 100_000, "x", "No acl config for x"),
+        ("program", "y" * 1_000_000, "Check signature failed for accessKey=program"),
+        ("program", "\ud800é", "Check signature failed for accessKey=program"),
+    ],
+)
+async def test_odd_names_and_signatures_are_refused_like_others(
+    tmp_path: Path, key: str, signature: str, words: str
+) -> None:
+    async with guarded(tmp_path) as (_broker, peer, program, _admin):
+        answer = await peer.call(30, ext={"AccessKey": key, "Signature": signature, "topic": "Orders"})
+        refused(answer, 1, words)
+        assert len(answer.remark or "") < 5_000
+        assert (await program.send()).code == 0
+
+
 async def test_sends_go_on_being_checked_one_by_one(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (broker, peer, program, _admin):
         for number in range(20):  # a broker without accounts knows the header by then
