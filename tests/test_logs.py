@@ -74,15 +74,36 @@ def test_what_cannot_be_used_is_told(environment: dict[str, str], line: str) -> 
     assert any(line in each for each in said(**environment))
 
 
-@pytest.mark.parametrize("text", ["loud", "cometmq.logs=loud", "cometmq.nobody=INFO", "=", "INFO,,x=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loud",
+        "cometmq.logs=loud",
+        "cometmq.nobody=INFO",
+        "cometmq..logs=INFO",
+        "=",
+        "INFO,,x=1",
+        "../logs=INFO",
+    ],
+)
 def test_levels_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(logs.BadLevels):
         logs.levels_of(text)
 
 
+def test_a_logger_that_only_this_process_has_is_refused() -> None:
+    """At the next start it would be unknown, and keep the server from starting."""
+    logs.logger("cometmq.of_this_process")
+    logging.getLogger("of_this_process_too")
+    for name in ("cometmq.of_this_process", "of_this_process_too"):
+        with pytest.raises(logs.BadLevels, match="there is no logger"):
+            logs.levels_of(f"{name}=INFO")
+    assert logs.levels_of("cometmq.broker.pull=INFO,cometmq=ERROR,cometmq.logs=INFO,asyncio=ERROR")
+
+
 def test_a_logger_that_is_named_no_more_follows_the_others() -> None:
-    one = logs.logger("cometmq.test_logs.one")
-    logs.use_levels("ERROR,cometmq.test_logs.one=DEBUG")
+    one = logs.logger("cometmq.text")
+    logs.use_levels("ERROR,cometmq.text=DEBUG")
     assert one.isEnabledFor(logging.DEBUG)
     logs.use_levels("WARNING")
     assert not one.isEnabledFor(logging.INFO)

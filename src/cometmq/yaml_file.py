@@ -110,7 +110,8 @@ class _Loader:
                 continue
             if name.value in pairs:
                 first = pairs[name.value].line
-                self._refuse(key, f"{shortened(name.value, _WORD)!r} is here twice, first in line {first}")
+                word = name.value.partition(":")[0]  # of `password:x` the rest is no key, and may be a secret
+                self._refuse(key, f"{shortened(word, _WORD)!r} is here twice, first in line {first}")
             pairs[name.value] = self._node(next(self._events), depth + 1, name.line)
         return pairs
 

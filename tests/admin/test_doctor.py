@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.broker.conftest import Peer
+from tests.certificates import Certificates
 
 from cometmq.admin import Admin, TopicSettings
 from cometmq.admin.doctor import Finding, examine
@@ -21,9 +22,11 @@ from cometmq.broker.server import Broker
 from cometmq.cli.doctor import doctor, examine_settings
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
-from cometmq.protocol.bodies import DataVersion, RegisterBrokerBody
+from cometmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, KVTable, RegisterBrokerBody
 from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader
+from cometmq.remoting import Connection, RemotingServer
 from cometmq.store import SystemClock
 from cometmq.store.base.flags import Flag
 
@@ -58,6 +61,28 @@ async def broker(path: Path, namesrv: str, clock: SystemClock | None = None) -> 
         yield one
     finally:
         await one.stop()
+
+
+@asynccontextmanager
+async def hostile_broker(path: Path, runtime: dict[str, str]) -> AsyncIterator[tuple[str, str]]:
+    """A name server, and a registered broker that says what it likes of itself."""
+
+    def say(_connection: Connection, frame: Frame) -> Frame:
+        return frame.response(body=KVTable(table=runtime).encode())
+
+    server = RemotingServer({RequestCode.GET_BROKER_RUNTIME_INFO: say})
+    addr = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    header = RegisterBrokerRequestHeader(
+        broker_name="broker-x", broker_addr=addr, cluster_name="C", broker_id=0, ha_server_addr="",
+        compressed=False, body_crc32=0,
+    )  # fmt: skip
+    body = RegisterBrokerBody.of({}, DataVersion(timestamp=1, counter=1), []).encode(compressed=False)
+    try:
+        async with name_server(path) as namesrv, Peer(namesrv) as peer:
+            assert (await peer.call(RequestCode.REGISTER_BROKER, header, body)).code == 0
+            yield namesrv, addr
+    finally:
+        await server.stop()
 
 
 def free_port() -> int:
@@ -125,6 +150,67 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
     assert (full.where, full.problem) == (one.addr, "the broker takes no messages: the disk is full")
     assert not clock.serious
     assert "120 s ahead of" in clock.problem
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        {"systemTimeMillis": "9" * 4_000},
+        {"systemTimeMillis": "-1"},
+        {"bootTimestamp": "9" * 400, "runtime": "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"},
+        {"bootTimestamp": "1", "runtime": "9" * 300_000},
+        {"bootTimestamp": "1", "runtime": "9" * 400 + " days, 1 hours, 1 minutes, 1 seconds"},
+        {"commitLogDiskRatio": "nan"},
+    ],
+)
+async def test_nonsense_of_a_hostile_broker_is_no_trouble(tmp_path: Path, runtime: dict[str, str]) -> None:
+    async with hostile_broker(tmp_path, runtime) as (namesrv, _):
+        assert await examine([namesrv]) == []
+
+
+async def test_what_a_hostile_broker_says_is_cut(tmp_path: Path) -> None:
+    async with hostile_broker(tmp_path, {"storeFlags": "x" * 100_000, "commitLogDiskRatio": "1e308"}) as (
+        namesrv, addr,
+    ):  # fmt: skip
+        findings = await examine([namesrv])
+    assert {each.where for each in findings} == {addr}
+    assert all(len(each.problem) < 3_000 for each in findings)
+
+
+async def test_a_name_server_that_tells_of_too_many_brokers_is_not_followed(tmp_path: Path) -> None:
+    def cluster(_connection: Connection, frame: Frame) -> Frame:
+        table = {
+            f"b{n}": BrokerData(cluster="C", broker_name=f"b{n}", broker_addrs={0: f"192.0.2.1:{n + 1}"})
+            for n in range(1_001)
+        }
+        return frame.response(
+            body=ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": list(table)}).encode()
+        )
+
+    server = RemotingServer({RequestCode.GET_BROKER_CLUSTER_INFO: cluster})
+    port = await server.start("127.0.0.1", 0)
+    try:
+        assert "1001 brokers are registered" in only(await examine([f"127.0.0.1:{port}"])).problem
+    finally:
+        await server.stop()
+
+
+async def test_who_speaks_tls_hears_of_ports_that_take_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    files = {"kv_config_path": str(tmp_path / "kv"), "config_store_path": str(tmp_path / "conf")}
+    monkeypatch.setenv("COMETMQ_TLS", str(certificates.file))
+    for mode, plain in (("permissive", True), ("enforcing", False)):
+        config = NamesrvConfig(
+            listen_port=0, bind_address="127.0.0.1", tls_config_file=str(certificates.file),
+            tls_server_mode=mode, **files,
+        )  # fmt: skip
+        server = NameServer(config)
+        addr = f"127.0.0.1:{await server.start()}"
+        problems = [each.problem for each in await examine([addr]) if each.where == addr]
+        await server.stop()
+        assert [True for each in problems if "takes plain connections beside TLS" in each] == [True] * plain
 
 
 async def test_topics_and_groups(tmp_path: Path) -> None:

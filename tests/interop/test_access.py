@@ -28,8 +28,8 @@ accounts:
   secretKey: secret-of-program
   defaultTopicPerm: DENY
   defaultGroupPerm: DENY
-  topicPerms: [Orders=PUB|SUB, Closed=DENY]
-  groupPerms: [billing=SUB]
+  topicPerms: [Orders=PUB|SUB, Closed=DENY, DefaultCluster_REPLY_TOPIC=PUB]
+  groupPerms: [billing=SUB, repliers=SUB]
 """
 SIGNED = ("-Ddriver.accessKey=program", "-Ddriver.secretKey=secret-of-program")
 
@@ -45,7 +45,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -
     directory = tmp_path_factory.mktemp("guarded")
     write(directory / "plain_acl.yml", ACL)
     tls = {"tls.config.file": str(certificates.file)}
-    running = CometCluster(directory, tls, {**tls, "aclEnable": "true"})
+    soon = {"transactionTimeOut": "500", "transactionCheckInterval": "500"}
+    running = CometCluster(directory, tls, {**tls, **soon, "aclEnable": "true"})
     yield running
     running.stop()
 
@@ -79,6 +80,36 @@ def test_javas_clients_sign_and_speak_tls(
     with pytest.raises(JavaError, match="Closed") as caught:
         java.send("p", [message("Closed", b"x")])
     assert caught.value.code == (1 if version.startswith("4.") else 16)  # 4.9's refusal, 5.x's
+
+
+@pytest.mark.parametrize("version", CLIENT_VERSIONS)
+def test_javas_transactions_and_replies_have_the_rights_that_they_need(
+    ours: CometCluster, own_java_client: Callable[..., Driver], version: str
+) -> None:
+    java = own_java_client(version, *SIGNED)
+    java.call("transaction_start", name="t", group="tg", namesrv=ours.namesrv)
+    for name, (local, check) in {
+        "told": ("COMMIT_MESSAGE", "ROLLBACK_MESSAGE"),
+        "asked": ("UNKNOW", "COMMIT_MESSAGE"),
+    }.items():
+        plan = {"local": local, "check": check}
+        java.call(
+            "transaction_send",
+            name="t",
+            messages=[message("Orders", f"{version} {name}".encode(), properties=plan)],
+        )
+    java.call("push_start", name="c", namesrv=ours.namesrv, group="billing", topics={"Orders": "*"})
+    wanted = {f"{version} told".encode(), f"{version} asked".encode()}
+    java.wait_delivered("c", lambda seen: wanted <= {body_of(each) for each in seen})
+    java.call("transaction_stop", name="t")
+    java.call("push_stop", name="c")
+
+    java.call(
+        "replier_start", name="r", namesrv=ours.namesrv, topic="Orders", consumerGroup="repliers", times=1
+    )
+    java.call("producer_start", name="p", namesrv=ours.namesrv, retries=0)
+    (reply,) = java.send("p", [message("Orders", b"question")], "request")
+    assert body_of(reply) == b"re: question"
 
 
 @pytest.mark.parametrize("version", CLIENT_VERSIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import urllib.error
 import urllib.request
@@ -96,6 +97,83 @@ async def test_samples_beyond_the_limit_are_left_out_and_the_log_says_so_once(
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "metrics are cut: more than 4 samples (metricsOtelCardinalityLimit)"
     ]
+
+
+async def test_however_many_look_the_loop_is_asked_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "KEEP_S", 1_000.0)
+    looks = 0
+
+    async def counted(families: Families) -> None:
+        nonlocal looks
+        looks += 1
+        families.gauge("looks", "Those.", looks)
+
+    async with running(counted) as one:
+        asked = [got(one, path) for path in ("/metrics", "/metrics?name[]=x", "/metrics?1") for _ in range(2)]
+        for status, text in await asyncio.gather(*asked):
+            assert status == 200
+            assert "looks 1.0" in text
+        assert looks == 1
+
+
+async def test_an_answer_does_not_stay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "KEEP_S", 0.0)
+    monkeypatch.setattr(port, "SHARE", 0)
+    numbers = iter(range(100))
+
+    async def counted(families: Families) -> None:
+        families.gauge("looks", "Those.", next(numbers))
+
+    async with running(counted) as one:
+        assert [f"looks {n}.0" in (await got(one, "/metrics"))[1] for n in range(3)] == [True] * 3
+
+
+async def test_a_loop_without_time_is_not_waited_for_by_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporter, "ANSWER_S", 0.05)
+    monkeypatch.setattr(port, "KEEP_S", 1_000.0)
+    forever, looks = asyncio.Event(), []
+
+    async def stuck(_families: Families) -> None:
+        looks.append(1)
+        await forever.wait()
+
+    async with running(stuck) as one:
+        answers = await asyncio.gather(*(got(one, "/metrics") for _ in range(6)))
+        assert {status for status, _ in answers} == {503}
+        assert len(looks) == 1
+
+
+async def test_who_is_slow_without_being_silent_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "SILENT_S", 0.2)
+    async with running() as one:
+        assert one.port is not None
+        slow = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.AT_ONCE)]
+        stop = asyncio.Event()
+
+        async def trickle() -> None:
+            while not stop.is_set():
+                for each in slow:
+                    with contextlib.suppress(OSError):
+                        each.send(b"G")
+                await asyncio.sleep(0.02)
+
+        trickling = asyncio.create_task(trickle())
+        try:
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        status, _ = await got(one, "/healthz")
+                    except OSError:
+                        continue
+                    assert status == 200
+                    break
+        finally:
+            stop.set()
+            await trickling
+            for each in slow:
+                each.close()
 
 
 async def test_a_port_that_is_taken_is_said_by_name() -> None:

@@ -126,6 +126,27 @@ async def test_an_enforcing_server_refuses_what_is_plain(certificates: Certifica
             await ask(port, None)
 
 
+@pytest.mark.parametrize(
+    ("mode", "auth", "said"),
+    [
+        ("", "require", True),
+        ("permissive", "require", True),
+        ("enforcing", "require", False),
+        ("", "optional", False),
+    ],
+)
+async def test_a_demand_that_keeps_nobody_out_is_said(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture, mode: str, auth: str, said: bool
+) -> None:
+    path = certificates.settings(
+        tls_server_need_client_auth=auth, tls_server_trustCertPath=str(certificates.ca)
+    )
+    async with serving(path, mode) as (_server, port):
+        if said:
+            assert await ask(port, None) == b"hello"
+    assert ("keeps nobody out" in caplog.text) == said
+
+
 async def test_a_disabled_server_knows_no_tls(certificates: Certificates) -> None:
     async with serving(certificates.file, "disabled") as (_server, port):
         assert await ask(port, None) == b"hello"

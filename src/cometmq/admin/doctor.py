@@ -14,16 +14,23 @@ from collections.abc import Mapping, Sequence
 from cometmq.admin.admin import Admin
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import BrokerStatus, Value
-from cometmq.errors import BrokerError, CometError, NoRouteError
+from cometmq.client.cluster.options import ClientOptions, environment_tls
+from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import ClusterInfo
-from cometmq.protocol.codes import MASTER_ID, Perm, ResponseCode
+from cometmq.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.text import shortened
 
 CONNECT_S = 3.0
 SKEW_MS = 5_000
 """Clocks further apart are a finding: retention, delays and searches by time go by the broker's."""
 DISK_WARNING = 0.85
-_RUNTIME = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
+BROKERS_MAX = 1_000
+"""As many are looked at; a name server may tell of any number."""
+PROBLEM_MAX = 2_000  # characters: much of them comes from servers
+_RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
+_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # ms since 1970, for 30,000 years
 
 
 class Finding(Value, frozen=True, kw_only=True):
@@ -47,9 +54,13 @@ async def examine(
             findings.append(problem)
     if known:
         findings += _disagreement(known)
+        everybody = sorted(set().union(*map(_addresses, known.values())))
         async with Admin(list(known)) as admin:
-            brokers = await admin.brokers()
-            findings += await _brokers(brokers)
+            if len(everybody) > BROKERS_MAX:
+                findings.append(_too_many(", ".join(known), len(everybody)))
+            else:
+                findings += await _brokers(await admin.brokers())
+                findings += await _plain_too([*known, *everybody])
             if topic is not None:
                 findings += await _topic(admin, topic)
             if group is not None:
@@ -58,11 +69,11 @@ async def examine(
 
 
 def _bad(where: str, problem: str, cure: str) -> Finding:
-    return Finding(serious=True, where=where, problem=problem, cure=cure)
+    return Finding(serious=True, where=where, problem=shortened(problem, PROBLEM_MAX), cure=cure)
 
 
 def _odd(where: str, problem: str, cure: str) -> Finding:
-    return Finding(serious=False, where=where, problem=problem, cure=cure)
+    return Finding(serious=False, where=where, problem=shortened(problem, PROBLEM_MAX), cure=cure)
 
 
 # -- name servers
@@ -135,7 +146,42 @@ def _addresses(info: ClusterInfo) -> set[str]:
     return {addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values()}
 
 
+async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
+    """Where this program speaks TLS: the servers that speak to those who do not, too."""
+    if not environment_tls():
+        return []
+    async with Admin(list(addrs), CONNECT_S, options=ClientOptions(tls=False, access_key="")) as plain:
+
+        async def answers(addr: str) -> bool:
+            try:
+                question = Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+                await plain.client.remoting.call(addr, question, CONNECT_S)
+            except RemotingError:
+                return False
+            return True
+
+        found = await asyncio.gather(*map(answers, addrs))
+    return [
+        _odd(
+            addr,
+            "it takes plain connections beside TLS, and asks those for no certificate",
+            "tls.server.mode=enforcing, once all clients speak TLS; tls.server.need.client.auth counts for "
+            "connections with TLS alone",
+        )
+        for addr, plainly in zip(addrs, found, strict=True)
+        if plainly
+    ]
+
+
 # -- brokers
+
+
+def _too_many(where: str, count: int) -> Finding:
+    return _bad(
+        where,
+        f"{count} brokers are registered: they are not looked at, at most {BROKERS_MAX} are",
+        "are these the right name servers? Whoever reaches one can register what he likes (docs/security.md)",
+    )
 
 
 async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
@@ -249,18 +295,16 @@ def _told(broker: BrokerStatus) -> list[Finding]:
 
 
 def _skew_ms(runtime: dict[str, str]) -> int | None:
-    """By how much a broker's clock is ahead; None where it does not say."""
+    """By how much a broker's clock is ahead; None where it does not say, or says nonsense."""
     now = int(time.time() * 1000)
-    try:
-        if "systemTimeMillis" in runtime:
-            return int(runtime["systemTimeMillis"]) - now
-        booted, since = int(runtime["bootTimestamp"]), _RUNTIME.search(runtime["runtime"])
-    except (KeyError, ValueError):
-        return None
-    if since is None:
+    told = runtime.get("systemTimeMillis", "")
+    if _TIME(told):
+        return int(told) - now
+    booted, since = runtime.get("bootTimestamp", ""), _RUNTIME.search(runtime.get("runtime", "")[:100])
+    if not _TIME(booted) or since is None:
         return None
     days, hours, minutes, seconds = map(int, since.groups())
-    return booted + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 - now
+    return int(booted) + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 - now
 
 
 # -- a topic and a group

@@ -102,7 +102,7 @@ class BrokerParts:
         store.dispatcher.on_visible = self.writer.visible
         self.tables = DurableTables(config, clock, store, self._topics_changed)
         self.consumers = ConsumerTable()
-        self.producers = ProducerTable()
+        self.producers = ProducerTable(security.same_account)
         self.locks = QueueLocks()
         self.slow_readers = SlowReaders(config, self.tables.groups)
         self.registrar = Registrar(config, self.tables.topics, address, self.client)
@@ -219,6 +219,7 @@ class BrokerParts:
             producers=self.producers,
             writer=writer,
             address=self._address,
+            security=self._security,
         )
         self.clients = ClientProcessor(
             clock=self._clock,
@@ -433,6 +434,7 @@ class BrokerParts:
         self.pulls.long_poll.drop(connection)
         self.clients.closed(connection)
         self.filter_servers.closed(connection)
+        self._security.closed(connection)
 
     def _topics_changed(self) -> None:
         self.sends.forget_rules()

@@ -1,15 +1,22 @@
-"""Prometheus' port: /metrics, /healthz (the loop answers), /readyz (the server does its work)."""
+"""Prometheus' port: /metrics, /healthz (the loop answers), /readyz (the server does its work).
+
+However many ask, and however often: the numbers are collected and made text of once a second at most, and
+that takes a tenth of the time at most. All get the same text, in Prometheus' oldest form, which everybody
+reads.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
@@ -21,7 +28,11 @@ from cometmq.text import printable
 AT_ONCE = 8
 """Requests that are worked on together; further connections are closed."""
 SILENT_S = 10
-"""A peer may say, or take, nothing for so long."""
+"""A peer may say, or take, nothing for so long. Where there is no room it has no more time in all."""
+KEEP_S = 1.0
+SHARE = 10
+"""An answer is given for so long, and for so many times the time that it took to make."""
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
 
@@ -40,14 +51,17 @@ class MetricsPort:
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
         registry.register(_Collector(source))
-        metrics = make_wsgi_app(registry)
+        page = _Page(registry)
 
         def answer(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
             path = environ.get("PATH_INFO")
+            if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+                return _say(start, "405 Method Not Allowed", "GET")
             try:
                 if path == "/metrics":
-                    found: Iterable[bytes] = metrics(environ, start)
-                    return found
+                    text = page.text()
+                    start("200 OK", [("Content-Type", TEXT)])
+                    return [text]
                 if path in ("/healthz", "/readyz"):
                     problem = source.why_not_ready()
                     ready = path == "/healthz" or not problem
@@ -78,6 +92,32 @@ class MetricsPort:
 def _say(start: Start, status: str, words: str) -> Iterable[bytes]:
     start(status, [("Content-Type", "text/plain; charset=utf-8")])
     return [f"{printable(words)}\n".encode()]
+
+
+class _Page:
+    """The text of all numbers, made when somebody asks and the last one is too old."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._making = threading.Lock()
+        self._text: bytes | None = None  # None: the loop had no time for the numbers
+        self._until = 0.0
+
+    def text(self) -> bytes:
+        """For threads. Raises TimeoutError."""
+        with self._making:
+            begun = time.monotonic()
+            if begun >= self._until:
+                self._text = None
+                try:
+                    self._text = generate_latest(self._registry)
+                except TimeoutError:
+                    pass
+                done = time.monotonic()
+                self._until = done + max(KEEP_S, SHARE * (done - begun))
+            if self._text is None:
+                raise TimeoutError
+            return self._text
 
 
 class _Collector:
@@ -116,6 +156,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         )[0]
         self.address_family = family
         self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._since: dict[socket.socket, float] = {}  # requests under way
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -129,15 +170,25 @@ class _Server(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """In a thread, while there is room."""
         if self._room.acquire(blocking=False):
+            self._since[request] = time.monotonic()
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+            self._make_room(time.monotonic() - SILENT_S)
+
+    def _make_room(self, before: float) -> None:
+        """Cut those that are as slow as they can without being silent."""
+        for each, since in list(self._since.items()):
+            if since < before:
+                with contextlib.suppress(OSError):  # it is gone
+                    each.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """What the thread does."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._since.pop(request, None)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

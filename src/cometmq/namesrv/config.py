@@ -61,7 +61,8 @@ INERT = Inert(WITHOUT_USE, NOT_BUILT)
 ALWAYS_BLACK = frozenset(
     {
         "configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress",
-        "metricsPromExporterHost", "metricsPromExporterPort", "metricsGrpcExporterTarget",
+        "metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort",
+        "metricsGrpcExporterTarget",
         "tls.config.file", "tls.server.mode",
     }
 )  # fmt: skip

@@ -134,6 +134,12 @@ class ServerTls:
         self._stamps = file.stamps()
         self.context = file.server_context()
         self._looks: Periodic | None = None
+        if not self.enforcing and self.context.verify_mode is ssl.CERT_REQUIRED:
+            log.warning(
+                "tls.server.need.client.auth=require keeps nobody out: with tls.server.mode=permissive who "
+                "speaks no TLS is asked for no certificate. Set tls.server.mode=enforcing (%s)",
+                file.path,
+            )
 
     def start(self) -> None:
         """Begin to look whether the files have changed."""

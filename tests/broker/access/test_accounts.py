@@ -118,3 +118,33 @@ def test_an_account_made_from_values_is_checked_like_one_in_a_file() -> None:
 
 def test_an_account_does_not_show_its_secret() -> None:
     assert repr(Account(access_key="somebody", secret_key="12345678")) == "Account('somebody')"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "- {accessKey: account1, secretKey:the-secret}",
+        "- {accessKey: account1, secretKey=the-secret: x}",
+        "- {accessKey: account1, secretKey:the-secret, secretKey:the-secret}",
+        "- {accessKey: account1, secretKey: 'the-secret",
+        "- {accessKey: account1, secretKey: [the-secret]}",
+        "- {accessKey: account1, secretKey: &a the-secret, admin: *a}",
+    ],
+)
+def test_no_complaint_shows_a_secret(line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_acl("plain_acl.yml", f"accounts:\n{line}\n".encode())
+    assert "the-secret" not in str(refused.value)
+
+
+def test_files_that_would_take_a_machine_down_are_refused_early() -> None:
+    bomb = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"b%d: &b%d [*a,*a]\n" % (n, n) for n in range(99))
+    for data, words in (
+        (bomb, "anchors"),
+        (b"accounts: " + b"[" * 50_000, "deep|YAML"),
+        (b"accounts:\n" + b"- x\n" * 60_000, "more than 50000"),
+        (b"#" * (1 << 20) + b"#", "bytes"),
+        (b"accounts: []\naccounts: []\n", "twice"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_acl("plain_acl.yml", data)

@@ -22,9 +22,15 @@ accounts:
   secretKey: secret-3
   whiteRemoteAddress: 192.168.0.1
   defaultGroupPerm: SUB
-  topicPerms: [Orders=PUB|SUB, In=SUB, Out=PUB, No=DENY]
+  topicPerms: [Orders=PUB|SUB, In=SUB, Out=PUB, No=DENY, "%DLQ%closed=SUB"]
   groupPerms: [closed=DENY]
 - {accessKey: nothing, secretKey: secret-4}
+- accessKey: a-reader
+  secretKey: secret-5
+  defaultTopicPerm: PUB|SUB
+  defaultGroupPerm: SUB
+  topicPerms: [C_REPLY_TOPIC=SUB]
+  groupPerms: [closed=DENY]
 """
 
 
@@ -55,6 +61,17 @@ PUB, SUB = Perm.PUB, Perm.SUB
         ("bounded", [topic_right(PUB, "T")], False, "topic:T (topicPerms: T=SUB)"),
         ("bounded", [topic_right(SUB, "U")], False, "no defaultTopicPerm"),
         ("program", None, False, "Need admin permission"),
+        ("a-reader", [topic_right(SUB, "T"), group_right("G")], True, "defaultTopicPerm: PUB|SUB"),
+        ("a-reader", [topic_right(SUB, "SCHEDULE_TOPIC_XXXX")], False, "only an entry that names it counts"),
+        ("a-reader", [topic_right(PUB | SUB, "rmq_sys_wheel_timer")], False, "only an entry that names it"),
+        ("a-reader", [topic_right(SUB, "C_REPLY_TOPIC")], True, "topicPerms: C_REPLY_TOPIC=SUB"),
+        ("a-reader", [topic_right(SUB, "D_REPLY_TOPIC")], False, "only an entry that names it counts"),
+        ("a-reader", [topic_right(PUB, "D_REPLY_TOPIC")], True, "defaultTopicPerm: PUB|SUB"),
+        ("a-reader", [group_right("CID_RMQ_SYS_TRANS")], False, "only an entry that names it counts"),
+        ("a-reader", [topic_right(SUB, "%DLQ%closed")], False, "groupPerms: closed=DENY"),
+        ("a-reader", [topic_right(SUB, "%DLQ%G")], True, "defaultGroupPerm: SUB"),
+        ("a-reader", [topic_right(PUB, "%DLQ%G")], False, "defaultGroupPerm: SUB"),
+        ("program", [topic_right(SUB, "%DLQ%closed")], True, "topicPerms: %DLQ%closed=SUB"),
         ("program", [topic_right(PUB, "Orders")], True, "topicPerms: Orders=PUB|SUB"),
         ("program", [topic_right(PUB, "In")], False, "topicPerms: In=SUB"),
         ("program", [topic_right(PUB | SUB, "In")], True, "topicPerms: In=SUB"),
@@ -183,7 +200,12 @@ G, T_SUB = Right(SUB, "G", True), Right(SUB, "T")
         (frame(30, topic="T"), [Right(PUB | SUB, "T")]),
         (frame(12, topic="T"), [T_SUB]),
         (frame(37), []),
-        (frame(325, **SEND), []),
+        (frame(325, **SEND), None),
+        (frame(325, **{**SEND, "b": "C_REPLY_TOPIC"}), [Right(PUB, "C_REPLY_TOPIC")]),
+        (frame(324, **{**LONG, "topic": "C_REPLY_TOPIC"}), [Right(PUB, "C_REPLY_TOPIC")]),
+        (frame(36), [group_right("")]),
+        (frame(15), [topic_right(SUB, ""), group_right("")]),
+        (frame(33), []),
         *((frame(code), None) for code in (17, 25, 26, 28, 50, 51, 52, 53, 200, 207, 215, 222, 301, 21001)),
         (frame(999_999), None),
     ],

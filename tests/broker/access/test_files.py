@@ -10,6 +10,7 @@ import pytest
 
 from cometmq.broker.access.accounts import account_of, read_acl
 from cometmq.broker.access.addresses import AddressPattern
+from cometmq.broker.access.decision import Policy
 from cometmq.broker.access.files import AclFiles, conf_directory
 from cometmq.errors import ConfigError
 
@@ -17,6 +18,12 @@ from cometmq.errors import ConfigError
 def accounts(*keys: str, more: str = "") -> str:
     lines = [f"- {{accessKey: {key}, secretKey: 'secret-of-{key}', admin: true}}" for key in keys]
     return "\n".join(["accounts:", *lines, more])
+
+
+def reloaded(files: AclFiles) -> Policy | None:
+    """What two looks find."""
+    assert files.reload() is None
+    return files.reload()
 
 
 @pytest.fixture
@@ -81,12 +88,12 @@ def test_changes_are_taken_up_and_broken_files_are_not(conf: Path, caplog: pytes
     assert files.reload() is None
 
     write(conf / "plain_acl.yml", accounts("account1", "account2"))
-    policy = files.reload()
+    policy = reloaded(files)
     assert policy is not None
     assert policy.account("account2") is not None
 
     write(conf / "plain_acl.yml", "accounts: [")
-    assert [files.reload(), files.reload()] == [None, None]
+    assert [files.reload(), files.reload(), files.reload()] == [None] * 3
     assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
     assert "goes on as before" in caplog.text
     assert "secret-of" not in caplog.text
@@ -95,9 +102,40 @@ def test_changes_are_taken_up_and_broken_files_are_not(conf: Path, caplog: pytes
     assert files.reload() is None
 
     write(conf / "acl" / "b.yml", accounts("account4"))
-    policy = files.reload()
+    policy = reloaded(files)
     assert policy is not None
     assert policy.account("account1") is None
+
+
+def test_a_file_that_is_being_written_is_not_taken_up(conf: Path) -> None:
+    """Its first half is a good file: an admin without the bounds that follow."""
+    text = "accounts:\n- accessKey: account1\n  secretKey: secret-1\n  admin: true\n"
+    rest = "  topicPerms: [T=SUB]\n"
+    (conf / "plain_acl.yml").write_text(text + rest)
+    files = AclFiles(str(conf))
+    assert files.load().first_admin is None
+
+    (conf / "plain_acl.yml").write_text(text)
+    assert files.reload() is None
+    with (conf / "plain_acl.yml").open("a") as file:
+        file.write(rest)
+    assert files.reload() is None
+    policy = files.reload()
+    assert policy is not None
+    assert policy.first_admin is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_what_is_no_file_is_refused_and_not_waited_for(conf: Path, kind: str) -> None:
+    path = conf / "plain_acl.yml"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+    with pytest.raises(ConfigError, match="this is none"):
+        AclFiles(str(conf)).load()
 
 
 def test_a_file_that_others_may_read_is_said(conf: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.conftest import Peer, records
 
 from cometmq import conf
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
+from cometmq.metrics import port
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.codes import RequestCode
@@ -24,6 +26,13 @@ from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 LOCAL = {"brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "listenPort": "0", "brokerName": "broker-a"}
 METRICS = {"metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
 Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+@pytest.fixture(autouse=True)
+def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look has the numbers of now."""
+    monkeypatch.setattr(port, "KEEP_S", 0.0)
+    monkeypatch.setattr(port, "SHARE", 0)
 
 
 @asynccontextmanager

@@ -5,22 +5,39 @@ of values that cannot work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.broker.conftest import records, refused, running
 
-from cometmq.broker.base.config import NOT_BY_REQUEST
+from cometmq import logs
+from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
 from cometmq.errors import CometError, ConfigError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.java_properties import parse_properties
+from cometmq.protocol.java_properties import format_properties, parse_properties
 from cometmq.remoting import resolve
 from cometmq.standalone import Standalone
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.recovery.store_layout import read_layout
 from cometmq.testing.faulty_disk import FaultyDisk
+
+
+@contextlib.contextmanager
+def in_a_new_process() -> Iterator[None]:
+    """Where no logger of this one is known."""
+    known = logging.root.manager.loggerDict
+    kept = dict(known)
+    known.clear()
+    try:
+        yield
+    finally:
+        known.clear()
+        known.update(kept)
 
 
 async def change(peer, body: bytes):
@@ -90,6 +107,37 @@ class TestRequests:
             assert [(await first).code, (await second).code] == [0, 0]
             assert parse_properties(path.read_text())["maxMessageSize"] == "222"
             assert len(opened) == 2
+
+
+ODD = (
+    "", "0", "-1", "1", "99999999999", "true", "PROM", "OTLP_GRPC", "a,b", "a:b", "1s 2s", "${HOME}",
+    "\\u0000", "cometmq.broker.admin.runtime=DEBUG", "tests.broker.admin=INFO",
+    "cometmq.of_this_process=INFO", "..",
+    "A" * 4096,
+)  # fmt: skip
+
+
+def test_whatever_is_taken_a_start_can_use() -> None:
+    """Each setting that requests may change, with odd values: refused, or good enough for the next start."""
+    logs.logger("cometmq.of_this_process")
+    logs.logger("tests.broker.admin")
+    taken = 0
+    keys = BrokerConfig.from_properties({}).properties().keys() - NOT_BY_REQUEST
+    for key in sorted(keys):
+        for value in ODD:
+            config = BrokerConfig.from_properties({})
+            before = config.properties()
+            try:
+                config.update({key: value})
+            except ConfigError:
+                assert config.properties() == before
+                continue
+            taken += 1
+            written = parse_properties(format_properties(config.properties()))
+            with in_a_new_process():
+                assert BrokerConfig.from_properties(written).properties() == config.properties()
+    assert taken > 300
+    assert "metricsExporterType" not in keys  # what a start needs for it may not be installed
 
 
 class TestAddresses:

@@ -215,7 +215,8 @@ class _Reader:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                raise YamlError(item.line, f"{what}: unknown key {shortened(name, _SHOWN)!r}{hint}")
+                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]  # behind it may be a secret: `secretKey:x`
+                raise YamlError(item.line, f"{what}: unknown key {shortened(word, _SHOWN)!r}{hint}")
         return node.value
 
     def _items(self, node: Node | None) -> list[Node]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from cometmq.broker.access.accounts import Account, Rule
+from cometmq.broker.access.accounts import Account, Perm, Rule
 from cometmq.broker.access.addresses import AddressPattern
-from cometmq.broker.access.rights import Right, Rights, is_trace
+from cometmq.broker.access.rights import Right, Rights, by_default, is_trace
+from cometmq.protocol.codes import DLQ_PREFIX
 
 HOSTS_MAX = 10_000
 """Addresses whose white list entries are remembered."""
@@ -118,7 +119,13 @@ def _unbounded(account: Account) -> bool:
     return not account.topics and not account.groups
 
 
+_NO_DEFAULT = Rule(Perm.DENY, "the system's own: only an entry that names it counts")
+
+
 def _rule(account: Account, right: Right) -> Rule:
+    own, default = account.topics, account.default_topic
     if right.group:
-        return account.groups.get(right.name, account.default_group)
-    return account.topics.get(right.name, account.default_topic)
+        own, default = account.groups, account.default_group
+    elif right.name.startswith(DLQ_PREFIX):  # messages of whatever topics the group has
+        default = account.groups.get(right.name.removeprefix(DLQ_PREFIX), account.default_group)
+    return own.get(right.name, default if by_default(right) else _NO_DEFAULT)

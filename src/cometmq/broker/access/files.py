@@ -7,12 +7,13 @@ the broker's settings file: `plain_acl.yml`, and whatever ends in .yml or .yaml 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cometmq import logs, yaml_file
-from cometmq.broker.access.accounts import Account, AclFile, read_acl, to_plain
+from cometmq.broker.access.accounts import BYTES_MAX, Account, AclFile, read_acl, to_plain
 from cometmq.broker.access.addresses import AddressPattern
 from cometmq.broker.access.decision import Policy
 from cometmq.errors import ConfigError
@@ -46,6 +47,7 @@ class AclFiles:
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
         self._refused: dict[str, Stamp | None] = {}
+        self._seen: dict[str, Stamp | None] = {}
 
     def load(self) -> Policy:
         """Read all that is there, anew what has changed."""
@@ -64,12 +66,16 @@ class AclFiles:
         return policy
 
     def reload(self) -> Policy | None:
-        """Another policy, if a file has changed since. One that cannot be used is said once, as long as it
-        stays as it is; what held before goes on to hold."""
+        """Another policy, if a file has changed since, and did not change between two looks: of one that is
+        being written the first half may be a good file, of other rights. One that cannot be used is said
+        once, as long as it stays as it is; what held before goes on to hold."""
         stamps: dict[str, Stamp | None] = {}
         try:
             stamps = {path: _stamp(path) for path in self._paths()}
             if stamps == {path: each.stamp for path, each in self._read.items()} or stamps == self._refused:
+                return None
+            if stamps != self._seen:
+                self._seen = stamps
                 return None
             policy = self.load()
         except (ConfigError, OSError) as error:
@@ -148,9 +154,11 @@ class AclFiles:
 
     def _read_one(self, path: str) -> _Read:
         stamp = _stamp(path)  # before the content: a change while it is read is seen the next time
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read((1 << 20) + 1)
+            data = file.read(BYTES_MAX + 1)
         if mode & READABLE_BY_OTHERS:
             log.warning(
                 "%s holds secrets and is not its owner's alone (mode %o): chmod 600", path, mode & 0o777

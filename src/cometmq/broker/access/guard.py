@@ -13,13 +13,13 @@ from cometmq import logs
 from cometmq.broker.access.accounts import Account, Perm
 from cometmq.broker.access.decision import Policy, Verdict
 from cometmq.broker.access.files import AclFiles, conf_directory
-from cometmq.broker.access.rights import Rights, needed, topic_right
+from cometmq.broker.access.rights import Right, Rights, needed, topic_right
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, ConfigError
 from cometmq.periodic import Periodic
 from cometmq.protocol.acl import ACCESS_KEY, Credentials, is_signed, sign
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import NAMESRV_REQUESTS, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Handler, LogBudget
 
@@ -31,7 +31,9 @@ REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 """What Apache's 4.9 says in front of a refusal; clients know it by that."""
 
 
-CheckRead = Callable[[Connection, Frame, str], None]
+CheckTopic = Callable[[Connection, Frame, str], None]
+"""Raises CommandError unless the account of a request, let in already, may do something with a topic that
+only its handler knows."""
 
 
 class Guard:
@@ -44,6 +46,8 @@ class Guard:
         """Held while a thread works with the files."""
         self.refused = 0
         self._budget = LogBudget()
+        self._accounts: dict[Connection, str | None] = {}
+        """Connections of clients, and the account that has signed the last heartbeat on each."""
         loop = asyncio.get_running_loop()
         self._looks = Periodic(loop, LOOK_S, self.look, name="look at the files of accounts")
 
@@ -84,9 +88,10 @@ class Guard:
         def rights() -> Rights | None:
             return needed(frame)
 
-        host = connection.peer.rpartition(":")[0]
         access_key = ext.get(ACCESS_KEY)
-        self._answer(connection, frame, self.policy.decide(access_key, rights, host, signed))
+        self._answer(connection, frame, self.policy.decide(access_key, rights, host_of(connection), signed))
+        if frame.code == RequestCode.HEART_BEAT:
+            self._accounts[connection] = access_key
 
     def _answer(self, connection: Connection, frame: Frame, verdict: Verdict) -> None:
         if verdict.allowed:
@@ -99,20 +104,47 @@ class Guard:
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
 
     def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """For requests, let in already, that name a message by its place: raises CommandError unless the
-        account may read the topic that the message turns out to be of."""
+        """For requests that name a message by its place: see CheckTopic."""
+        self._check_topic(connection, frame, topic_right(Perm.SUB, topic))
+
+    def check_write(self, connection: Connection, frame: Frame, topic: str) -> None:
+        """For requests that end the transaction of a message: see CheckTopic."""
+        self._check_topic(connection, frame, topic_right(Perm.PUB, topic))
+
+    def _check_topic(self, connection: Connection, frame: Frame, right: Right) -> None:
         access_key = (frame.ext or {}).get(ACCESS_KEY)
-        rights = [topic_right(Perm.SUB, topic)]
-        host = connection.peer.rpartition(":")[0]
-        self._answer(connection, frame, self.policy.decide(access_key, lambda: rights, host, lambda _: True))
+        self._answer(connection, frame, self._decide(access_key, connection, right))
+
+    def _decide(self, access_key: str | None, connection: Connection, right: Right) -> Verdict:
+        return self.policy.decide(access_key, lambda: [right], host_of(connection), lambda _: True)
+
+    # -- connected clients
+
+    def may_write(self, connection: Connection, topic: str) -> bool:
+        """Whether a client may send to a topic, by the account of its heartbeats."""
+        return self._decide(self._accounts.get(connection), connection, topic_right(Perm.PUB, topic)).allowed
+
+    def same_account(self, connection: Connection, other: Connection) -> bool:
+        """Whether the heartbeats of two clients are of one account."""
+        return self._accounts.get(connection) == self._accounts.get(other)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._accounts.pop(connection, None)
 
     # -- requests of this broker
 
     def sign(self, frame: Frame) -> None:
-        """Sign a request to a master, which has the same accounts, as the first admin."""
+        """Sign a request to a master, which has the same accounts, as the first admin. Name servers ask for
+        no signature, and could use it elsewhere."""
         admin = self.policy.first_admin
-        if admin is not None:
+        if admin is not None and frame.code not in NAMESRV_REQUESTS:
             sign(frame, Credentials(admin.access_key, admin.secret_key))
+
+
+def host_of(connection: Connection) -> str:
+    """The address of a peer, without its port."""
+    return connection.peer.rpartition(":")[0]
 
 
 async def guard_of(config: BrokerConfig) -> Guard | None:

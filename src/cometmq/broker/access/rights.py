@@ -13,7 +13,15 @@ from typing import NamedTuple
 from cometmq.broker.access.accounts import Perm
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import CheckClientRequestBody, HeartbeatData, LockBatchBody
-from cometmq.protocol.codes import HAND_OVER_PREFIX, RETRY_PREFIX, TRACE_TOPIC, RequestCode
+from cometmq.protocol.codes import (
+    CID_RMQ_SYS_PREFIX,
+    HAND_OVER_PREFIX,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    TRACE_TOPIC,
+    RequestCode,
+    is_system_topic,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
 
@@ -48,6 +56,16 @@ def group_right(name: str) -> Right:
     return Right(Perm.SUB, name.removeprefix(HAND_OVER_PREFIX), True)
 
 
+def by_default(right: Right) -> bool:
+    """Whether defaultTopicPerm and defaultGroupPerm say something of it. To read what the broker keeps for
+    others (delayed, half and timer messages, traces, copies of replies), and to act as one of its own groups,
+    takes an entry that names it."""
+    if right.group:
+        return not right.name.startswith(CID_RMQ_SYS_PREFIX)
+    kept = is_system_topic(right.name) or right.name.endswith(REPLY_TOPIC_POSTFIX)
+    return not (kept and right.perm & Perm.SUB)
+
+
 def needed(frame: Frame) -> Rights | None:
     """The rights that a request needs, all of them; none: it only has to be signed; None: an admin. Raises
     ProtocolError for a request that cannot be read."""
@@ -64,22 +82,30 @@ def _send(frame: Frame) -> Rights:
     return [topic_right(Perm.PUB, frame.header(SendMessageRequestHeader).topic)]
 
 
+def _reply(frame: Frame) -> Rights | None:
+    """A reply goes to whatever client it names, so the right to some topic is not enough for it."""
+    topic = frame.header(SendMessageRequestHeader).topic
+    return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
+
+
 def _pull(frame: Frame) -> Rights:
     header = frame.header(PullMessageRequestHeader)
     return [topic_right(Perm.SUB, header.topic), group_right(header.consumer_group)]
 
 
-def _fields(perm: Perm, topic: str | None, group: str | None = None) -> Callable[[Frame], Rights]:
-    """What the ext fields of these names say. A request that names neither gets no further than its
-    handler, which wants them."""
+def _fields(
+    perm: Perm, topic: str = "", group: str = "", *, optional: tuple[str, ...] = ()
+) -> Callable[[Frame], Rights]:
+    """What the ext fields of these names say. One that is missing is a topic or group without a name, unless
+    the request may leave it out."""
 
     def find(frame: Frame) -> Rights:
         ext = frame.ext or {}
         rights = []
-        if topic is not None and ext.get(topic):
-            rights.append(topic_right(perm, ext[topic]))
-        if group is not None and ext.get(group):
-            rights.append(group_right(ext[group]))
+        if topic and (ext.get(topic) or topic not in optional):
+            rights.append(topic_right(perm, ext.get(topic, "")))
+        if group and (ext.get(group) or group not in optional):
+            rights.append(group_right(ext.get(group, "")))
         return rights
 
     return find
@@ -114,23 +140,23 @@ def _nothing(_frame: Frame) -> Rights:
     return []
 
 
-_NEEDS: dict[int, Callable[[Frame], Rights]] = {
+_NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.SEND_MESSAGE: _send,
     RequestCode.SEND_MESSAGE_V2: _send,
     RequestCode.SEND_BATCH_MESSAGE: _send,
     RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
-    # They end or answer what another request began.
+    RequestCode.SEND_REPLY_MESSAGE: _reply,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _reply,
+    # Their handlers know the topic of the message, and check it.
     RequestCode.END_TRANSACTION: _nothing,
-    RequestCode.SEND_REPLY_MESSAGE: _nothing,
-    RequestCode.SEND_REPLY_MESSAGE_V2: _nothing,
+    RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
-    RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group"),
-    RequestCode.VIEW_MESSAGE_BY_ID: _nothing,  # its handler knows the topic, and checks it
+    RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group", optional=("originTopic",)),
     RequestCode.QUERY_MESSAGE: _fields(Perm.SUB, "topic"),
     RequestCode.HEART_BEAT: _heartbeat,
-    RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, None, "consumerGroup"),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _fields(Perm.SUB, None, "consumerGroup"),
+    RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, group="consumerGroup", optional=("consumerGroup",)),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _fields(Perm.SUB, group="consumerGroup"),
     RequestCode.QUERY_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
     RequestCode.UPDATE_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
     RequestCode.LOCK_BATCH_MQ: _locks,

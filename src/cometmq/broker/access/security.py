@@ -6,10 +6,10 @@ import asyncio
 import ssl
 from typing import NamedTuple
 
-from cometmq.broker.access.guard import CheckRead, Guard, guard_of
+from cometmq.broker.access.guard import CheckTopic, Guard, guard_of
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import ConfigError
-from cometmq.remoting import ServerTls, client_tls, server_tls
+from cometmq.remoting import Connection, ServerTls, client_tls, server_tls
 
 
 class Security(NamedTuple):
@@ -20,9 +20,27 @@ class Security(NamedTuple):
     client_context: ssl.SSLContext | None = None
 
     @property
-    def check_read(self) -> CheckRead | None:
+    def check_read(self) -> CheckTopic | None:
         """See Guard.check_read; None: everybody may read."""
         return None if self.guard is None else self.guard.check_read
+
+    @property
+    def check_write(self) -> CheckTopic | None:
+        """See Guard.check_write; None: everybody may write."""
+        return None if self.guard is None else self.guard.check_write
+
+    def may_write(self, connection: Connection, topic: str) -> bool:
+        """See Guard.may_write."""
+        return self.guard is None or self.guard.may_write(connection, topic)
+
+    def same_account(self, connection: Connection, other: Connection) -> bool:
+        """See Guard.same_account."""
+        return self.guard is None or self.guard.same_account(connection, other)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone."""
+        if self.guard is not None:
+            self.guard.closed(connection)
 
     def start(self) -> None:
         """Begin to look at the files of accounts and certificates."""

@@ -56,7 +56,8 @@ NOT_BY_REQUEST = frozenset(
         "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "dLegerJoin",
         "preferredLeaderId", "storePathDLedgerCommitLog",
         "filterServerNums",
-        "metricsPromExporterHost", "metricsPromExporterPort", "metricsGrpcExporterTarget",
+        "metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort",
+        "metricsGrpcExporterTarget",
     }
 )  # fmt: skip
 AT_NEXT_START = frozenset(
@@ -64,7 +65,7 @@ AT_NEXT_START = frozenset(
         "enableBatchPush", "messageIndexSafe", "checkCRCOnRecover", "messageDelayLevel",
         "defaultTopicQueueNums", "clusterTopicEnable", "brokerTopicEnable", "traceTopicEnable",
         "msgTraceTopicName", "flushConsumerOffsetInterval", "flushDelayOffsetInterval",
-        "registerNameServerPeriod", "metricsExporterType", "metricsGrpcExporterTimeOutInMills",
+        "registerNameServerPeriod", "metricsGrpcExporterTimeOutInMills",
         "metricsGrpcExporterIntervalInMills", "metricsGrpcExporterHeader",
     }
 )  # fmt: skip

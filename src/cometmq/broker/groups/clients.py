@@ -7,7 +7,7 @@ group missing from a later heartbeat stays (docs/reference/remoting.md, Heartbea
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -178,13 +178,16 @@ class ClientTable(Generic[G]):
 class ProducerTable(ClientTable[Group]):
     """Producer groups, and where each client is."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_replace: Callable[[Any, Any], bool] = lambda _new, _old: True) -> None:
+        """may_replace: whether a connection may take the replies of a client that another one has named
+        before, and is still there."""
         super().__init__(Group)
+        self._may_replace = may_replace
         self._channel_of: dict[str, Any] = {}
         self._id_of: dict[Hashable, str] = {}  # channel -> client id, the one it has named last
 
     def channel(self, client_id: str) -> Any:
-        """The newest connection of a client; None if it has none."""
+        """The newest connection of a client, of those of one account; None if it has none."""
         return self._channel_of.get(client_id)
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
@@ -192,7 +195,9 @@ class ProducerTable(ClientTable[Group]):
         if self._id_of.get(channel) != client[0]:
             self._forget(channel)
             self._id_of[channel] = client[0]
-        self._channel_of[client[0]] = channel
+        before = self._channel_of.get(client[0])
+        if before is None or self._may_replace(channel, before):
+            self._channel_of[client[0]] = channel
         return super().join(group, channel, client, now_ms, weight)
 
     def unregister(self, group: str, channel: Hashable) -> bool:

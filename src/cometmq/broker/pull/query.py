@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 
-from cometmq.broker.access.guard import CheckRead
+from cometmq.broker.access.guard import CheckTopic
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
 from cometmq.protocol.frame import Frame
@@ -26,7 +26,7 @@ class QueryProcessor:
     """Handles look-ups; what is not in memory is read by a thread."""
 
     store: MessageStore
-    check_read: CheckRead | None
+    check_read: CheckTopic | None
 
     def query_message(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
         """Records whose index entry has the key's hash, stored between two times, the newest that one frame

@@ -13,7 +13,7 @@ from cometmq.broker.groups.clients import ProducerTable
 from cometmq.broker.send.send import TRANSACTION_BITS, SendProcessor
 from cometmq.broker.send.stored_form import sent_properties
 from cometmq.errors import CommandError, RemotingError
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode, is_system_topic
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     PushReplyMessageRequestHeader,
@@ -86,7 +86,7 @@ class ReplyProcessor:
 
     def _check(self, topic: str, body: bytes | memoryview) -> None:
         """What would be refused when it is stored is not pushed either. Raises CommandError."""
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or is_system_topic(topic):
             raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
         largest = self.sends.store.appender.largest_body
         if len(body) > largest:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from functools import partial
 
-from cometmq.broker.access.guard import CheckRead
+from cometmq.broker.access.guard import CheckTopic
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
@@ -40,7 +40,7 @@ class SendBackProcessor:
     delays: DelayLevels
     stats: Stats
     writer: Writer
-    check_read: CheckRead | None
+    check_read: CheckTopic | None
 
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Answer 0 once the copy is stored."""

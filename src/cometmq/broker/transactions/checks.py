@@ -51,7 +51,7 @@ from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.ids import encode_offset_id
 from cometmq.protocol.properties.values import REAL_QID
 from cometmq.protocol.record.one import queue_offset_of, record_starts
-from cometmq.remoting.dispatch import LogBudget
+from cometmq.remoting import Connection, LogBudget
 from cometmq.store import Clock, GetStatus, MessageStore, Reads, StoreRefused
 
 log = logs.logger(__name__)
@@ -77,6 +77,7 @@ class TransactionChecks:
     offsets: ConsumerOffsets
     producers: ProducerTable
     address: BrokerAddress
+    may_write: Callable[[Connection, str], bool]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -280,9 +281,18 @@ class TransactionChecks:
     # -- asking
 
     def _ask(self, half: Half, properties: bytes, position: int, offset: int) -> None:
-        """Ask one of the producers of the group; they take turns."""
-        clients = self.producers.online(half.group)
-        if not clients:
+        """Ask one of the producers of the group; they take turns. Whoever may not send to the topic is not
+        one: anybody can say that he is of the group, and the message goes with the question."""
+        clients, turn = self.producers.online(half.group), next(self._turn)
+        client = next(
+            (
+                each
+                for number in range(len(clients))
+                if self.may_write((each := clients[(turn + number) % len(clients)]).channel, half.real_topic)
+            ),
+            None,
+        )
+        if client is None:
             if self._budget.allows():
                 log.warning("nobody of group %s is here to be asked about %s", half.group, half.key)
             return
@@ -295,5 +305,4 @@ class TransactionChecks:
         )
         queue_id = number_of(half.message.properties.get(REAL_QID)) or 0
         body = check_body(half, properties, position, offset, queue_id)
-        client = clients[next(self._turn) % len(clients)]
         send_oneway(client.channel, Frame.request(RequestCode.CHECK_TRANSACTION_STATE, header, body))

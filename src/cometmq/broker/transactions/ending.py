@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
+from cometmq.broker.access.guard import CheckTopic
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import SUCCESS, Writer
@@ -55,6 +56,7 @@ class TransactionEnds:
     inherited: Inherited
     records: TransactionRecords
     writer: Writer
+    check_write: CheckTopic | None
 
     def __post_init__(self) -> None:
         self._budget = LogBudget()
@@ -72,7 +74,7 @@ class TransactionEnds:
             raise refused(f"commitOrRollback is {state}: {COMMITTED} commits, {ROLLBACK} rolls back, 0 waits")
         question = partial(self.store.lookups.record_at, header.commit_log_offset)
         try:
-            half = self._named(question(CACHED), header, frame.version)
+            half = self._named(question(CACHED), header, connection, frame)
             if half.offset >= self.inherited.end:
                 self._end(connection, frame, header, half)
                 return None
@@ -88,19 +90,23 @@ class TransactionEnds:
         """The same where something must be read or looked for first."""
         question = partial(self.store.lookups.record_at, header.commit_log_offset)
         try:
-            half = self._named(await self.store.off_loop.ask(question), header, frame.version)
+            half = self._named(await self.store.off_loop.ask(question), header, connection, frame)
             if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
                 self._settle(half)
             self._end(connection, frame, header, half)
         except CommandError as error:
             raise self._told(error, header) from None
 
-    def _named(self, record: bytes | None, header: EndTransactionRequestHeader, version: int) -> Half:
+    def _named(
+        self, record: bytes | None, header: EndTransactionRequestHeader, connection: Connection, frame: Frame
+    ) -> Half:
         """The half message that a request names. Raises CommandError, in Apache's words."""
         half = None if record is None else half_of(record)
         if half is None or not is_half(half.message):
             raise refused("Find prepared transaction message failed")
-        if compat.is_5x(version) and not header.from_transaction_check:
+        if self.check_write is not None:
+            self.check_write(connection, frame, half.real_topic)
+        if compat.is_5x(frame.version) and not header.from_transaction_check:
             immunity_ms = half.immunity_ms
             if immunity_ms is not None and self.clock.time_ms() - half.since_ms > immunity_ms:
                 why = "CHECK_IMMUNITY_TIME_IN_SECONDS has passed: the producer will be asked"

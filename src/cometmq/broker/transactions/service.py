@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cometmq.broker.access.security import OPEN, Security
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer
@@ -28,6 +29,7 @@ class TransactionService:
     producers: ProducerTable
     writer: Writer
     address: BrokerAddress
+    security: Security = OPEN
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
@@ -39,11 +41,12 @@ class TransactionService:
         self.ends = TransactionEnds(
             config=self.config, clock=self.clock, store=self.store, ledger=self.ledger,
             inherited=self.inherited, records=self.records, writer=self.writer,
+            check_write=self.security.check_write,
         )  # fmt: skip
         self.checks = TransactionChecks(
             config=self.config, clock=self.clock, store=self.store, ledger=self.ledger,
             inherited=self.inherited, records=self.records, writer=self.writer, offsets=self.tables.offsets,
-            producers=self.producers, address=self.address,
+            producers=self.producers, address=self.address, may_write=self.security.may_write,
         )  # fmt: skip
 
     def restart(self) -> None:

@@ -32,6 +32,7 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import (
+    NAMESRV_REQUESTS,
     ORDER_TOPIC_CONFIG,
     REPLY_TOPIC_POSTFIX,
     TBW102,
@@ -58,7 +59,9 @@ _USED_WITHIN_S = 600.0
 """Of the routes that were not used for so long only some are kept."""
 
 
-def _before_leaving(namespace: Namespace, credentials: Credentials | None) -> Callable[[Frame], None] | None:
+def _before_leaving(
+    namespace: Namespace, credentials: Credentials | None, signs_all: bool
+) -> Callable[[Frame], None] | None:
     """What is done with each request last: the signature is of the names in the namespace."""
     wrap = namespace.wrap_request if namespace else None
     if credentials is None:
@@ -67,7 +70,8 @@ def _before_leaving(namespace: Namespace, credentials: Credentials | None) -> Ca
     def leave(frame: Frame) -> None:
         if wrap is not None:
             wrap(frame)
-        sign(frame, credentials)
+        if signs_all or frame.code not in NAMESRV_REQUESTS:
+            sign(frame, credentials)
 
     return leave
 
@@ -99,7 +103,9 @@ class ClientInstance(LifeCycle):
         self.remoting = RemotingClient(
             self._requests.handlers(),
             on_close=self._connection_closed,
-            outgoing=_before_leaving(self.namespace, self.options.credentials),
+            outgoing=_before_leaving(
+                self.namespace, self.options.credentials, self.options.sign_to_name_servers
+            ),
             ssl_context=self.options.tls_context,
             address_map=self.options.addresses,
         )

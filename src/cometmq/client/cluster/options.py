@@ -79,11 +79,16 @@ class ClientOptions:
     api_timeout_s: float = 3.0
     """Limit of every request that has no limit of its own."""
     access_key: str | None = None
-    """With `secret_key`: the account that signs every request. None: COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY
-    and COMETMQ_SECURITY_TOKEN of the environment, if they are there; "": requests are not signed."""
+    """With `secret_key`: the account that signs every request to a broker. None: COMETMQ_ACCESS_KEY,
+    COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN of the environment, if they are there; "": requests are not
+    signed."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
     """Of temporary accounts of cloud services: sent and signed too."""
+    sign_to_name_servers: bool = False
+    """Sign requests to name servers too, as RocketMQ's clients do: cloud services and proxies in their place
+    ask for it. A signature does not say which request it is of: a name server can use one for another with
+    the same fields, as the deletion of a topic whose route an admin has asked for."""
     tls: ssl.SSLContext | str | bool | None = None
     """A context, or the path of RocketMQ's file of settings (tls.client.*); True: servers have certificates
     that this machine trusts; False: connections are plain; None: COMETMQ_TLS of the environment."""

@@ -231,6 +231,12 @@ def properties_of(data: Buffer, pos: int = 0) -> bytes:
     return bytes(data[topic_end + 2 : pos + head[0]])
 
 
+def topic_of(data: Buffer, pos: int = 0) -> str:
+    """The topic of a record. Raises RecordError."""
+    _, _, _, topic_at, topic_end = _parts(data, pos)
+    return _topic_text(bytes(data[topic_at:topic_end]))
+
+
 def record_starts(
     data: Buffer, begin: int = 0, end: int | None = None, most: int | None = None, gap: int = 0
 ) -> tuple[list[int], int]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from cometmq import logs
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
-from cometmq.protocol.record.one import PLACE_BYTES, place_of, record_facts
+from cometmq.protocol.record.one import PLACE_BYTES, place_of, record_facts, topic_of
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.files import WAITING, Reads
 from cometmq.store.base.off_loop import OffLoop
@@ -54,9 +54,9 @@ class Lookup:
     async def by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, max_bytes: int
     ) -> list[bytes]:
-        """Records whose key has this key's hash, stored in [begin_ms, end_ms], ascending by position: the
-        newest `max_count`, of these the newest that have `max_bytes` together. While the index cannot be
-        written, the newest messages are not found."""
+        """Records of the topic whose key has this key's hash, stored in [begin_ms, end_ms], ascending by
+        position: the newest `max_count`, of these the newest that have `max_bytes` together. While the index
+        cannot be written, the newest messages are not found."""
         try:
             self.index.index_waiting_keys()
         except OSError as failure:
@@ -69,7 +69,7 @@ class Lookup:
                     break
                 if not round_:
                     await held.enter_async_context(self.off_loop.large_answers)
-                found = await self._newest(positions, max_bytes)
+                found = await self._newest(topic, positions, max_bytes)
                 if found:
                     return found
                 # The store time of the first record that still exists at or behind the oldest of them.
@@ -79,13 +79,14 @@ class Lookup:
                     break
         return []
 
-    async def _newest(self, positions: list[int], max_bytes: int) -> list[bytes]:
-        """The records at these (ascending) positions, the newest of them that have `max_bytes` together."""
+    async def _newest(self, topic: str, positions: list[int], max_bytes: int) -> list[bytes]:
+        """The records of a topic at these (ascending) positions, the newest of them that have `max_bytes`
+        together. Keys of other topics may have the same hash."""
         found: list[bytes] = []
         left, this_turn = max_bytes, 0
         for position in reversed(positions):
             record = await self.off_loop.ask(partial(self.record_at, position))
-            if record is None:
+            if record is None or topic_of(record) != topic:
                 continue
             left -= len(record)
             if left < 0:

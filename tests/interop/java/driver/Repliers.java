@@ -4,6 +4,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -20,7 +21,8 @@ final class Repliers {
     Object start(Args args) throws Exception {
         String name = args.text("name");
         DefaultMQProducer producer = Producers.open(args, name);
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.text("consumerGroup"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            args.text("consumerGroup"), Access.hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(false);

@@ -56,7 +56,7 @@ final class Transactions {
 
     private static TransactionMQProducer open(Args args, String name, TransactionListener listener) throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(
-            null, args.text("group", "driver-transactions"), null, args.flag("trace", false), null);
+            null, args.text("group", "driver-transactions"), Access.hook(), args.flag("trace", false), null);
         producer.setNamesrvAddr(args.text("namesrv"));
         producer.setInstanceName(name + "-" + System.nanoTime());
         producer.setSendMsgTimeout(10_000);

@@ -1,0 +1,222 @@
+"""An account with a good signature, and what it must not get with it: a broker, and requests one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.broker.access.test_files import write
+from tests.broker.access.test_guard import ADMIN, PROGRAM, SigningPeer
+from tests.broker.conftest import Peer, create, records, refused, running, until
+from tests.broker.transactions.conftest import COMMIT, MANUAL, Place, asked, end, prepare
+
+from cometmq.broker.server import Broker
+from cometmq.client import ClientInstance, ClientOptions
+from cometmq.namesrv.requests import RequestProcessor
+from cometmq.protocol.acl import Credentials
+from cometmq.protocol.codes import NAMESRV_REQUESTS, RequestCode, handlers_of
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    QueryMessageRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+    ViewMessageRequestHeader,
+)
+from cometmq.remoting import Connection, RemotingServer, listen
+
+ACL = """
+accounts:
+- {accessKey: adminer, secretKey: secret-of-adminer, admin: true}
+- accessKey: program
+  secretKey: secret-of-program
+  topicPerms: [Orders=PUB|SUB, KeysAa=PUB|SUB, DefaultCluster_REPLY_TOPIC=PUB]
+  groupPerms: [G=SUB]
+- accessKey: mallory
+  secretKey: secret-of-mallory
+  defaultTopicPerm: SUB
+  defaultGroupPerm: SUB
+  topicPerms: [Mine=PUB|SUB, Orders=DENY, KeysAa=DENY]
+  groupPerms: [G=DENY]
+"""
+MALLORY = Credentials("mallory", "secret-of-mallory")
+REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
+REPLY = {"CORRELATION_ID": "c-1", "MSG_TYPE": "reply", "REPLY_TO_CLIENT": "asker", "TTL": "3000"}
+PUSH = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+
+
+class Scene(NamedTuple):
+    broker: Broker
+    program: SigningPeer
+    mallory: SigningPeer
+    admin: SigningPeer
+
+
+@contextlib.asynccontextmanager
+async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
+    write(tmp_path / "home" / "conf" / "plain_acl.yml", ACL)
+    access = {"aclEnable": "true", "rocketmqHome": str(tmp_path / "home")}
+    async with (
+        running(tmp_path / "store", **access, **settings) as (broker, _),
+        SigningPeer(broker.addr, PROGRAM) as program,
+        SigningPeer(broker.addr, MALLORY) as mallory,
+        SigningPeer(broker.addr, ADMIN) as admin,
+    ):
+        yield Scene(broker, program, mallory, admin)
+
+
+async def asker(peer: Peer, client_id: str = "asker") -> None:
+    peer.answers[PUSH] = lambda frame: frame.response()
+    assert (await peer.heartbeat(client_id, None, producers=("PG",))).code == 0
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2])
+async def test_a_reply_needs_the_right_to_its_topic(tmp_path: Path, code: int) -> None:
+    async with scene(tmp_path) as (_broker, program, mallory, admin):
+        await asker(admin)
+        refused(await mallory.send(REPLY_TOPIC, properties=REPLY, code=code), 1, f"topic:{REPLY_TOPIC}")
+        # A right to a topic of another kind is none to reach a client, nor is what all may do.
+        for topic in ("Mine", "Orders", "RMQ_SYS_TRACE_TOPIC"):
+            refused(await mallory.send(topic, properties=REPLY, code=code), 1, "Need admin permission")
+        refused(await admin.send("RMQ_SYS_TRACE_TOPIC", properties=REPLY, code=code), 16, "forbidden")
+        assert admin.notices.empty()
+        assert (await program.send(REPLY_TOPIC, b"yes", properties=REPLY, code=code)).code == 0
+        assert (await admin.notice(PUSH)).body == b"yes"
+
+
+async def test_the_replies_of_a_client_do_not_go_to_another_account(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (broker, program, mallory, admin):
+        await asker(admin)
+        await asker(mallory)  # the same client id, and newer
+        assert (await program.send(REPLY_TOPIC, b"1", properties=REPLY, code=325)).code == 0
+        assert (await admin.notice(PUSH)).body == b"1"
+        assert mallory.notices.empty()
+        async with SigningPeer(broker.addr, ADMIN) as again:  # the client itself, on a new connection
+            await asker(again)
+            assert (await program.send(REPLY_TOPIC, b"2", properties=REPLY, code=325)).code == 0
+            assert (await again.notice(PUSH)).body == b"2"
+
+
+async def test_a_query_finds_messages_of_its_topic_alone(tmp_path: Path) -> None:
+    """KeysAa and KeysBB have one hash, so each key of theirs has one, too."""
+    async with scene(tmp_path) as (_broker, program, mallory, admin):
+        assert (await program.send("KeysAa", b"secret", properties={"KEYS": "k"})).code == 0
+        assert (await create(admin, "KeysBB")).code == 0
+
+        def query(topic: str) -> QueryMessageRequestHeader:
+            return QueryMessageRequestHeader(
+                topic=topic, key="k", max_num=32, begin_timestamp=0, end_timestamp=1 << 60
+            )
+
+        refused(await mallory.call(12, query("KeysBB")), 22, "can not find message")
+        assert [each.body for each in records(await program.call(12, query("KeysAa")))] == [b"secret"]
+        assert (await admin.send("KeysBB", b"open", properties={"KEYS": "k"})).code == 0
+        assert [each.body for each in records(await mallory.call(12, query("KeysBB")))] == [b"open"]
+        refused(await mallory.call(12, query("")), 22, "can not find message")
+
+
+async def test_a_default_does_not_open_what_the_broker_keeps_for_others(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (_broker, program, mallory, _admin):
+        assert (await program.send(properties={"DELAY": "18"})).code == 0
+        await prepare(program)
+        assert (await program.send("RMQ_SYS_TRACE_TOPIC")).code == 0
+        for topic in (
+            "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+            "TRANS_CHECK_MAX_TIME_TOPIC", "rmq_sys_wheel_timer", "RMQ_SYS_TRACE_TOPIC", REPLY_TOPIC,
+            "OFFSET_MOVED_EVENT", "%DLQ%G", "%RETRY%G",
+        ):  # fmt: skip
+            refused(await mallory.pull(topic, group="Any", queue_id=0), 1, "No default permission for ")
+        refused(await mallory.call(33, ViewMessageRequestHeader(offset=0)), 1, "topic:SCHEDULE_TOPIC_XXXX")
+        assert (await mallory.send("Mine")).code == 0
+        assert (await mallory.pull("Mine", group="Any")).code == 0
+
+
+async def test_how_far_transactions_are_is_not_everybodys_to_set(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (_broker, _program, mallory, _admin):
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group="CID_RMQ_SYS_TRANS", topic="Mine", queue_id=0, commit_offset=1 << 40
+        )
+        refused(await mallory.call(15, header), 1, "No default permission for group:CID_RMQ_SYS_TRANS")
+        header.consumer_group, header.topic = "Any", "RMQ_SYS_TRANS_HALF_TOPIC"
+        refused(await mallory.call(15, header), 1, "No default permission for topic:RMQ_SYS_TRANS_HALF")
+        header.consumer_group = ""
+        header.topic = "Orders"
+        refused(await mallory.call(15, header), 1, "No default permission for topic:Orders")
+
+
+async def test_transactions_are_ended_by_those_who_may_send_to_their_topic(tmp_path: Path) -> None:
+    async with scene(tmp_path, **MANUAL) as (_broker, program, mallory, _admin):
+        place = await prepare(program)
+        for each in (place, Place(place.offset + 1, place.position)):
+            refused(await end(mallory, each), 1, "No default permission for topic:Orders")
+        assert (await program.pull()).code != 0
+        assert (await end(program, place, COMMIT)).code == 0
+        assert [each.body for each in records(await program.pull())] == [b"half"]
+
+
+async def test_nobody_else_is_asked_about_a_transaction(tmp_path: Path) -> None:
+    async with scene(tmp_path, **MANUAL) as (broker, program, mallory, _admin):
+        await prepare(program)
+        assert (await mallory.heartbeat("m", None, producers=("PG",))).code == 0
+        checks = broker.parts.transactions.checks
+        await checks.round()
+        assert (await program.heartbeat("p", None, producers=("PG",))).code == 0
+        for _ in range(4):  # they would take turns
+            await checks.round()
+            message, _, _ = await asked(program)
+            assert message.body == b"half"
+        assert mallory.notices.empty()
+
+
+OPEN_TO_PROGRAMS = {
+    10, 11, 12, 14, 15, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 41, 42, 46, 310, 320, 324, 325, 361, 370,
+}  # fmt: skip
+"""The rows of the table in docs/security.md but the last: whoever adds one adds its right there."""
+
+
+async def test_every_other_request_needs_an_admin(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (broker, _program, mallory, _admin):
+        closed = broker.parts.handlers.keys() - OPEN_TO_PROGRAMS
+        assert closed > {17, 25, 26, 50, 200, 207, 215, 307, 309, 323, 21001}
+        for code in sorted(closed):
+            answer = await mallory.call(code, ext={"topic": "Mine", "consumerGroup": "Any", "group": "Any"})
+            refused(answer, 1, "Need admin permission")
+        for code in sorted(OPEN_TO_PROGRAMS):  # no field is no right
+            answer = await mallory.call(code)
+            assert answer.code != 0 or code == 35, code
+
+
+async def test_name_servers_and_brokers_share_no_request(tmp_path: Path) -> None:
+    """So requests that are for name servers can be left unsigned."""
+    async with scene(tmp_path) as (broker, *_):
+        assert handlers_of(RequestProcessor).keys() == NAMESRV_REQUESTS
+        assert not broker.parts.handlers.keys() & NAMESRV_REQUESTS
+
+
+async def test_name_servers_get_no_signature(tmp_path: Path) -> None:
+    """Neither of a broker's admin nor of a client, unless it is told to: what is signed for the route of a
+    topic is as good for its deletion."""
+    seen: list[Frame] = []
+
+    def note(_connection: Connection, frame: Frame) -> Frame:
+        seen.append(frame)
+        return frame.response(17, "no route")
+
+    server = RemotingServer(dict.fromkeys(NAMESRV_REQUESTS, note))
+    addr = f"127.0.0.1:{await listen(server, '127.0.0.1', 0)}"
+    try:
+        async with scene(tmp_path, namesrvAddr=addr):
+            await until(lambda: seen)
+        for told in (False, True):
+            options = ClientOptions(
+                access_key="adminer", secret_key="secret-of-adminer", sign_to_name_servers=told
+            )
+            async with ClientInstance(addr, options) as client:
+                await client.remoting.call(addr, Frame.request(105, ext={"topic": "Orders"}))
+    finally:
+        await server.stop()
+    *unsigned, signed = seen
+    assert {frame.code for frame in unsigned} >= {103, 104, 105}
+    assert not any("Signature" in (frame.ext or {}) for frame in unsigned)
+    assert "Signature" in (signed.ext or {})
