@@ -46,6 +46,8 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
+# Statistics of the whole broker -> what counts for them.
+OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
 MAX_ENTRIES = 4096  # of a consume queue, in one answer
 INT64_MAX = 2**63 - 1
 
@@ -170,8 +172,9 @@ class ProgressAdmin:
         return max(await self.store.off_loop.ask(question), 0)
 
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
-        """Messages that came into a topic (TOPIC_PUT_NUMS), or that a group took of one (GROUP_GET_NUMS, by
-        topic@group), in the last minute, hour and day."""
+        """Messages that came into a topic (TOPIC_PUT_NUMS) or the broker (BROKER_PUT_NUMS, by the cluster's
+        name), that a group took of a topic (GROUP_GET_NUMS, by topic@group) or all took of the broker
+        (BROKER_GET_NUMS), in the last minute, hour and day."""
         header = frame.header(ViewBrokerStatsDataRequestHeader)
         name, key = header.stats_name, header.stats_key
         topic, at, group = key.partition("@")
@@ -182,6 +185,8 @@ class ProgressAdmin:
             found = self.stats.topic_put(topic, total, now_ms)
         elif name == "GROUP_GET_NUMS" and at:
             found = self.stats.group_got(group, topic, now_ms)
+        elif name in OF_BROKER and key == self.address.config.broker_cluster_name:
+            found = self.stats.of_broker(OF_BROKER[name], now_ms)
         else:
             found = []
         if not any(counted.sum for counted in found):
