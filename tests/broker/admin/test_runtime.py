@@ -105,8 +105,8 @@ class TestSettings:
         for name in (
             *pools, *days, "bootTimestamp", "brokerVersion", "commitLogMaxOffset", "commitLogMinOffset",
             "dispatchBehindBytes", "dispatchMaxBuffer", "earliestMessageTimeStamp", "getMessageEntireTimeMax",
-            "pageCacheLockTimeMills", "putMessageEntireTimeMax", "putMessageSizeTotal", "putMessageTimesTotal",
-            "remainTransientStoreBufferNumbs", "startAcceptSendRequestTimeStamp",
+            "pageCacheLockTimeMills", "putMessageEntireTimeMax", "putMessageSizeTotal",
+            "putMessageTimesTotal", "remainTransientStoreBufferNumbs", "startAcceptSendRequestTimeStamp",
         ):  # fmt: skip
             int(table[name])
         for name in ("commitLogDiskRatio", "consumeQueueDiskRatio", "putMessageAverageSize"):
