@@ -196,8 +196,9 @@ class TopicAdmin(ServerAdmin):
 
     async def change_topic_perm(
         self, topic: str, perm: int, *, broker_addr: str | None = None, cluster: str | None = None
-    ) -> AsyncIterator[tuple[str, int]]:
-        """Change a topic's permission at one master or all of a cluster; yields address and old permission.
+    ) -> AsyncIterator[tuple[str, int, TopicSettings]]:
+        """Change a topic's permission at one master or all of a cluster; yields address, old permission, and
+        what was set.
         Nothing else of the topic changes. Raises UnknownNameError for an address that is no master of the
         topic."""
         route = await self.route(topic)
@@ -222,7 +223,7 @@ class TopicAdmin(ServerAdmin):
                 has_unit_sub=bool(data.topic_sys_flag & UNIT_SUB_FLAG),
             )
             async for _ in self.create_topic(settings, broker_addr=addr):
-                yield addr, data.perm
+                yield addr, data.perm, settings
 
     async def allocation(self, topic: str, clients: Sequence[str]) -> dict[str, list[MessageQueue]]:
         """Client -> the queues that it would have of a topic if these were the members of a group. Clients

@@ -257,9 +257,10 @@ class TestConsumeMessage:
 
         lines = mq.ok("consumeMessage", "-t", "shown").lines
 
-        assert lines[0].startswith(f"MSGID: {sent['msgId']} {mq.broker.broker_name} queue {sent['queueId']}")
-        assert "'TAGS': 'T'" in lines[0]
-        assert lines[1] == "BODY: the body"
+        (line,) = lines
+        assert line.startswith(f"MSGID: {sent['msgId']} MessageExt [brokerName={mq.broker.broker_name}, ")
+        assert "TAGS=T" in line
+        assert line.endswith(" BODY: the body")
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

@@ -152,7 +152,11 @@ def test_the_permission_of_a_topic_is_changed_and_nothing_else(mq: Shell) -> Non
 
     changed = mq.ok("updateTopicPerm", *at, "4")
 
-    assert changed.lines == [f"update topic perm from 6 to 4 in {mq.broker.broker_addr} success."]
+    assert changed.lines == [
+        f"update topic perm from 6 to 4 in {mq.broker.broker_addr} success.",
+        "TopicConfig [topicName=permitted, readQueueNums=3, writeQueueNums=2, perm=R--, "
+        "topicFilterType=SINGLE_TAG, topicSysFlag=1, order=false].",
+    ]
     queues = mq.ok("topicRoute", "-t", "permitted").json["queueDatas"][0]
     assert [queues[key] for key in ("perm", "readQueueNums", "writeQueueNums", "topicSysFlag")] == [
         4,

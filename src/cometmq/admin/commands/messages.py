@@ -27,7 +27,6 @@ from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
-from cometmq.text import local_time
 
 KEY_HITS_MAX = 64
 MILLISECONDS = click.IntRange(*ALWAYS)
@@ -299,16 +298,12 @@ async def consume_message(
         count=count,
     )
     async for message in admin.read(wanted, group=group):
-        view = MessageView.of(message)
         # A listing that may be long is printed as it comes: one JSON object a line.
-        show_json(view, indent=None) if wants_json() else show_text(view)
-
-
-def show_text(view: MessageView) -> None:
-    """Id, place, properties and body on two lines."""
-    place = f"{view.broker_name} queue {view.queue_id} offset {view.queue_offset}"
-    stored = local_time(view.store_timestamp, ",")
-    show([f"MSGID: {view.msg_id} {place} stored {stored} {view.properties}", f"BODY: {view.body}"])
+        if wants_json():
+            show_json(MessageView.of(message), indent=None)
+        else:
+            body = bytes(message.body).decode("utf-8", "replace")
+            show([f"MSGID: {message.msg_id} {formats.message_text(message)} BODY: {body}"])
 
 
 async def consume_directly(admin: Admin, messages: list[MessageExt], group: str, client_id: str) -> None:

@@ -186,9 +186,12 @@ async def update_topic_perm(
         if (names.get(broker_addr), new) in {(data.broker_name, data.perm) for data in route.queue_datas}:
             raise click.ClickException("new perm equals to the old one!")
     changes = []
-    async for addr, old in admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster):
+    changed = admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster)
+    async for addr, old, settings in changed:
         changes.append({"brokerAddr": addr, "from": old, "to": new})
         show_if_text(f"update topic perm from {old} to {new} in {addr} success.")
+        if broker_addr:
+            show_if_text(f"{settings}.")
     if wants_json():
         show_json(changes)
 

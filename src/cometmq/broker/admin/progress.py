@@ -90,7 +90,10 @@ class ProgressAdmin:
                 max_offset=maximum,
                 last_update_timestamp=await self._stored_before(topic, queue_id, maximum),
             )
-        return frame.response(body=await encoded(TopicStatsTable(offset_table=table), len(table)))
+        total = sum(each.max_offset for each in table.values())
+        rate = self.stats.topic_put(topic, total, mono_ms(self.clock))[0].per_second
+        stats = TopicStatsTable(offset_table=table, topic_put_tps=rate)
+        return frame.response(body=await encoded(stats, len(table)))
 
     async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
         """Entries of a consume queue."""
@@ -248,6 +251,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
+                    pull_offset=consumed,  # 5.x's tools show what lies between: what members hold
                 )
             stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats
