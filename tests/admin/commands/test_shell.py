@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -306,3 +308,27 @@ def test_completion_knows_commands_in_any_case_and_their_options(shell: str, wor
     shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
 
     assert wanted in shown.stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_by_what_the_page_says(tmp_path: Path) -> None:
+    """In a shell, with the function that it reads and calls itself."""
+    program = tmp_path / "mqadmin"
+    program.write_text(f"#!{sys.executable}\nfrom cometmq.cli import mqadmin\nmqadmin()\n")
+    program.chmod(0o755)
+    page = (Path(__file__).parents[3] / "docs" / "admin.md").read_text()
+    (line,) = [each for each in page.splitlines() if each.startswith('eval "$(_MQADMIN_COMPLETE=bash')]
+    script = f"""{line}
+        words=$(complete -p mqadmin) || exit 1
+        function=${{words##*-F }}
+        COMP_WORDS=(mqadmin topicRoute --top) COMP_CWORD=2
+        ${{function% mqadmin}} mqadmin
+        echo "${{COMPREPLY[@]}}"
+    """
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": ":".join(sys.path)}
+
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.stdout, done.stderr) == ("--topic\n", "")
