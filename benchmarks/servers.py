@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.interop import wire
@@ -36,11 +36,18 @@ class Running:
     """One system, started. `store` may hold topics already (`write_topics`)."""
 
     def __init__(
-        self, system: str, directory: Path, *, sync_flush: bool = False, launcher: list[str] | None = None
+        self,
+        system: str,
+        directory: Path,
+        *,
+        sync_flush: bool = False,
+        launcher: list[str] | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.system = system
         self.directory = directory
         self._settings = {**SETTINGS, "flushDiskType": "SYNC_FLUSH" if sync_flush else "ASYNC_FLUSH"}
+        self._settings |= settings or {}
         self._launcher = launcher
         began = time.perf_counter()
         self.name_server: ApacheNamesrv | CometNamesrv = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,17 @@ def test_a_unit(path: Path) -> None:
     assert (CONF / Path(command[-1]).name).exists()
     assert service["ReadWritePaths"] == str(Path(command[-1]).parent)
     assert service["Restart"] == "on-failure"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+@pytest.mark.parametrize("path", sorted((CONF / "systemd").iterdir()), ids=lambda path: path.stem)
+def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / path.name
+    copy.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", path.read_text()))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60
+    )
+    assert [line for line in done.stderr.splitlines() if path.name in line] == []
 
 
 def test_the_image_is_not_root_and_checks_its_health() -> None:

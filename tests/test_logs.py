@@ -29,9 +29,9 @@ except OSError:
 """
 
 
-def said(**environment: str) -> list[str]:
+def said(code: str = SAYS, **environment: str) -> list[str]:
     given = {"PYTHONPATH": ":".join(filter(None, sys.path)), **environment}
-    done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, env=given, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=given, check=True, text=True)
     return done.stderr.splitlines()
 
 
@@ -61,6 +61,57 @@ def test_json_is_one_line_an_event_with_its_values() -> None:
         "event": "cannot open %s for %d",
         "values": [r"a\nb", 7],
     }
+
+
+WILD = """
+import asyncio, gc, logging, threading, warnings
+from cometmq import logs
+logs.set_up()
+other = logging.getLogger("a.library")
+other.error("two\\nlines \\ud800 %s", "x\\ny")
+other.error("too %s few %s", 1)
+logs.logger("cometmq.kitchen").error("b\\u00f6dy of %s", "\\ud800")
+def boom():
+    raise ValueError("in a\\nthread")
+thread = threading.Thread(target=boom, name="oven")
+thread.start()
+thread.join()
+warnings.warn("watch\\nout")
+async def fails():
+    raise KeyError("k\\ney")
+async def main():
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+asyncio.run(main())
+other.error("the end")
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_libraries_threads_and_odd_texts_say_is_a_line_an_event(form: str) -> None:
+    """Also where the terminal has no more than ASCII."""
+    lines = said(WILD, COMETMQ_LOG_FORMAT=form, LC_ALL="C", PYTHONIOENCODING="ascii")
+    events = [json.loads(line) for line in lines] if form == "json" else [
+        line for line in lines if not line.startswith("  | ")
+    ]  # fmt: skip
+    texts = [each["message"] if isinstance(each, dict) else each for each in events]
+    wanted = (
+        r"two\nlines \ud800 x\ny",
+        "too %s few %s (1,)",
+        r"dy of \ud800",
+        "thread oven ended",
+        r"UserWarning: watch\nout",
+        "Task exception was never retrieved",
+        "the end",
+    )
+    assert len(texts) == len(wanted), texts
+    assert [word for word, text in zip(wanted, texts, strict=True) if word not in text] == []
+    if form == "json":
+        (thread,) = (each for each in events if each["message"] == "thread oven ended")
+        assert "ValueError" in thread["traceback"]
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ place of `logging.getLogger`. A process calls `set_up` once; libraries' users se
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+import threading
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-
-import msgspec
 
 from cometmq.text import printable
 
@@ -23,6 +23,7 @@ LEVEL, FORMAT = "COMETMQ_LOG_LEVEL", "COMETMQ_LOG_FORMAT"
 """Variables of the environment, which processes that are started inherit."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 ARGUMENT_LIMIT = 512  # characters; a remark of a server may be this long
+MESSAGE_LIMIT = 8192  # of a record, with its arguments
 TRACEBACK_LINES = 100
 
 
@@ -38,6 +39,22 @@ class _Harmless(logging.Filter):
             if len(lines) > TRACEBACK_LINES:
                 lines[TRACEBACK_LINES // 2 : -TRACEBACK_LINES // 2] = ["..."]
             record.exc_text = "\n".join(f"  | {printable(line, ARGUMENT_LIMIT)}" for line in lines)
+        return True
+
+
+class _OneLine(logging.Filter):
+    """Makes the words of any record one harmless line: libraries that log know nothing of us."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        _filter.filter(record)
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit: what there is must be seen
+            record.msg, record.args = f"{record.msg} {record.args}", ()
+            text = record.msg
+        safe = printable(text, MESSAGE_LIMIT)
+        if safe != text:
+            record.msg, record.args = safe, ()
         return True
 
 
@@ -76,11 +93,10 @@ class _JsonLines(logging.Formatter):
             "event": str(record.msg),
             "values": list(record.args) if isinstance(record.args, tuple) else [],
         }
-        if record.exc_info and not record.exc_text:  # of a logger that is not ours
-            record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
             event["traceback"] = record.exc_text
-        return msgspec.json.encode(event, enc_hook=str).decode()
+        # In ASCII: what the stream escapes for itself is no JSON.
+        return json.dumps(event, default=str, separators=(",", ":"))
 
 
 def set_up(default: str = "WARNING") -> None:
@@ -89,7 +105,10 @@ def set_up(default: str = "WARNING") -> None:
     level, form = os.environ.get(LEVEL, default), os.environ.get(FORMAT, "text").lower()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter(_TEXT))
+    handler.addFilter(_OneLine())
     logging.basicConfig(level=default, handlers=[handler])
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_ended
     log = logger(__name__)
     if form not in FORMATS:
         log.warning("%s=%s is no format: %s", FORMAT, form, ", ".join(FORMATS))
@@ -97,6 +116,14 @@ def set_up(default: str = "WARNING") -> None:
         use_levels(level)
     except BadLevels as problem:
         log.warning("%s: %s", LEVEL, problem)
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """What nobody has caught in a thread is an event as well."""
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        name = ended.thread.name if ended.thread is not None else "unknown"
+        found = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+        logger(__name__).error("thread %s ended", name, exc_info=found)
 
 
 def levels_of(text: str) -> dict[str, str]:

@@ -43,7 +43,7 @@ def collector() -> Iterator[tuple[Collector, int]]:
 
 async def test_numbers_are_pushed_with_headers_and_labels(collector: tuple[Collector, int]) -> None:
     async def collect(families: Families) -> None:
-        families.gauge("room_temperature", "Degrees.", 21.5, room="kitchen")
+        families.gauge("room_temperature", "Degrees.", 21.5, unit="celsius", room="kitchen")
         families.counter("doors_opened", "Times.", 3)
 
     kept, port = collector
@@ -63,7 +63,7 @@ async def test_numbers_are_pushed_with_headers_and_labels(collector: tuple[Colle
     assert headers["token"] == "secret"
     degrees, doors = request.resource_metrics[0].scope_metrics[0].metrics
     point = degrees.gauge.data_points[0]
-    assert (degrees.name, point.as_double) == ("room_temperature", 21.5)
+    assert (degrees.name, degrees.unit, point.as_double) == ("room_temperature", "celsius", 21.5)
     labels = {each.key: each.value.string_value for each in point.attributes}
     assert labels == {"site": "lab", "room": "kitchen"}
     assert (doors.name, doors.sum.data_points[0].as_double) == ("doors_opened_total", 3)

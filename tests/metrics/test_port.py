@@ -27,6 +27,7 @@ def ask(number: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 async def collect_some(families: Families) -> None:
     families.gauge("room_temperature", "Degrees.", 21.5, room='a "b"\n')
+    families.gauge("oven_age", "Since it was bought.", 5, unit="seconds")
     families.counter("doors_opened", "Times.", 3)
 
 
@@ -57,6 +58,7 @@ async def test_a_look_has_the_numbers_with_their_labels_and_the_process() -> Non
     assert 'room_temperature{room="a \\"b\\"\\\\n",row="7",site="lab"} 21.5' in text
     assert 'doors_opened_total{row="7",site="lab"} 3.0' in text
     assert "# TYPE doors_opened_total counter" in text
+    assert 'oven_age_seconds{row="7",site="lab"} 5.0' in text, "Prometheus has units in names"
     assert "process_resident_memory_bytes" in text
 
 

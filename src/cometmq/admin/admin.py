@@ -267,10 +267,11 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         for number in range(amount):
             queue = queues[number % len(queues)] if queues else None
             began = time.perf_counter()
-            sent, result = True, ""
+            sent, result, ids = True, "", ("", "", -1)
             try:
                 done = await producer.send(Message(topic=topic, body=b"a" * size), queue=queue)
                 queue, result = done.queue, done.status.name
+                ids = done.msg_id, done.offset_msg_id, done.queue_offset
             except CometError as error:
                 sent, result = False, str(error)
             yield SendTime(
@@ -279,6 +280,9 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
                 sent=sent,
                 result=result,
                 millis=(time.perf_counter() - began) * 1000,
+                msg_id=ids[0],
+                offset_msg_id=ids[1],
+                queue_offset=ids[2],
             )
 
     async def send(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from cometmq.admin import groups
 from cometmq.admin.servers import ServerAdmin
@@ -18,6 +18,7 @@ from cometmq.protocol.bodies import (
     ProducerInfo,
     ProducerTableInfo,
     SubscriptionGroupConfig,
+    SubscriptionGroupList,
     SubscriptionGroupTable,
 )
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode
@@ -123,6 +124,22 @@ class GroupAdmin(ServerAdmin):
         for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
             await self.client.brokers.call(
                 addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode()
+            )
+            yield addr
+
+    async def update_groups(
+        self,
+        configs: Sequence[SubscriptionGroupConfig],
+        *,
+        broker_addr: str | None = None,
+        cluster: str | None = None,
+    ) -> AsyncIterator[str]:
+        """Make groups, or replace their settings, in one request to one broker or to each master of a
+        cluster; yields each address. Not for Apache's 4.9."""
+        body = SubscriptionGroupList(group_config_list=list(configs)).encode()
+        for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
+            await self.client.brokers.call(
+                addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=body
             )
             yield addr
 

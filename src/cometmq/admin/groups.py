@@ -32,7 +32,7 @@ from cometmq.protocol.bodies import (
     QueryCorrectionOffsetBody,
     TopicRouteData,
 )
-from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, version_name
+from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, version_name
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -199,13 +199,14 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
         settings = member.settings or {}
         if member.max_reconsume_times is not None:
             settings[MOST_RETRIES] = str(member.max_reconsume_times)
-        problem = ""
+        problem, queues = "", None
         if not wants or not pulling:
             try:
                 async with gate:
                     info = await running_info(client, route, group, member.client_id)
                 wants = wants or wants_of(info.subscription_set)
                 settings |= settings_of(info.properties)
+                queues = sorted(info.mq_table)
             except CometError as error:
                 problem = "" if wants else str(error)
         return MemberSubscriptions(
@@ -215,6 +216,7 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
             subscriptions=dict(sorted(wants)),
             problem=problem,
             settings=dict(sorted(settings.items())),
+            queues=queues,
         )
 
     found = await asyncio.gather(*(of(member) for member in connected.connection_set))
@@ -229,7 +231,31 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
         members=list(found),
         differences=differences(known),
         setting_differences=setting_differences(settings),
+        unbalanced=await unbalanced(client, found),
     )
+
+
+async def unbalanced(
+    client: ClientInstance, found: Iterable[MemberSubscriptions]
+) -> dict[str, list[str]] | None:
+    """The queues of what members subscribe that have no member, or several, with those. None: a member has
+    not said which it holds, or each has all (broadcasting)."""
+    holders: dict[MessageQueue, list[str]] = {}
+    for topic in sorted({topic for each in found for topic in each.subscriptions}):
+        try:
+            route = await client.namesrv.route(topic)
+        except NoRouteError:
+            continue  # nobody has sent to it yet
+        for data in route.queue_datas:
+            for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
+                holders[MessageQueue(topic, data.broker_name, queue_id)] = []
+    for member in found:
+        if member.queues is None or member.settings.get("messageModel") == "BROADCASTING":
+            return None
+        for queue in member.queues:
+            if queue in holders:
+                holders[queue].append(member.client_id)
+    return {str(queue): ids for queue, ids in sorted(holders.items()) if len(ids) != 1}
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:

@@ -18,9 +18,19 @@ from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BrokerError, CometError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import ConsumerConnection, GetConsumerStatusBody, TopicRouteData
+from cometmq.protocol.bodies import (
+    ClientConnection,
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    TopicRouteData,
+)
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
+from cometmq.protocol.headers import (
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ResetOffsetRequestHeader,
+)
 
 QUEUES_AT_ONCE = 16
 END = -1
@@ -32,6 +42,9 @@ KEPT_S = 6.0
 """Members that pull store their offsets every 5 s: what was stored meanwhile must still be there then."""
 LOOK_S = 0.1
 BROADCASTING = "BROADCASTING"
+SAME_MS = 2
+"""By how much a member may say the same moment differently."""
+Busy = dict[tuple[str, MessageQueue], int]
 RESET_TIMEOUT_S = 15.0
 
 
@@ -126,6 +139,7 @@ class BrokerReset:
         self._online = online
         self._broadcasts = online is not None and online.message_model == BROADCASTING
         self.resets: list[QueueReset] = []
+        self._busy_before: Busy = {}
 
     @classmethod
     async def plan(
@@ -133,7 +147,7 @@ class BrokerReset:
     ) -> BrokerReset:
         """Look where the group is, and where it is to go."""
         made = cls(client, wanted, addr, await online_at(client, addr, wanted.group))
-        said = await made._said_by_members() if made._broadcasts else {}
+        said = await made.said_by_members() if made._broadcasts else {}
         counts = {
             data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas
         }
@@ -191,6 +205,8 @@ class BrokerReset:
                 with contextlib.suppress(BrokerError):
                     await self._tell()
             return
+        if self._broadcasts:
+            self._busy_before = await self._busy()
         try:
             told = await self._tell()
         except BrokerError as error:
@@ -261,12 +277,22 @@ class BrokerReset:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> list[QueueReset]:
-        said = await self._said_by_members() if self._broadcasts else {}
+        said, begun_anew = {}, set()
+        if self._broadcasts:
+            said, busy = await self.said_by_members(), await self._busy()
+            same = {
+                queue for (client, queue), at in busy.items()
+                if at - self._busy_before.get((client, queue), at) <= SAME_MS
+            }  # fmt: skip
+            begun_anew = {queue for _, queue in busy} - same
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
                 return each  # it has been there: what comes later is the group's own doing
             queue = self._queue(each)
+            if queue in begun_anew:
+                # They may have consumed all of it again since, and be where they were.
+                return msgspec.structs.replace(each, seen=said.get(queue), problem="")
             if self._broadcasts:
                 seen = said.get(queue)
             else:
@@ -289,7 +315,26 @@ class BrokerReset:
             return f"the members were told, but are still at {seen}"
         return ""
 
-    async def _said_by_members(self) -> dict[MessageQueue, int]:
+    async def _busy(self) -> Busy:
+        """When each member began with each queue, or consumed of it last, as far as they answer."""
+        found: Busy = {}
+
+        async def of(member: ClientConnection) -> None:
+            header = GetConsumerRunningInfoRequestHeader(
+                consumer_group=self._wanted.group, client_id=member.client_id, jstack_enable=False
+            )
+            with contextlib.suppress(CometError):
+                answer = await self._client.brokers.call(
+                    self._addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header
+                )
+                for queue, held in ConsumerRunningInfo.decode(answer.body).mq_table.items():
+                    found[member.client_id, queue] = held.last_consume_timestamp
+
+        members = self._online.connection_set if self._online is not None else []
+        await for_each(members, of, groups.ASKED_AT_ONCE)
+        return found
+
+    async def said_by_members(self) -> dict[MessageQueue, int]:
         """The lowest offset that any member has in each queue."""
         header = GetConsumerStatusRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
         try:

@@ -55,6 +55,12 @@ class ServerAdmin(Client):
         """Addresses of the masters of a cluster. Raises UnknownNameError for a cluster nobody knows."""
         return list(await self.cluster_addrs(cluster))
 
+    async def names_in(self, cluster: str) -> set[str]:
+        """The names of a cluster's brokers. Raises UnknownNameError for a cluster nobody knows."""
+        info = await self.cluster_info()
+        check_cluster(cluster, info)
+        return set(info.cluster_addr_table[cluster])
+
     # -- brokers
 
     async def broker_config(self, broker_addr: str) -> dict[str, str]:

@@ -15,7 +15,13 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.group.allocate import AllocateAveragely
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import ClusterInfo, TopicRouteData, TopicStatsTable
+from cometmq.protocol.bodies import (
+    ClusterInfo,
+    TopicConfig,
+    TopicConfigList,
+    TopicRouteData,
+    TopicStatsTable,
+)
 from cometmq.protocol.bodies_admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, ORDER_TOPIC_CONFIG, RETRY_PREFIX, Perm, RequestCode
 from cometmq.protocol.headers import TopicRequestHeader
@@ -67,6 +73,16 @@ class TopicAdmin(ServerAdmin):
                 order=settings.order,
                 attributes=settings.attributes,
             )
+            yield addr
+
+    async def create_topics(
+        self, topics: Sequence[TopicConfig], *, broker_addr: str | None = None, cluster: str | None = None
+    ) -> AsyncIterator[str]:
+        """Create or change topics, in one request to one broker or to each master of a cluster; yields each
+        address. Attributes are changes: "+key" -> value. Not for Apache's 4.9."""
+        body = TopicConfigList(topic_config_list=list(topics)).encode()
+        for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
+            await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
             yield addr
 
     async def purge_topic(
@@ -180,8 +196,9 @@ class TopicAdmin(ServerAdmin):
 
     async def change_topic_perm(
         self, topic: str, perm: int, *, broker_addr: str | None = None, cluster: str | None = None
-    ) -> AsyncIterator[tuple[str, int]]:
-        """Change a topic's permission at one master or all of a cluster; yields address and old permission.
+    ) -> AsyncIterator[tuple[str, int, TopicSettings]]:
+        """Change a topic's permission at one master or all of a cluster; yields address, old permission, and
+        what was set.
         Nothing else of the topic changes. Raises UnknownNameError for an address that is no master of the
         topic."""
         route = await self.route(topic)
@@ -206,7 +223,7 @@ class TopicAdmin(ServerAdmin):
                 has_unit_sub=bool(data.topic_sys_flag & UNIT_SUB_FLAG),
             )
             async for _ in self.create_topic(settings, broker_addr=addr):
-                yield addr, data.perm
+                yield addr, data.perm, settings
 
     async def allocation(self, topic: str, clients: Sequence[str]) -> dict[str, list[MessageQueue]]:
         """Client -> the queues that it would have of a topic if these were the members of a group. Clients

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cometmq.message import MessageExt, SendResult, WaitingMessage
+from cometmq.message import MessageExt, MessageQueue, SendResult, WaitingMessage
 from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionGroupConfig
 from cometmq.protocol.codes import MASTER_ID
 from cometmq.protocol.traces import AnyTrace
@@ -157,7 +157,8 @@ class RetryLimits(Value, frozen=True, kw_only=True):
 
 class MemberSubscriptions(Value, frozen=True, kw_only=True):
     """What a member of a group subscribes: topic -> expression; `problem` says why that is not known.
-    settings: messageModel, consumeFromWhere and maxReconsumeTimes, as far as they are known."""
+    settings: messageModel, consumeFromWhere and maxReconsumeTimes, as far as they are known. queues: those
+    that it holds, where it was asked."""
 
     client_id: str
     client_addr: str
@@ -165,17 +166,20 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
     subscriptions: dict[str, str]
     problem: str = ""
     settings: dict[str, str] = {}
+    queues: list[MessageQueue] | None = None
 
 
 class GroupSubscriptions(Value, frozen=True, kw_only=True):
     """What the members of a group subscribe. differences: topic -> expression ("" for not subscribed) -> the
     client ids that say so, for the topics in which members differ. setting_differences: the same for their
-    settings; the client id "" stands for the group itself, with the retryMaxTimes that it was given."""
+    settings; the client id "" stands for the group itself, with the retryMaxTimes that it was given.
+    unbalanced: the queues, as topic@broker:id, that have no member or several -> these; None: not known."""
 
     group: str
     members: list[MemberSubscriptions]
     differences: dict[str, dict[str, list[str]]]
     setting_differences: dict[str, dict[str, list[str]]] = {}
+    unbalanced: dict[str, list[str]] | None = None
 
 
 class TrackType(StrEnum):
@@ -474,3 +478,6 @@ class SendTime(Value, frozen=True, kw_only=True):
     sent: bool
     result: str
     millis: float
+    msg_id: str = ""
+    offset_msg_id: str = ""
+    queue_offset: int = -1

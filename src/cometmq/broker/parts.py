@@ -256,6 +256,7 @@ class BrokerParts:
             stats=self.stats,
             protection=self.protection,
             runtime=runtime,
+            address=self._address,
             transactions=self.transactions.ledger,
             connections=lambda: len(self.server.connections),
             registered=self.registrar.state,
@@ -370,6 +371,7 @@ class BrokerParts:
         await self._open_vip()
         self._use_topic_limits()
         self.tables.start()
+        self.stats.boot_log_end = self.store.log.end
         self._count_topics()
         self.pulls.start()
         if not self.store.slave:

@@ -14,13 +14,14 @@ LABEL_CHARACTERS = 255
 
 @dataclass(eq=False, slots=True)
 class Family:
-    """Samples of one name. name: without the `_total` of a counter. samples: values of the labels, in their
-    order, and the number."""
+    """Samples of one name. name: without the `_total` of a counter, and without the unit. samples: values of
+    the labels, in their order, and the number."""
 
     name: str
     words: str
     kind: Literal["gauge", "counter"]
     labels: tuple[str, ...]
+    unit: str = ""
     samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
 
 
@@ -42,13 +43,14 @@ class Families:
         """Whether there is no room for another sample."""
         return self._left <= 0
 
-    def gauge(self, name: str, words: str, value: float, **labels: object) -> None:
-        """One more sample of what goes up and down."""
-        self._add(name, words, "gauge", value, labels)
+    def gauge(self, name: str, words: str, value: float, *, unit: str = "", **labels: object) -> None:
+        """One more sample of what goes up and down. unit: Prometheus has it at the end of the name, and
+        OpenTelemetry beside it."""
+        self._add(name, words, "gauge", value, labels, unit)
 
     def counter(self, name: str, words: str, value: float, **labels: object) -> None:
         """One more sample of what only grows; name: without `_total`."""
-        self._add(name, words, "counter", value, labels)
+        self._add(name, words, "counter", value, labels, "")
 
     def _add(
         self,
@@ -57,6 +59,7 @@ class Families:
         kind: Literal["gauge", "counter"],
         value: float,
         labels: dict[str, object],
+        unit: str,
     ) -> None:
         if self._left <= 0:
             self.cut = True
@@ -64,7 +67,7 @@ class Families:
         self._left -= 1
         family = self.table.get(name)
         if family is None:
-            family = self.table[name] = Family(name, words, kind, (*self._names, *labels))
+            family = self.table[name] = Family(name, words, kind, (*self._names, *labels), unit)
         family.samples.append(((*self._values, *map(_label, labels.values())), float(value)))
 
 

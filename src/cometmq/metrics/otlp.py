@@ -88,6 +88,6 @@ class OtlpPush:
             for values, number in family.samples
         ]
         if family.kind == "gauge":
-            return Metric(family.name, family.words, "", Gauge(points))
+            return Metric(family.name, family.words, family.unit, Gauge(points))
         grows = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
         return Metric(f"{family.name}_total", family.words, "", grows)

@@ -129,7 +129,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         for family in self._source.families().table.values():
             kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(family.name, family.words, labels=family.labels)
+            metric = kind(family.name, family.words, labels=family.labels, unit=family.unit)
             for values, number in family.samples:
                 metric.add_metric(values, number)
             yield metric

@@ -74,6 +74,12 @@ class TopicConfigTable(Body):
     data_version: DataVersion | None = None
 
 
+class TopicConfigList(Body):
+    """Topics to be made or changed together (code 18, 5.x). attributes: changes, as "+key" -> value."""
+
+    topic_config_list: list[TopicConfig] = empty(list)
+
+
 RETRY_MAX_TIMES = 16  # of a group that nobody has given another number
 
 
@@ -101,6 +107,12 @@ class SubscriptionGroupTable(Body):
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = empty(dict)
     data_version: DataVersion | None = None
+
+
+class SubscriptionGroupList(Body):
+    """Groups to be made or changed together (code 225, 5.x)."""
+
+    group_config_list: list[SubscriptionGroupConfig] = empty(list)
 
 
 # -- routes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.admin.conftest import Shell
 
 
@@ -23,7 +25,12 @@ def test_sends_to_a_broker_are_measured(mq: Shell) -> None:
     lines = mq.ok("sendMsgStatus", "-b", mq.broker.broker_name, "-c", "3").lines
 
     assert len(lines) == 3
-    assert all("SendResult [sendStatus=SEND_OK, messageQueue=MessageQueue [" in line for line in lines)
+    form = (
+        r"rt=\d+ms, SendResult=SendResult \[sendStatus=SEND_OK, msgId=[0-9A-F]{32}, "
+        r"offsetMsgId=[0-9A-F]{32}, "
+        r"messageQueue=MessageQueue \[topic=(\S+), brokerName=\1, queueId=\d+\], queueOffset=\d+\]"
+    )
+    assert all(re.fullmatch(form, line) for line in lines)
 
 
 def test_sends_to_all_brokers_are_measured(mq: Shell) -> None:

@@ -119,6 +119,19 @@ def test_a_message_is_found_by_its_offset_id_with_all_details(mq: Shell, tmp_pat
     assert shown["WARN"] == "No Consumer"
 
 
+def test_the_body_is_printed_in_a_charset(mq: Shell) -> None:
+    sent = mq.ok("sendMessage", "-t", "bodies", "-p", "gr\u00fc\u00df", "--json").json
+    words = ("queryMsgById", "-i", sent["offsetMsgId"])
+
+    assert "Message Body:        gr\u00fc\u00df" in mq.ok(*words, "-f", "UTF-8").lines
+    place = ("-b", mq.broker.broker_name, "-i", str(sent["queueId"]), "-o", str(sent["queueOffset"]))
+    shown = mq.ok("queryMsgByOffset", "-t", "bodies", *place, "--bodyFormat", "latin-1")
+    assert "Message Body:        gr\u00c3\u00bc\u00c3\\x9f" in shown.lines
+    assert not any("Message Body: " in line for line in mq.ok(*words).lines)
+    for wrong in ("nonsense", "base64"):
+        assert f"no charset is named '{wrong}'" in mq.run(*words, "-f", wrong).err
+
+
 def test_several_offset_ids_give_several_messages(mq: Shell) -> None:
     ids = [send(mq, "by-ids", body)["offsetMsgId"] for body in ("one", "two")]
 
@@ -244,9 +257,10 @@ class TestConsumeMessage:
 
         lines = mq.ok("consumeMessage", "-t", "shown").lines
 
-        assert lines[0].startswith(f"MSGID: {sent['msgId']} {mq.broker.broker_name} queue {sent['queueId']}")
-        assert "'TAGS': 'T'" in lines[0]
-        assert lines[1] == "BODY: the body"
+        (line,) = lines
+        assert line.startswith(f"MSGID: {sent['msgId']} MessageExt [brokerName={mq.broker.broker_name}, ")
+        assert "TAGS=T" in line
+        assert line.endswith(" BODY: the body")
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

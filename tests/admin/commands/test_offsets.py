@@ -10,7 +10,7 @@ import pytest
 from tests.admin.conftest import Outcome, Shell, consume
 
 from cometmq.admin import Admin
-from cometmq.admin.offsets import Reset
+from cometmq.admin.offsets import BrokerReset, Reset
 from cometmq.admin.values import QueueReset
 from cometmq.client import ConsumeFromWhere, MessageModel, PullConsumer, PushConsumer, PushOptions
 from cometmq.message import MessageExt, MessageQueue
@@ -141,6 +141,30 @@ def test_a_running_group_consumes_again(
     assert said.lines[1].split() == ["#brokerName", "#queueId", "#offset"]
     assert said.lines[2].split() == [mq.broker.broker_name, "0", "0"]
     assert f"set {topic}-group in {topic} at {mq.broker.broker_name} queue 0 from 3 to 0, " in said.err
+
+
+def test_members_that_have_consumed_it_all_again_already_are_no_problem(
+    mq: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members that broadcast keep their offsets: by the time they are asked they may be where they were."""
+    said = BrokerReset.said_by_members
+
+    async def late(self: BrokerReset) -> dict[MessageQueue, int]:
+        await asyncio.sleep(0.5)
+        return await said(self)
+
+    fill(mq, "at-once")
+    options = PushOptions(
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        message_model=MessageModel.BROADCASTING,
+        offset_dir=str(tmp_path),
+    )
+    monkeypatch.setattr(BrokerReset, "said_by_members", late)
+
+    words = ("resetOffsetByTime", "-s", "0")
+    _, bodies = asyncio.run(reset_while_online(mq, "at-once", words, options))
+
+    assert sorted(bodies) == sorted(["0", "1", "2"] * 2)
 
 
 async def reset_while_pulled(mq: Shell, *, overwrites: bool) -> QueueReset:

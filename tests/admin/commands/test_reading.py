@@ -69,7 +69,9 @@ def test_tags_are_counted(mq: Shell, printed: tuple[str, ...]) -> None:
 
 
 def test_a_charset_that_is_none_is_an_error(mq: Shell) -> None:
-    failed = mq.run("printMsg", "-t", "printed", "-c", "EBCDIC-x")
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "nothing-printed")
+
+    failed = mq.run("printMsg", "-t", "nothing-printed", "-c", "EBCDIC-x")
 
     assert (failed.code, "no charset is named 'EBCDIC-x'" in failed.err) == (1, True)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +17,14 @@ from tests.admin.conftest import Shell
 
 from cometmq.admin.commands import mqadmin
 
-LATER = ["haStatus", "resetMasterFlushOffset", "addBroker", "removeBroker"]
+LATER = [
+    "haStatus",
+    "resetMasterFlushOffset",
+    "addBroker",
+    "removeBroker",
+    "updateTopicList",
+    "updateSubGroupList",
+]
 OURS = ["purgeTopic", "resumeCheckHalfMessage"]
 COMMANDS = list(mqadmin.commands)[1:]
 DANGEROUS = [
@@ -53,8 +62,8 @@ def test_what_all_commands_take(command: str) -> None:
     assert all(each.help for name, each in options_of(command).items() if name != "--help")
 
 
-# The options of 4.9.8: short/long, * required. Long names with a blank in them, which nobody can give to
-# Apache's commands, are here without it.
+# The options of 4.9.8, with those that 5.x has more: short/long, * required. Long names with a blank in them,
+# which nobody can give to Apache's commands, are here without it.
 OPTIONS = """
 addWritePerm -b/--brokerName*
 allocateMQ -t/--topic* -i/--ipList*
@@ -69,7 +78,7 @@ clusterList -m/--moreStats -i/--interval -c/--clusterName
 clusterRT -a/--amount -s/--size -c/--cluster -p/--printLog -m/--machineRoom -i/--interval
 consumeMessage -t/--topic* -b/--brokerName -i/--queueId -o/--offset -g/--consumerGroup -s/--beginTimestamp -e/--endTimestamp -c/--MessageNumber
 consumerConnection -g/--consumerGroup* -b/--brokerAddr
-consumerProgress -g/--groupName -s/--showClientIP -t/--topicName
+consumerProgress -g/--groupName -s/--showClientIP -t/--topicName -c/--cluster
 consumerStatus -g/--consumerGroup* -i/--clientId -b/--brokerAddr -s/--jstack
 deleteAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey*
 deleteExpiredCommitLog -b/--brokerAddr -c/--cluster
@@ -87,21 +96,21 @@ printMsgByQueue -t/--topic* -a/--brokerName* -i/--queueId* -c/--charsetName -s/-
 producer -b/--broker*
 producerConnection -g/--producerGroup* -t/--topic*
 queryCq -t/--topic* -q/--queue* -i/--index* -c/--count -b/--broker -g/--consumer
-queryMsgById -i/--msgId* -g/--consumerGroup -d/--clientId -s/--sendMessage -u/--unitName -t/--topic
-queryMsgByKey -t/--topic* -k/--msgKey* -b/--beginTimestamp -e/--endTimestamp -m/--maxNum
-queryMsgByOffset -t/--topic* -b/--brokerName* -i/--queueId* -o/--offset*
-queryMsgByUniqueKey -i/--msgId* -g/--consumerGroup -d/--clientId -t/--topic* -a/--showAll
+queryMsgById -i/--msgId* -g/--consumerGroup -d/--clientId -s/--sendMessage -u/--unitName -t/--topic -f/--bodyFormat -c/--cluster
+queryMsgByKey -t/--topic* -k/--msgKey* -b/--beginTimestamp -e/--endTimestamp -m/--maxNum -c/--cluster
+queryMsgByOffset -t/--topic* -b/--brokerName* -i/--queueId* -o/--offset* -f/--bodyFormat
+queryMsgByUniqueKey -i/--msgId* -g/--consumerGroup -d/--clientId -t/--topic* -a/--showAll -c/--cluster
 queryMsgTraceById -i/--msgId* -t/--traceTopic -b/--beginTimestamp -e/--endTimestamp -c/--maxNum
 resetOffsetByTime -g/--group* -t/--topic* -s/--timestamp* -f/--force -c/--cplus -b/--broker -q/--queue -o/--offset
 sendMessage -t/--topic* -p/--body* -k/--key -c/--tags -b/--broker -i/--qid -m/--msgTraceEnable
 sendMsgStatus -b/--brokerName* -s/--messageSize -c/--count
-skipAccumulatedMessage -g/--group* -t/--topic* -f/--force
+skipAccumulatedMessage -g/--group* -t/--topic* -f/--force -c/--cluster
 startMonitoring
 statsAll -a/--activeTopic -t/--topic
 topicClusterList -t/--topic*
 topicList -c/--clusterModel
 topicRoute -t/--topic* -l/--list
-topicStatus -t/--topic*
+topicStatus -t/--topic* -c/--cluster
 updateAclConfig -b/--brokerAddr -c/--clusterName -a/--accessKey* -s/--secretKey* -w/--whiteRemoteAddress -i/--defaultTopicPerm -u/--defaultGroupPerm -t/--topicPerms -g/--groupPerms -m/--admin
 updateBrokerConfig -b/--brokerAddr -c/--clusterName -a/--updateAllBroker -k/--key* -v/--value*
 updateGlobalWhiteAddr -b/--brokerAddr -c/--clusterName -g/--globalWhiteRemoteAddresses* -p/--aclFileFullPath
@@ -299,3 +308,27 @@ def test_completion_knows_commands_in_any_case_and_their_options(shell: str, wor
     shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
 
     assert wanted in shown.stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_by_what_the_page_says(tmp_path: Path) -> None:
+    """In a shell, with the function that it reads and calls itself."""
+    program = tmp_path / "mqadmin"
+    program.write_text(f"#!{sys.executable}\nfrom cometmq.cli import mqadmin\nmqadmin()\n")
+    program.chmod(0o755)
+    page = (Path(__file__).parents[3] / "docs" / "admin.md").read_text()
+    (line,) = [each for each in page.splitlines() if each.startswith('eval "$(_MQADMIN_COMPLETE=bash')]
+    script = f"""{line}
+        words=$(complete -p mqadmin) || exit 1
+        function=${{words##*-F }}
+        COMP_WORDS=(mqadmin topicRoute --top) COMP_CWORD=2
+        ${{function% mqadmin}} mqadmin
+        echo "${{COMPREPLY[@]}}"
+    """
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": ":".join(sys.path)}
+
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.stdout, done.stderr) == ("--topic\n", "")

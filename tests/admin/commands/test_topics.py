@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.admin.conftest import Shell
 
@@ -150,7 +152,11 @@ def test_the_permission_of_a_topic_is_changed_and_nothing_else(mq: Shell) -> Non
 
     changed = mq.ok("updateTopicPerm", *at, "4")
 
-    assert changed.lines == [f"update topic perm from 6 to 4 in {mq.broker.broker_addr} success."]
+    assert changed.lines == [
+        f"update topic perm from 6 to 4 in {mq.broker.broker_addr} success.",
+        "TopicConfig [topicName=permitted, readQueueNums=3, writeQueueNums=2, perm=R--, "
+        "topicFilterType=SINGLE_TAG, topicSysFlag=1, order=false].",
+    ]
     queues = mq.ok("topicRoute", "-t", "permitted").json["queueDatas"][0]
     assert [queues[key] for key in ("perm", "readQueueNums", "writeQueueNums", "topicSysFlag")] == [
         4,
@@ -213,3 +219,43 @@ def test_a_deletion_is_only_told_in_a_dry_run(mq: Shell) -> None:
     assert "spared" in mq.ok("topicList").lines
     assert mq.ok(*words, "--json").json["brokerAddrs"] == [mq.broker.broker_addr]
     assert "spared" not in mq.ok("topicList").lines
+
+
+def test_topics_and_groups_of_a_file_are_made_together(mq: Shell, tmp_path: Path) -> None:
+    topics, groups = tmp_path / "topics.json", tmp_path / "groups.json"
+    topics.write_text('[{"topicName":"listed-1","writeQueueNums":3},{"topicName":"listed-2"}]')
+    groups.write_text('[{"groupName":"listed-group","retryMaxTimes":2}]')
+
+    made = mq.ok("updateTopicList", "-c", "DefaultCluster", "-f", str(topics))
+
+    addr = mq.broker.broker_addr
+    assert made.lines == [f"submit batch of topic config to {addr} success, please check the result later."]
+    assert {"listed-1", "listed-2"} <= set(mq.ok("topicList").lines)
+    assert len(mq.ok("topicStatus", "-t", "listed-1", "-c", "DefaultCluster", "--json").json) == 3
+    made = mq.ok("updateSubGroupList", "-b", addr, "-f", str(groups), "--json")
+    assert made.json == {"groups": ["listed-group"], "brokerAddrs": [addr]}
+    (found,) = mq.ok("getConsumerConfig", "-g", "listed-group", "--json").json
+    assert found["config"]["retryMaxTimes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{}", "expected a list"), ("[]", "something in it"), ("[{]", "JSON"), ("[7]", "not an object")],
+)
+def test_a_file_without_a_list_is_an_error(mq: Shell, tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text(text)
+
+    failed = mq.run("updateTopicList", "-c", "DefaultCluster", "-f", str(path))
+
+    assert failed.code == 1
+    assert str(path) in failed.err
+    assert words in failed.err
+
+
+def test_a_cluster_that_nobody_knows_is_an_error(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "somewhere")
+
+    failed = mq.run("topicStatus", "-t", "somewhere", "-c", "nowhere")
+
+    assert (failed.code, "nowhere" in failed.err) == (1, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from tests.broker.conftest import commit, create, queue, records, refused
@@ -44,6 +45,19 @@ class TestConsumersAreTold:
         await self.reset(peer, -1, language="CPP")
         told = await consumer.notice(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
         assert bytes(told.body).startswith(b'{"offsetTable":[{')
+
+    async def test_a_time_behind_the_last_message_is_the_end_for_5x(self, cluster, peer):
+        """4.9 takes the nearest message, the last one; 5.x's `now` is a time, and means the end."""
+        await create(peer)
+        await peer.send_numbers(3)
+        await commit(peer, 0, 1)
+        await commit(peer, 1, 0)
+        await cluster.peer().heartbeat("c1")
+        later = time.time_ns() // 1_000_000 + 60_000
+        for version, offset in ((407, 2), (513, 3)):
+            header = ResetOffsetRequestHeader(topic="Orders", group="G", timestamp=later, is_force=True)
+            answer = await peer.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, version=version)
+            assert ResetOffsetBody.decode(answer.body).offset_table[queue(0)] == offset
 
     async def test_without_force_offsets_only_go_back(self, cluster, peer):
         await create(peer)

@@ -86,23 +86,88 @@ async def test_numbers_are_those_of_what_happened(tmp_path: Path) -> None:
         assert value(found, "rocketmq_messages_in_total", topic="Orders", is_system="false") == 5
         assert value(found, "rocketmq_producer_offset", topic="Orders", broker="broker-a") == 5
         assert value(found, "rocketmq_consumer_lag_messages", **group, is_retry="false") == 3
-        assert 0 < value(found, "rocketmq_consumer_lag_latency", **group) < 600_000
+        assert 0 < value(found, "rocketmq_consumer_lag_latency_milliseconds", **group) < 600_000
         assert value(found, "cometmq_queue_lag_messages", **group, queue="0", node_id="broker-a") == 3
-        labels = {"group": "G", "topic": "Orders", "countOfOnlineConsumers": "1", "msgModel": "CLUSTERING"}
+        labels = {"group": "G", "topic": "Orders", "countOfOnlineConsumers": "1", "msgModel": "1"}
         assert value(found, "rocketmq_group_diff", **labels) == 3
         assert value(found, "rocketmq_group_count", group="G") == 1
-        assert value(found, "rocketmq_consumer_connections", consumer_group="G", language="PYTHON") == 1
+        assert value(found, "rocketmq_consumer_connections", consumer_group="G", language="python") == 1
         assert value(found, "rocketmq_messages_out_total", **group) == 5
-        for name in ("half_messages", "timing_messages", "timer_enqueue_lag", "timer_dequeue_latency"):
+        for name in ("half_messages", "timer_enqueue_lag", "timer_dequeue_latency_milliseconds"):
             assert value(found, f"rocketmq_{name}") == 0
-        assert value(found, "rocketmq_storage_size") > 5 * 100
+        assert value(found, "cometmq_log_size_bytes") > 5 * 100
         assert value(found, "cometmq_store_writeable") == 1
         assert value(found, "cometmq_connections") == 1
         assert value(found, "rocketmq_brokeruntime_msg_put_total_today_now") == 5
         await commit(peer, 0, 5)
         found = await look(one.parts.metrics.port)
         assert value(found, "rocketmq_consumer_lag_messages", **group) == 0
-        assert value(found, "rocketmq_consumer_lag_latency", **group) == 0
+        assert value(found, "rocketmq_consumer_lag_latency_milliseconds", **group) == 0
+
+
+OF_BROKER = {"cluster", "broker", "brokerIP"}
+OF_RUNTIME = OF_BROKER | {"brokerHost", "des", "boottime", "broker_version"}
+OF_GROUP = {"cluster", "broker", "group", "topic"}
+NODE = {"cluster", "node_type", "node_id"}
+CLIENT = NODE | {"language", "version", "protocol_type"}
+LAG = NODE | {"consumer_group", "topic", "is_retry", "is_system"}
+DISK = NODE | {"storage_type", "storage_medium"}
+LABELS = {
+    "rocketmq_broker_tps": OF_BROKER,
+    "rocketmq_broker_qps": OF_BROKER,
+    "rocketmq_broker_commitlog_diff": OF_BROKER,
+    "rocketmq_brokeruntime_commitlogdir_capacity_free": OF_RUNTIME,
+    "rocketmq_brokeruntime_earliest_message_timestamp": OF_RUNTIME,
+    "rocketmq_brokeruntime_put_message_average_size": OF_RUNTIME,
+    "rocketmq_brokeruntime_put_tps10": OF_RUNTIME,
+    "rocketmq_brokeruntime_remain_howmanydata_toflush": OF_RUNTIME,
+    "rocketmq_producer_tps": {"cluster", "broker", "topic"},
+    "rocketmq_producer_offset": {"cluster", "broker", "topic"},
+    "rocketmq_producer_count": {"cluster", "broker", "group"},
+    "rocketmq_topic_dlq_offset": {"cluster", "broker", "group"},
+    "rocketmq_consumer_tps": OF_GROUP,
+    "rocketmq_consumer_offset": OF_GROUP,
+    "rocketmq_group_get_latency_by_storetime": OF_GROUP,
+    "rocketmq_group_diff": OF_GROUP | {"countOfOnlineConsumers", "msgModel"},
+    "rocketmq_messages_in_total": NODE | {"topic", "is_system"},
+    "rocketmq_messages_out_total": LAG - {"is_retry"},
+    "rocketmq_consumer_lag_messages": LAG,
+    "rocketmq_consumer_lag_latency_milliseconds": LAG,
+    "rocketmq_producer_connections": CLIENT,
+    "rocketmq_consumer_connections": CLIENT | {"consumer_group", "consume_mode", "is_system"},
+    "rocketmq_send_to_dlq_messages_total": NODE | {"consumer_group", "is_system"},
+    "rocketmq_storage_size_bytes": DISK,
+    "rocketmq_storage_flush_behind_bytes": DISK,
+    "rocketmq_storage_message_reserve_time_milliseconds": DISK,
+    "rocketmq_timer_dequeue_latency_milliseconds": DISK,
+    "rocketmq_timing_messages": DISK | {"topic"},
+    "rocketmq_processor_watermark": NODE | {"processor"},
+}
+
+
+async def test_names_and_labels_are_those_of_rocketmqs_own_monitoring(tmp_path: Path) -> None:
+    async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        await peer.send_numbers(5)
+        await peer.send(topic="%DLQ%G")
+        await peer.send(properties={"TIMER_DELAY_SEC": "600"})
+        async with asyncio.timeout(20):
+            while one.parts.timers.pending.followed < 1:
+                await asyncio.sleep(0.01)
+        await peer.heartbeat()
+        await peer.heartbeat(producers=("P",))
+        await commit(peer, 0, 2)
+        found = await look(one.parts.metrics.port)
+        addr = one.addr
+    assert {name: {key for given, _ in found[name] for key in given} for name in LABELS} == LABELS
+    labels = {"brokerIP": addr, "des": "V4_9_7", "broker_version": "407", "brokerHost": ""}
+    assert value(found, "rocketmq_brokeruntime_put_message_average_size", **labels) > 100
+    assert 0 <= value(found, "rocketmq_storage_message_reserve_time_milliseconds") < 600_000
+    mode = {"consume_mode": "push", "protocol_type": "remoting", "is_system": "false", "version": "v4_9_7"}
+    assert value(found, "rocketmq_consumer_connections", consumer_group="G", **mode) == 1
+    assert value(found, "rocketmq_timing_messages", topic="Orders") == 1
+    assert value(found, "rocketmq_producer_count", group="P") == 1
+    assert value(found, "rocketmq_broker_tps", brokerIP=addr) > 0
+    assert value(found, "rocketmq_producer_tps", topic="Orders") > 0
 
 
 async def test_the_dashboard_asks_for_what_there_is(tmp_path: Path) -> None:

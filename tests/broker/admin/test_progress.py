@@ -199,6 +199,18 @@ class TestCounted:
         went = BrokerStatsData.decode((await self.counted(peer, "GROUP_GET_NUMS", "Orders@G")).body)
         assert went.stats_minute.sum == 3
 
+    async def test_messages_of_the_whole_broker(self, peer):
+        """What rocketmq-exporter's rocketmq_broker_tps and _qps come from."""
+        await peer.send_numbers(3)
+        await peer.send("Other")
+        await peer.pull()
+        for name, count in (("BROKER_PUT_NUMS", 4), ("BROKER_GET_NUMS", 3)):
+            found = BrokerStatsData.decode((await self.counted(peer, name, "DefaultCluster")).body)
+            assert (found.stats_minute.sum, found.stats_day.sum) == (count, count)
+            refused(
+                await self.counted(peer, name, "Elsewhere"), 1, f"The stats <{name}> <Elsewhere> not exist"
+            )
+
     @pytest.mark.parametrize(
         ("name", "key"),
         [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,40 @@ class TestSettings:
         ):
             assert len([float(word) for word in table[name].split(" ")]) == 3
         assert {"runtime", "bootTimestamp", "commitLogDiskRatio", "consumeQueueDiskRatio"} <= set(table)
+
+    async def test_the_oldest_message_and_the_sizes_are_told(self, cluster, peer):
+        async def told():
+            return KVTable.decode((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+
+        assert (await told())["earliestMessageTimeStamp"] == "-1"
+        before = time.time_ns() // 1_000_000
+        await peer.send(body=b"x" * 1000)
+        table = await told()
+        assert before <= int(table["earliestMessageTimeStamp"]) <= time.time_ns() // 1_000_000
+        assert 1000 < float(table["putMessageAverageSize"]) < 1500
+        await peer.send()
+        again = await told()
+        assert again["earliestMessageTimeStamp"] == table["earliestMessageTimeStamp"]
+        assert int(again["putMessageSizeTotal"]) > int(table["putMessageSizeTotal"])
+
+    async def test_rocketmq_exporter_can_read_the_table(self, peer):
+        """It gives up the whole table where one of these is not there, or no number."""
+        table = KVTable.decode((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+        pools = [f"{pool}ThreadPoolQueue{part}" for pool in ("send", "pull", "query")
+                 for part in ("Size", "Capacity", "HeadWaitTimeMills")]  # fmt: skip
+        days = [f"msg{way}Total{day}" for way in ("Put", "Get")
+                for day in ("TodayNow", "TodayMorning", "YesterdayMorning")]  # fmt: skip
+        for name in (
+            *pools, *days, "bootTimestamp", "brokerVersion", "commitLogMaxOffset", "commitLogMinOffset",
+            "dispatchBehindBytes", "dispatchMaxBuffer", "earliestMessageTimeStamp", "getMessageEntireTimeMax",
+            "pageCacheLockTimeMills", "putMessageEntireTimeMax", "putMessageSizeTotal",
+            "putMessageTimesTotal", "remainTransientStoreBufferNumbs", "startAcceptSendRequestTimeStamp",
+        ):  # fmt: skip
+            int(table[name])
+        for name in ("commitLogDiskRatio", "consumeQueueDiskRatio", "putMessageAverageSize"):
+            float(table[name])
+        float(table["remainHowManyDataToFlush"].split()[0])
+        assert re.fullmatch(r"Total : [\d.]+ \w+, Free : [\d.]+ \w+\.", table["commitLogDirCapacity"])
 
     async def test_the_runtime_table_tells_of_timers_as_5x_does(self, cluster, peer):
         async def told():

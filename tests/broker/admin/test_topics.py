@@ -57,6 +57,36 @@ class TestTopics:
         assert (await create(peer, topic, **more)).code == code
         assert cluster.broker.parts.tables.topics.version == before
 
+    async def test_several_are_made_by_one_request_of_5x(self, cluster, peer):
+        body = (
+            b'{"topicConfigList":[{"topicName":"One","readQueueNums":3,"writeQueueNums":2,"perm":6,'
+            b'"attributes":{"+message.type":"FIFO"}},{"topicName":"Two","order":true}]}'
+        )
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body, version=NEW)).code == 0
+        table = cluster.broker.parts.tables.topics.table
+        one, two = table["One"], table["Two"]
+        assert (one.read_queue_nums, one.write_queue_nums, one.attributes) == (3, 2, {"message.type": "FIFO"})
+        assert (two.read_queue_nums, two.order) == (16, True)
+        namesrv = cluster.peer(cluster.namesrv_addr)
+        answer = await namesrv.call(105, GetRouteInfoRequestHeader(topic="Two"))
+        assert TopicRouteData.decode(answer.body).queue_datas[0].write_queue_nums == 16
+
+    @pytest.mark.parametrize("wrong", [b'{"topicName":"TBW102"}', b'{"topicName":"T","perm":99}', b"7"])
+    async def test_one_of_them_that_cannot_be_leaves_all_as_they_were(self, cluster, peer, wrong):
+        before = cluster.broker.parts.tables.topics.version
+        body = b'{"topicConfigList":[{"topicName":"One"},' + wrong + b"]}"
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body)).code != 0
+        assert cluster.broker.parts.tables.topics.version == before
+
+    async def test_several_groups_are_made_by_one_request_of_5x(self, cluster, peer):
+        body = b'{"groupConfigList":[{"groupName":"A","retryMaxTimes":3},{"groupName":"B"}]}'
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, body)).code == 0
+        groups = cluster.broker.parts.tables.groups.table
+        assert (groups["A"].retry_max_times, groups["B"].retry_max_times) == (3, 16)
+        wrong = b'{"groupConfigList":[{"groupName":"C"},{"groupName":"a b"}]}'
+        assert (await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, wrong)).code == 1
+        assert "C" not in groups
+
     async def test_deleting_takes_queues_and_offsets_along(self, cluster, peer):
         await peer.send()
         await commit(peer, 0, 1)

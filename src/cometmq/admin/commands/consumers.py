@@ -13,10 +13,14 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
     BROKER,
+    CLUSTER,
+    FILE,
     TOPIC,
     admin_command,
     dangerous,
     goes_on,
+    in_cluster,
+    list_of,
     name_option,
     show,
     show_if_text,
@@ -40,17 +44,20 @@ CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, he
     name_option("-g", "--groupName", "group", help="This group, queue by queue; else all groups."),
     switch("-s", "--showClientIP", "show_client_ip", help="Show which client holds each queue."),
     name_option("-t", "--topicName", "topic", help="Only this topic of the group."),
+    CLUSTER,
 )
-async def consumer_progress(admin: Admin, group: str | None, show_client_ip: bool, topic: str | None) -> None:
+async def consumer_progress(
+    admin: Admin, group: str | None, show_client_ip: bool, topic: str | None, cluster: str | None
+) -> None:
     """Query consumers's progress, speed."""
     if group is None:
         groups = await admin.groups()
         tell(groups, formats.group_summaries(groups))
         return
     progress = await admin.progress(group, with_client_ip=show_client_ip)
-    if topic is not None:
-        rows = [row for row in progress.queues if row.topic == topic]
-        progress = msgspec.structs.replace(progress, queues=rows)
+    rows = await in_cluster(admin, cluster, progress.queues)
+    rows = [row for row in rows if topic in (None, row.topic)]
+    progress = msgspec.structs.replace(progress, queues=rows)
     tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip))
 
 
@@ -174,6 +181,22 @@ async def update_sub_group(
         addrs.append(addr)
         show_if_text(f"create subscription group to {addr} success.")
     tell({"brokerAddrs": addrs, "config": config}, [formats.group_config_line(config)])
+
+
+@admin_command("updateSubGroupList", target_options, FILE)
+async def update_sub_group_list(
+    admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
+) -> None:
+    """Update or create subscription groups in batch (5.x)."""
+    configs = list_of(filename, SubscriptionGroupConfig)
+    addrs = []
+    async for addr in admin.update_groups(configs, broker_addr=broker_addr, cluster=cluster):
+        addrs.append(addr)
+        show_if_text(
+            f"submit batch of subscription group config to {addr} success, please check the result later."
+        )
+    if wants_json():
+        show_json({"groups": [each.group_name for each in configs], "brokerAddrs": addrs})
 
 
 @admin_command(

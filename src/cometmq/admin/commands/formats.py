@@ -206,10 +206,12 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
 
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
     """A line for each member, then whether they subscribe the same and have the same settings, and who says
-    what where they do not."""
+    what where they do not; else whether each queue has one of them."""
+    row = "%-10s %-40s %-20s %s"
+    yield row % ("#Index", "#ClientId", "#Version", "#Subscription")
     for number, member in enumerate(found.members, 1):
         says = "; ".join(f"{topic} {expression}" for topic, expression in member.subscriptions.items())
-        yield f"{number:03d}  {member.client_id:<40} {member.version:<20} {member.problem or says}"
+        yield row % (number, member.client_id, member.version, member.problem or says)
     yield ""
     form = "%-48s  %-32s  %s"
     if found.differences:
@@ -226,6 +228,11 @@ def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
     for name, said in found.setting_differences.items():
         for value, clients in said.items():
             yield form % (name, value, ", ".join(each or "(retryMaxTimes of the group)" for each in clients))
+    if found.unbalanced is not None and not (found.differences or found.setting_differences):
+        yield ""
+        yield f"Rebalance {'Failed' if found.unbalanced else 'OK'}"
+        for queue, clients in found.unbalanced.items():
+            yield f"{queue} {', '.join(clients) or '(nobody)'}"
 
 
 def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:
@@ -565,4 +572,7 @@ def send_time(row: SendTime, *, title: bool) -> Iterator[str]:
 
 def send_status(row: SendTime, topic: str) -> str:
     queue = queue_text(MessageQueue(topic, row.broker_name, row.queue_id))
-    return f"rt={round(row.millis)}ms, SendResult=SendResult [sendStatus={row.result}, messageQueue={queue}]"
+    return (
+        f"rt={round(row.millis)}ms, SendResult=SendResult [sendStatus={row.result}, msgId={row.msg_id}, "
+        f"offsetMsgId={row.offset_msg_id}, messageQueue={queue}, queueOffset={row.queue_offset}]"
+    )

@@ -10,9 +10,12 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.body_files import write_body
 from cometmq.admin.commands.shell import (
+    BODY_FORMAT,
+    CLUSTER,
     TOPIC,
     F,
     admin_command,
+    in_cluster,
     show,
     show_json,
     switch,
@@ -24,7 +27,6 @@ from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
-from cometmq.text import local_time
 
 KEY_HITS_MAX = 64
 MILLISECONDS = click.IntRange(*ALWAYS)
@@ -61,6 +63,10 @@ def consume_directly_options(command: F) -> F:
 @click.option(
     "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted like Apache's; has no use."
 )
+@BODY_FORMAT
+@click.option(
+    "-c", "--cluster", metavar="NAME", expose_value=False, help="Accepted like Apache's; an id is enough."
+)
 async def query_msg_by_id(
     admin: Admin,
     msg_ids: str,
@@ -68,6 +74,7 @@ async def query_msg_by_id(
     group: str | None,
     client_id: str | None,
     resend: bool,
+    charset: str | None,
 ) -> None:
     """Query Message by Id."""
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
@@ -80,7 +87,7 @@ async def query_msg_by_id(
             prepared = f"prepare resend msg. originalMsgId={message.offset_msg_id}"
             tell(SendView.of(result), [prepared, *formats.send_result(result)])
     else:
-        await show_messages(admin, messages, offset_id=True)
+        await show_messages(admin, messages, offset_id=True, charset=charset)
 
 
 @admin_command(
@@ -102,10 +109,14 @@ async def query_msg_by_id(
         show_default=True,
         help="Messages at most.",
     ),
+    CLUSTER,
 )
-async def query_msg_by_key(admin: Admin, topic: str, key: str, begin: int, end: int, limit: int) -> None:
+async def query_msg_by_key(
+    admin: Admin, topic: str, key: str, begin: int, end: int, limit: int, cluster: str | None
+) -> None:
     """Query Message by Key."""
-    messages = await admin.messages_by_key(topic, key, limit, begin_ms=begin, end_ms=end)
+    found = await admin.messages_by_key(topic, key, limit, begin_ms=begin, end_ms=end)
+    messages = await in_cluster(admin, cluster, found)
     tell([MessageView.of(message) for message in messages], formats.key_hits(messages))
 
 
@@ -114,6 +125,7 @@ async def query_msg_by_key(admin: Admin, topic: str, key: str, begin: int, end: 
 @consume_directly_options
 @TOPIC
 @click.option("-a", "--showAll", "show_all", is_flag=True, help=f"Print all hits, {UNIQUE_HITS_MAX} at most.")
+@CLUSTER
 async def query_msg_by_unique_key(
     admin: Admin,
     msg_id: str,
@@ -121,9 +133,11 @@ async def query_msg_by_unique_key(
     client_id: str | None,
     topic: str,
     show_all: bool,
+    cluster: str | None,
 ) -> None:
     """Query Message by Unique key."""
-    messages = await admin.messages_by_unique_key(topic, msg_id.strip(), UNIQUE_HITS_MAX)
+    hits = await admin.messages_by_unique_key(topic, msg_id.strip(), UNIQUE_HITS_MAX)
+    messages = await in_cluster(admin, cluster, hits)
     if not messages:
         raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
     if group and client_id:
@@ -284,16 +298,12 @@ async def consume_message(
         count=count,
     )
     async for message in admin.read(wanted, group=group):
-        view = MessageView.of(message)
         # A listing that may be long is printed as it comes: one JSON object a line.
-        show_json(view, indent=None) if wants_json() else show_text(view)
-
-
-def show_text(view: MessageView) -> None:
-    """Id, place, properties and body on two lines."""
-    place = f"{view.broker_name} queue {view.queue_id} offset {view.queue_offset}"
-    stored = local_time(view.store_timestamp, ",")
-    show([f"MSGID: {view.msg_id} {place} stored {stored} {view.properties}", f"BODY: {view.body}"])
+        if wants_json():
+            show_json(MessageView.of(message), indent=None)
+        else:
+            body = bytes(message.body).decode("utf-8", "replace")
+            show([f"MSGID: {message.msg_id} {formats.message_text(message)} BODY: {body}"])
 
 
 async def consume_directly(admin: Admin, messages: list[MessageExt], group: str, client_id: str) -> None:
@@ -303,12 +313,17 @@ async def consume_directly(admin: Admin, messages: list[MessageExt], group: str,
         tell(result, formats.direct_result(result))
 
 
-async def show_messages(admin: Admin, messages: list[MessageExt], *, offset_id: bool) -> None:
-    """Print each message, with its body in a file and what became of it in each group; or all as JSON."""
+async def show_messages(
+    admin: Admin, messages: list[MessageExt], *, offset_id: bool, charset: str | None = None
+) -> None:
+    """Print each message, with its body in a file and what became of it in each group; or all as JSON.
+    charset: print the body too."""
     if wants_json():
         show_json([MessageView.of(message) for message in messages])
         return
     for message in messages:
         show(formats.message_details(message, body_path=write_body(message), offset_id=offset_id))
+        if charset is not None:
+            show([f"{'Message Body:':<20} {bytes(message.body).decode(charset, 'replace')}"])
         show(formats.message_tracks(await admin.tracks(message)))
         show([""])

@@ -10,6 +10,7 @@ import click
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
+    CLUSTER,
     TOPIC,
     admin_command,
     dangerous,
@@ -103,9 +104,7 @@ async def reset_offset_by_time(
     await reset(admin, wanted, dry_run, [title])
 
 
-@admin_command(
-    "skipAccumulatedMessage", GROUP, TOPIC, FORCE, name_option("--cluster", help="Only there."), dangerous
-)
+@admin_command("skipAccumulatedMessage", GROUP, TOPIC, FORCE, CLUSTER, dangerous)
 async def skip_accumulated_message(
     admin: Admin, group: str, topic: str, force: bool, cluster: str | None, dry_run: bool
 ) -> None:

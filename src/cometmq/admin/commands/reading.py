@@ -10,6 +10,7 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.messages import show_messages
 from cometmq.admin.commands.shell import (
+    BODY_FORMAT,
     TOPIC,
     admin_command,
     name_option,
@@ -79,7 +80,7 @@ async def print_msg(
     print_body: bool,
 ) -> None:
     """Print Message Detail, of all messages of a topic."""
-    text_of(b"", charset)
+    text_of(b"-", charset)  # of no bytes nobody asks it
     whole = ReadRange(topic=topic, begin_ms=begin, end_ms=end, count=None, expression=expression)
     async for queue, first, behind in admin.queue_bounds(whole):
         if not wants_json():
@@ -129,7 +130,7 @@ async def print_msg_by_queue(
     calculate: bool,
 ) -> None:
     """Print Message Detail, of one queue: messages (-p true), or how many have each tag (-f true)."""
-    text_of(b"", charset)
+    text_of(b"-", charset)  # of no bytes nobody asks it
     wanted = ReadRange(
         topic=topic,
         broker_name=broker_name,
@@ -162,8 +163,11 @@ async def print_msg_by_queue(
     click.option(
         "-o", "--offset", required=True, type=click.IntRange(0, 2**63 - 1), help="Offset in the queue."
     ),
+    BODY_FORMAT,
 )
-async def query_msg_by_offset(admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int) -> None:
+async def query_msg_by_offset(
+    admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, charset: str | None
+) -> None:
     """Query Message by offset."""
     message = await admin.message_at(topic, broker_name, queue_id, offset)
-    await show_messages(admin, [message], offset_id=True)
+    await show_messages(admin, [message], offset_id=True, charset=charset)

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 import msgspec
@@ -17,10 +17,24 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import environment_credentials
-from cometmq.errors import ConfigError, YamlError
+from cometmq.errors import BodyError, ConfigError, YamlError
+from cometmq.protocol.json_body import Body
+from cometmq.protocol.lenient import loads
 from cometmq.text import is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
+B = TypeVar("B", bound=Body)
+
+
+class AtBroker(Protocol):
+    """Something that lies at a broker."""
+
+    @property
+    def broker_name(self) -> str: ...
+
+
+R = TypeVar("R", bound=AtBroker)
+LIST_BYTES_MAX = 16 << 20  # what fits into a request
 Work = Callable[..., Awaitable[None]]
 PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
 name_option = functools.partial(click.option, type=str.strip, metavar="NAME")
@@ -144,6 +158,15 @@ def show_if_text(line: str) -> None:
         show([line])
 
 
+def charset(name: str) -> str:
+    """A charset that Python knows. Raises click.BadParameter."""
+    try:
+        b"-".decode(name.strip())  # of no bytes nobody asks the charset
+    except LookupError:
+        raise click.BadParameter(f"no charset is named {name!r}") from None
+    return name.strip()
+
+
 def dangerous(command: F) -> F:
     """`--dry-run`, of a command that takes away what cannot be brought back; see `goes_on`."""
     return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
@@ -159,6 +182,15 @@ def goes_on(dry_run: bool, *deeds: str) -> bool:
         for deed in deeds:
             show_problem(f"will {deed}")
     return not dry_run
+
+
+CLUSTER = name_option("-c", "--cluster", help="Only the brokers of this cluster.")
+BODY_FORMAT = click.option(
+    "-f", "--bodyFormat", "charset", type=charset, metavar="CHARSET", help="Print the body, in this charset."
+)
+FILE = click.option(
+    "-f", "--filename", required=True, metavar="FILE", help="A list in JSON, of what is to be set."
+)
 
 
 def target_options(command: F) -> F:
@@ -238,6 +270,26 @@ def show_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a value as JSON, over several lines or (`indent` None) as one."""
     data = msgspec.json.encode(value)
     click.echo(printable_json(data if indent is None else msgspec.json.format(data, indent=indent)))
+
+
+async def in_cluster(admin: Admin, cluster: str | None, rows: Iterable[R]) -> list[R]:
+    """Of things that lie at a broker those in this cluster; None: all of them."""
+    if cluster is None:
+        return list(rows)
+    names = await admin.names_in(cluster)
+    return [row for row in rows if row.broker_name in names]
+
+
+def list_of(path: str, kind: type[B]) -> list[B]:
+    """The values of a file with a list in JSON. Raises click.ClickException."""
+    try:
+        with open(path, "rb") as file:
+            found = loads(file.read(LIST_BYTES_MAX))
+        if not isinstance(found, list) or not found:
+            raise click.ClickException(f"{path}: expected a list in JSON, with something in it")
+        return [kind.decode(msgspec.json.encode(each)) for each in found]
+    except (OSError, BodyError) as error:
+        raise click.ClickException(f"{path}: {error}") from None
 
 
 def time_ms(text: str) -> int:

@@ -11,10 +11,14 @@ import msgspec
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
+    CLUSTER,
+    FILE,
     TOPIC,
     admin_command,
     dangerous,
     goes_on,
+    in_cluster,
+    list_of,
     show,
     show_if_text,
     show_json,
@@ -24,6 +28,7 @@ from cometmq.admin.commands.shell import (
     time_ms,
     wants_json,
 )
+from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
 
@@ -67,6 +72,20 @@ async def update_topic(
         kind = "broker" if broker_addr else "cluster"
         show_if_text(f"set {kind} orderConf. isOrder=true, orderConf=[{conf}]")
     tell({**msgspec.to_builtins(settings), "brokerAddrs": addrs, "orderConf": conf}, [str(settings)])
+
+
+@admin_command("updateTopicList", target_options, FILE)
+async def update_topic_list(
+    admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
+) -> None:
+    """Create or update topics in batch (5.x)."""
+    topics = list_of(filename, TopicConfig)
+    addrs = []
+    async for addr in admin.create_topics(topics, broker_addr=broker_addr, cluster=cluster):
+        addrs.append(addr)
+        show_if_text(f"submit batch of topic config to {addr} success, please check the result later.")
+    if wants_json():
+        show_json({"topics": [each.topic_name for each in topics], "brokerAddrs": addrs})
 
 
 @admin_command("deleteTopic")
@@ -137,11 +156,10 @@ async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
         show_json(route)
 
 
-@admin_command("topicStatus")
-@TOPIC
-async def topic_status(admin: Admin, topic: str) -> None:
+@admin_command("topicStatus", TOPIC, CLUSTER)
+async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
     """Examine topic Status info."""
-    queues = await admin.topic_status(topic)
+    queues = await in_cluster(admin, cluster, await admin.topic_status(topic))
     tell(queues, formats.topic_status(queues))
 
 
@@ -168,9 +186,12 @@ async def update_topic_perm(
         if (names.get(broker_addr), new) in {(data.broker_name, data.perm) for data in route.queue_datas}:
             raise click.ClickException("new perm equals to the old one!")
     changes = []
-    async for addr, old in admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster):
+    changed = admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster)
+    async for addr, old, settings in changed:
         changes.append({"brokerAddr": addr, "from": old, "to": new})
         show_if_text(f"update topic perm from {old} to {new} in {addr} success.")
+        if broker_addr:
+            show_if_text(f"{settings}.")
     if wants_json():
         show_json(changes)
 

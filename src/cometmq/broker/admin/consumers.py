@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from cometmq import logs
+from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.turns import Turns, encoded
 from cometmq.broker.groups.clients import ClientInfo, ConsumerTable
@@ -78,7 +79,9 @@ class ConsumerAdmin:
             stored = self.tables.offsets.query(group, topic, queue_id)
             if stored < 0:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-            offsets[self.tables.topics.queue(topic, queue_id)] = await self._target(header, queue_id, stored)
+            offsets[self.tables.topics.queue(topic, queue_id)] = await self._target(
+                header, queue_id, stored, compat.search_mode(frame.version, None)
+            )
         clients = self.consumers.online(group)
         if not clients:
             raise CommandError(
@@ -101,7 +104,9 @@ class ConsumerAdmin:
         log.info("offsets of %s in %s reset by %s: %s", group, topic, connection.peer, offsets)
         return frame.response(body=answer)
 
-    async def _target(self, header: ResetOffsetRequestHeader, queue_id: int, stored: int) -> int:
+    async def _target(
+        self, header: ResetOffsetRequestHeader, queue_id: int, stored: int, mode: str | None
+    ) -> int:
         store = self.store
         if header.offset is not None and header.queue_id is not None and header.queue_id >= 0:
             return min(
@@ -112,7 +117,7 @@ class ConsumerAdmin:
             target = store.max_offset(header.topic, queue_id)
         else:
             queue = store.queues.find(header.topic, queue_id)
-            target = max(await store.lookups.offset_by_time(queue, header.timestamp, None), 0)
+            target = max(await store.lookups.offset_by_time(queue, header.timestamp, mode), 0)
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
 

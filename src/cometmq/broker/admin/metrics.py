@@ -7,21 +7,31 @@ the finest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from cometmq.broker.admin.runtime import RuntimeAdmin
+from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.turns import Turns
-from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable, ProducerTable
+from cometmq.broker.groups.clients import ClientInfo, ConsumerGroup, ConsumerTable, ProducerTable
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.metrics import Families
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, TRANS_HALF_TOPIC, version_name
+from cometmq.protocol.bodies_client import CONSUME_TYPES, MESSAGE_MODELS
+from cometmq.protocol.codes import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    TRANS_HALF_TOPIC,
+    is_system_group,
+    version_name,
+)
 from cometmq.store import Clock, MessageStore
 
 LATENCIES_MAX = 2_000
@@ -36,7 +46,10 @@ RUNTIME = {
     "msgGetTotalYesterdayMorning": "msg_gettotal_yesterdaymorning",
     "dispatchBehindBytes": "dispatch_behind_bytes",
     "dispatchMaxBuffer": "dispatch_maxbuffer",
+    "earliestMessageTimeStamp": "earliest_message_timestamp",
     "putMessageTimesTotal": "putmessage_times_total",
+    "putMessageSizeTotal": "put_message_size_total",
+    "putMessageAverageSize": "put_message_average_size",
     "pageCacheLockTimeMills": "pagecache_lock_time_mills",
     "startAcceptSendRequestTimeStamp": "start_accept_sendrequest_time",
     "remainTransientStoreBufferNumbs": "remain_transientstore_buffer_numbs",
@@ -62,6 +75,10 @@ RATES = {
     "getTotalTps": "gettotal_tps",
     "getTransferedTps": "gettransfered_tps",
 }
+# 5.x's names of how a group takes its messages.
+CONSUME_MODES = dict(zip(CONSUME_TYPES, ("pull", "push", "pop"), strict=True))
+BROADCASTING, CLUSTERING = MESSAGE_MODELS
+BYTES, MILLISECONDS = "bytes", "milliseconds"
 Lag = tuple[str, str, int, int]  # group, topic, queue id, messages
 
 
@@ -79,6 +96,7 @@ class BrokerMetrics:
     stats: Stats
     protection: Protection
     runtime: RuntimeAdmin
+    address: BrokerAddress
     transactions: Ledger
     connections: Callable[[], int]
     registered: Callable[[], tuple[int, int]]
@@ -93,8 +111,11 @@ class BrokerMetrics:
     async def collect(self, families: Families) -> None:
         """Add everything, with turns for the rest of the loop in between."""
         turns = Turns()
+        table = await self.runtime.table()
+        self._runtime(families, table)
         self._broker(families)
-        self._store(families)
+        self._timers(families, table)
+        self._store(families, float(table["earliestMessageTimeStamp"]))
         self._clients(families)
         await self._topics(families, turns)
         lags = await self._groups(families, turns)
@@ -115,23 +136,38 @@ class BrokerMetrics:
         """Labels of rocketmq-exporter."""
         return {"cluster": self.config.broker_cluster_name, "broker": self.config.broker_name}
 
-    def _broker(self, families: Families) -> None:
-        table, of_broker = self.runtime.table(), self._of_broker()
-        version = {**of_broker, "broker_version": table["brokerVersionDesc"]}
-        for key, name in RUNTIME.items():
-            families.gauge(
-                f"rocketmq_brokeruntime_{name}", f"{key} of brokerStatus.", float(table[key]), **version
-            )
+    def _runtime(self, families: Families, table: dict[str, str]) -> None:
+        """Of rocketmq-exporter, which asks for the runtime table."""
+        place = {**self._of_broker(), "brokerIP": self.address.text}
+        labels = {
+            **place,
+            "brokerHost": "",  # as there
+            "des": table["brokerVersionDesc"],
+            "boottime": table["bootTimestamp"],
+            "broker_version": table["brokerVersion"],
+        }
+        found = {name: (f"{key} of brokerStatus.", float(table[key])) for key, name in RUNTIME.items()}
         for key, name in RATES.items():
             for span, rate in zip((10, 60, 600), table[key].split(), strict=True):
-                families.gauge(
-                    f"rocketmq_brokeruntime_{name}{span}", f"{key} over {span} s.", float(rate), **version
-                )
-        put, got = float(table["putTps"].split()[0]), float(table["getTransferedTps"].split()[0])
-        families.gauge("rocketmq_broker_tps", "Messages stored a second.", put, **of_broker)
-        families.gauge("rocketmq_broker_qps", "Messages handed out a second.", got, **of_broker)
+                found[f"{name}{span}"] = (f"{key} over {span} s.", float(rate))
+        found["remain_howmanydata_toflush"] = ("Bytes not on the device.", self.store.flusher.unflushed)
+        with suppress(OSError):
+            usage = self.store.disk.usage(self.store.config.commit_log_dirs[0])
+            for name, size in (("total", usage.total), ("free", usage.usable)):
+                found[f"commitlogdir_capacity_{name}"] = ("Bytes.", size)
+        for name, (words, value) in found.items():
+            families.gauge(f"rocketmq_brokeruntime_{name}", words, value, **labels)
+        now_ms = mono_ms(self.clock)
+        for name, words, kind in (
+            ("tps", "Messages stored a second, over a minute.", "put"),
+            ("qps", "Messages handed out a second, over a minute.", "transferred"),
+        ):
+            per_second = self.stats.of_broker(kind, now_ms)[0].per_second
+            families.gauge(f"rocketmq_broker_{name}", words, per_second, **place)
         lag = float(table.get("haLagBytes", 0))
-        families.gauge("rocketmq_broker_commitlog_diff", "Bytes that a slave is behind.", lag, **of_broker)
+        families.gauge("rocketmq_broker_commitlog_diff", "Bytes that a slave is behind.", lag, **place)
+
+    def _broker(self, families: Families) -> None:
         node, load = self._node(), self.protection.load
         topics, groups = len(self.tables.topics.table), len(self.tables.groups.table)
         done, wanted = self.registered()
@@ -140,16 +176,6 @@ class BrokerMetrics:
             ("rocketmq_topic_number", "Topics.", topics),
             ("rocketmq_consumer_group_number", "Consumer groups.", groups),
             ("cometmq_loop_lag_seconds", "How late the loop is.", load.lag_ms / 1000),
-            (
-                "rocketmq_timing_messages",
-                "Messages that wait for their time.",
-                table.get("timerCongestNum", 0),
-            ),
-            (
-                "rocketmq_timer_enqueue_lag",
-                "Of these, not taken in yet.",
-                table.get("timerOffsetBehind", 0),
-            ),
             (
                 "rocketmq_half_messages",
                 "Transactions that wait for their end.",
@@ -161,8 +187,6 @@ class BrokerMetrics:
             ("cometmq_name_servers_registered", "Those that have it.", done),
         ):
             families.gauge(name, words, float(value), **node)
-        late_ms = float(table.get("timerReadBehind", 0)) * 1000
-        families.gauge("rocketmq_timer_dequeue_latency", "How late they are, in ms.", late_ms, **node)
         waiting = load.waiting
         families.gauge(
             "rocketmq_processor_watermark", "Requests that wait.", waiting, **node, processor="send"
@@ -170,50 +194,74 @@ class BrokerMetrics:
         refused = self.protection.refused
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
 
-    def _store(self, families: Families) -> None:
-        store, node = self.store, self._node()
-        disk = {**node, "storage_type": "local", "storage_medium": "disk"}
+    def _of_disk(self) -> dict[str, str]:
+        """Labels of 5.x for what the store counts."""
+        return {**self._node(), "storage_type": "local", "storage_medium": "disk"}
+
+    def _timers(self, families: Families, table: dict[str, str]) -> None:
+        if "timerCongestNum" not in table:
+            return
+        families.gauge(
+            "rocketmq_timer_enqueue_lag", "Messages with a time that are not taken in yet.",
+            float(table["timerOffsetBehind"]), **self._of_disk(),
+        )  # fmt: skip
+        families.gauge(
+            "rocketmq_timer_dequeue_latency", "How late messages with a time are.",
+            float(table["timerReadBehind"]) * 1000, unit=MILLISECONDS, **self._of_disk(),
+        )  # fmt: skip
+
+    def _store(self, families: Families, earliest_ms: float) -> None:
+        store, node, disk = self.store, self._node(), self._of_disk()
         flusher, log = store.flusher, store.log
+        with suppress(OSError):
+            used = store.disk.usage(store.config.store_path_root_dir).used
+            words = "Used bytes of the disk that the store is on."
+            families.gauge("rocketmq_storage_size", words, used, unit=BYTES, **disk)
         for name, words, value in (
-            ("storage_size", "Bytes of the log.", log.end - log.min_position),
-            ("storage_flush_behind_bytes", "Bytes of the log not on the device.", flusher.unflushed),
-            ("storage_dispatch_behind_bytes", "Bytes of the log not in queues.", 0),
+            ("flush", "Bytes of the log not on the device.", flusher.unflushed),
+            ("dispatch", "Bytes of the log not in queues.", 0),
         ):
-            families.gauge(f"rocketmq_{name}", words, value, **disk)
+            families.gauge(f"rocketmq_storage_{name}_behind_bytes", words, value, unit=BYTES, **disk)
+        if earliest_ms > 0:
+            families.gauge(
+                "rocketmq_storage_message_reserve_time", "Age of the oldest message.",
+                max(self.clock.time_ms() - earliest_ms, 0), unit=MILLISECONDS, **disk,
+            )  # fmt: skip
+        size = log.end - log.min_position
+        families.gauge("cometmq_log_size_bytes", "Bytes of the log.", size, unit=BYTES, **node)
         families.gauge(
             "cometmq_store_writeable", "Whether messages are taken.", store.flags.writeable, **node
         )
         words = "Syncs of the log."
         families.counter("cometmq_log_syncs", words, flusher.syncs, **node)
         families.counter("cometmq_log_sync_seconds", f"Time of: {words}", flusher.synced_s, **node)
-        for path, used in store.fullness.log_ratios.items():
-            families.gauge("cometmq_disk_used_ratio", "Of a path of the log.", used, **node, path=path)
-        try:
-            usage = store.disk.usage(store.config.commit_log_dirs[0])
-        except OSError:
-            return
-        of_broker = self._of_broker()
-        for name, size in (("total", usage.total), ("free", usage.usable)):
-            families.gauge(f"rocketmq_brokeruntime_commitlogdir_capacity_{name}", "Bytes.", size, **of_broker)
+        for path, share in store.fullness.log_ratios.items():
+            families.gauge("cometmq_disk_used_ratio", "Of a path of the log.", share, **node, path=path)
 
     def _clients(self, families: Families) -> None:
-        for kind, words, groups in (
-            ("producer", "Connections of producers.", self.producers.groups),
-            ("consumer", "Connections of consumers.", self.consumers.groups),
-        ):
-            counts: dict[tuple[str, str, str], int] = {}
-            for name, group in groups.items():
-                for client in group.by_channel.values():
-                    key = (name if kind == "consumer" else "", client.language, version_name(client.version))
-                    counts[key] = counts.get(key, 0) + 1
-            for (name, language, version), count in counts.items():
-                labels = {"language": language, "version": version}
-                if kind == "consumer":
-                    labels["consumer_group"] = name
-                families.gauge(f"rocketmq_{kind}_connections", words, count, **self._node(), **labels)
+        node, of_broker = self._node(), self._of_broker()
+        producers: Counter[tuple[str, str]] = Counter()
+        for name, group in sorted(self.producers.groups.items()):
+            producers.update(map(_kind, group.by_channel.values()))
+            count = len(group.by_channel)
+            families.gauge("rocketmq_producer_count", "Producers.", count, **of_broker, group=name)
+        for (language, version), count in producers.items():
+            families.gauge(
+                "rocketmq_producer_connections", "Connections of producers.", count,
+                **node, language=language, version=version, protocol_type="remoting",
+            )  # fmt: skip
+        for name, online in sorted(self.consumers.groups.items()):
+            for (language, version), count in Counter(map(_kind, online.by_channel.values())).items():
+                families.gauge(
+                    "rocketmq_consumer_connections", "Connections of consumers.", count,
+                    **node, consumer_group=name, language=language, version=version,
+                    consume_mode=CONSUME_MODES.get(online.consume_type, ""), protocol_type="remoting",
+                    is_system=is_system_group(name),
+                )  # fmt: skip
 
     async def _topics(self, families: Families, turns: Turns) -> None:
         of_broker, node, topics = self._of_broker(), self._node(), self.tables.topics
+        waiting, now_ms = self.tables.timers.counts, mono_ms(self.clock)
         async for topic in turns.each(sorted(topics.table)):
             config = topics.get(topic)
             if config is None:
@@ -231,7 +279,15 @@ class BrokerMetrics:
             if "group" in labels:
                 families.counter(
                     "rocketmq_send_to_dlq_messages", "Dead letters.", stored,
-                    **node, consumer_group=labels["group"],
+                    **node, consumer_group=labels["group"], is_system=is_system_group(labels["group"]),
+                )  # fmt: skip
+            rate = self.stats.topic_put(topic, stored, now_ms)[0].per_second
+            words = "Messages stored a second, over a minute."
+            families.gauge("rocketmq_producer_tps", words, rate, **of_broker, topic=topic)
+            if topic in waiting:
+                families.gauge(
+                    "rocketmq_timing_messages", "Messages that wait for their time.", waiting[topic],
+                    **self._of_disk(), topic=topic,
                 )  # fmt: skip
             families.counter(
                 "rocketmq_messages_in", "Messages stored, since the topic's beginning.", stored,
@@ -278,30 +334,34 @@ class BrokerMetrics:
         behind, consumed, oldest_ms = found
         of_broker, node = self._of_broker(), self._node()
         members = len(online.by_channel) if online is not None else 0
-        model = online.message_model if online is not None else ""
+        model = (online.message_model if online is not None else "") or CLUSTERING
         kind = "diff"
         if topic.startswith(RETRY_PREFIX):
             kind = "retrydiff"
         elif topic.startswith(DLQ_PREFIX):
             kind = "dlqdiff"
-        families.gauge(
-            f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
-            **of_broker, group=group, topic=topic, countOfOnlineConsumers=members, msgModel=model,
-        )  # fmt: skip
+        if model != BROADCASTING:  # each member of such a group has offsets of its own
+            families.gauge(
+                f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
+                **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,
+                msgModel=MESSAGE_MODELS.index(CLUSTERING),
+            )  # fmt: skip
         both = {"group": group, "topic": topic}
         rate = self.stats.group_rate(group, topic, mono_ms(self.clock))
         families.gauge("rocketmq_consumer_tps", "Messages taken a second.", rate, **of_broker, **both)
         families.gauge("rocketmq_consumer_offset", "Messages consumed.", consumed, **of_broker, **both)
+        system = self.tables.topics.is_system(topic) or is_system_group(group)
+        lag = {**node, "consumer_group": group, "topic": topic, "is_system": str(system).lower()}
         families.counter(
             "rocketmq_messages_out", "Messages handed out since the start.",
-            self.stats.group_total(group, topic), **node, consumer_group=group, topic=topic,
-            is_retry=kind == "retrydiff",
+            self.stats.group_total(group, topic), **lag,
         )  # fmt: skip
-        lag = {**node, "consumer_group": group, "topic": topic, "is_retry": kind == "retrydiff"}
+        lag["is_retry"] = str(kind == "retrydiff").lower()
         families.gauge("rocketmq_consumer_lag_messages", "Messages not consumed.", behind, **lag)
         families.gauge(
-            "rocketmq_consumer_lag_latency", "Age in ms of the oldest message not consumed.", oldest_ms, **lag
-        )
+            "rocketmq_consumer_lag_latency", "Age of the oldest message not consumed.", oldest_ms,
+            unit=MILLISECONDS, **lag,
+        )  # fmt: skip
         families.gauge("rocketmq_group_get_latency_by_storetime", "The same.", oldest_ms, **of_broker, **both)
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
@@ -310,3 +370,8 @@ class BrokerMetrics:
         first = max(offset, self.store.min_offset(topic, queue_id), 0)
         stored = await self.store.off_loop.ask(partial(self.store.lookups.store_time_of, queue, first))
         return max(self.clock.time_ms() - stored, 0) if stored > 0 else 0
+
+
+def _kind(client: ClientInfo) -> tuple[str, str]:
+    """Language and version, as 5.x writes them."""
+    return client.language.lower(), version_name(client.version).lower()

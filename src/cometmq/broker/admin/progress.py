@@ -46,6 +46,8 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
+# Statistics of the whole broker -> what counts for them.
+OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
 MAX_ENTRIES = 4096  # of a consume queue, in one answer
 INT64_MAX = 2**63 - 1
 
@@ -88,7 +90,10 @@ class ProgressAdmin:
                 max_offset=maximum,
                 last_update_timestamp=await self._stored_before(topic, queue_id, maximum),
             )
-        return frame.response(body=await encoded(TopicStatsTable(offset_table=table), len(table)))
+        total = sum(each.max_offset for each in table.values())
+        rate = self.stats.topic_put(topic, total, mono_ms(self.clock))[0].per_second
+        stats = TopicStatsTable(offset_table=table, topic_put_tps=rate)
+        return frame.response(body=await encoded(stats, len(table)))
 
     async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
         """Entries of a consume queue."""
@@ -170,8 +175,9 @@ class ProgressAdmin:
         return max(await self.store.off_loop.ask(question), 0)
 
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
-        """Messages that came into a topic (TOPIC_PUT_NUMS), or that a group took of one (GROUP_GET_NUMS, by
-        topic@group), in the last minute, hour and day."""
+        """Messages that came into a topic (TOPIC_PUT_NUMS) or the broker (BROKER_PUT_NUMS, by the cluster's
+        name), that a group took of a topic (GROUP_GET_NUMS, by topic@group) or all took of the broker
+        (BROKER_GET_NUMS), in the last minute, hour and day."""
         header = frame.header(ViewBrokerStatsDataRequestHeader)
         name, key = header.stats_name, header.stats_key
         topic, at, group = key.partition("@")
@@ -182,6 +188,8 @@ class ProgressAdmin:
             found = self.stats.topic_put(topic, total, now_ms)
         elif name == "GROUP_GET_NUMS" and at:
             found = self.stats.group_got(group, topic, now_ms)
+        elif name in OF_BROKER and key == self.address.config.broker_cluster_name:
+            found = self.stats.of_broker(OF_BROKER[name], now_ms)
         else:
             found = []
         if not any(counted.sum for counted in found):
@@ -243,6 +251,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
+                    pull_offset=consumed,  # 5.x's tools show what lies between: what members hold
                 )
             stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base import compat
 from cometmq.broker.base.attributes import changed
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group, check_topic
+from cometmq.broker.base.turns import Turns
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import BodyError, CommandError, ConfigError
 from cometmq.protocol.bodies import (
     SubscriptionGroupConfig,
+    SubscriptionGroupList,
     SubscriptionGroupTable,
     TopicConfig,
+    TopicConfigList,
     TopicConfigTable,
     TopicList,
 )
@@ -85,42 +90,67 @@ class TopicAdmin:
         """Create or replace a topic. Answered when the name servers know it, so that a route query may
         follow.
         """
-        since = self.tables.check_changeable()
         header = frame.header(CreateTopicRequestHeader)
-        name = self._changeable(header.topic, frame.version)
-        filter_type = header.topic_filter_type or FILTER_TYPES[0]
-        if filter_type not in FILTER_TYPES:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{filter_type}] value invalid")
-        self._check_queues("readQueueNums", header.read_queue_nums, frame.version)
-        self._check_queues("writeQueueNums", header.write_queue_nums, frame.version)
-        if not 0 <= header.perm <= 15:
+        wanted = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type or FILTER_TYPES[0],
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=bool(header.order),
+        )
+        return await self._put_topics(connection, frame, [(wanted, header.attributes)])
+
+    async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
+        """Create or replace topics of 5.x's form: all, or none if one of them cannot be."""
+        try:
+            found = TopicConfigList.decode(frame.body).topic_config_list
+        except BodyError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        wanted = []
+        for each in found:
+            words = (each.attributes or {}).items()
+            text = ",".join(key if key.startswith("-") else f"{key}={value}" for key, value in words)
+            wanted.append((each, text))
+        return await self._put_topics(connection, frame, wanted)
+
+    async def _put_topics(
+        self, connection: Connection, frame: Frame, wanted: Sequence[tuple[TopicConfig, str | None]]
+    ) -> Frame:
+        """wanted: topics, with the changes of their attributes."""
+        since = self.tables.check_changeable()
+        if not wanted:
+            return frame.response()
+        checked = [self._checked(each, text, frame.version) for each, text in wanted]
+        async for config in Turns().each(checked):
+            self.tables.topics.put(config)
+            log.info("topic %s set by %s: %s", config.topic_name, connection.peer, config)
+        await self.registered()
+        first = checked[0].topic_name
+        what = f"topic {first} is set" if len(checked) == 1 else f"topic {first} and others are set"
+        await _written(what, lambda: self.tables.topics_kept(since))
+        return frame.response()
+
+    def _checked(self, wanted: TopicConfig, attributes: str | None, version: int) -> TopicConfig:
+        """A topic as it will be."""
+        name = self._changeable(wanted.topic_name, version)
+        if wanted.topic_filter_type not in FILTER_TYPES:
             raise CommandError(
-                compat.invalid_parameter(frame.version), f"perm {header.perm} is not within 0 to 15"
+                ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{wanted.topic_filter_type}] value invalid"
             )
-        topics = self.tables.topics
-        known = topics.get(name)
+        self._check_queues("readQueueNums", wanted.read_queue_nums, version)
+        self._check_queues("writeQueueNums", wanted.write_queue_nums, version)
+        if not 0 <= wanted.perm <= 15:
+            raise CommandError(compat.invalid_parameter(version), f"perm {wanted.perm} is not within 0 to 15")
+        known = self.tables.topics.get(name)
         try:
             reserved = self.config.store.file_reserved_time
-            attributes = changed(known.attributes if known else None, header.attributes, reserved)
+            found = changed(known.attributes if known else None, attributes, reserved)
         except ConfigError as error:
-            raise CommandError(compat.invalid_parameter(frame.version), str(error)) from error
-        order = bool(header.order) if compat.is_5x(frame.version) else known is not None and known.order
-        topics.put(
-            TopicConfig(
-                topic_name=name,
-                read_queue_nums=header.read_queue_nums,
-                write_queue_nums=header.write_queue_nums,
-                perm=header.perm,
-                topic_filter_type=filter_type,
-                topic_sys_flag=header.topic_sys_flag or 0,
-                order=order,
-                attributes=attributes or None,
-            )
-        )
-        log.info("topic %s set by %s: %s", name, connection.peer, topics.get(name))
-        await self.registered()
-        await _written(f"topic {name} is set", lambda: self.tables.topics_kept(since))
-        return frame.response()
+            raise CommandError(compat.invalid_parameter(version), str(error)) from error
+        order = wanted.order if compat.is_5x(version) else known is not None and known.order
+        return msgspec.structs.replace(wanted, topic_name=name, order=order, attributes=found or None)
 
     async def delete_topic_in_broker(self, connection: Connection, frame: Frame) -> Frame:
         """Forget a topic, its queues and its consumer offsets; success for an unknown one.
@@ -209,16 +239,32 @@ class TopicAdmin:
 
     async def update_and_create_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace a group."""
-        since = self.tables.check_changeable()
         try:
             config = SubscriptionGroupConfig.decode(frame.body)
         except BodyError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        check_group(config.group_name, frame.version)
-        self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
-        self.tables.groups.put(config)
-        log.info("group %s set by %s", config.group_name, connection.peer)
-        await _written(f"group {config.group_name} is set", lambda: self.tables.groups_kept(since))
+        return await self._put_groups(connection, frame, [config])
+
+    async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
+        """Create or replace groups of 5.x's form: all, or none if one of them cannot be."""
+        try:
+            found = SubscriptionGroupList.decode(frame.body).group_config_list
+        except BodyError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        return await self._put_groups(connection, frame, found)
+
+    async def _put_groups(
+        self, connection: Connection, frame: Frame, wanted: list[SubscriptionGroupConfig]
+    ) -> Frame:
+        since = self.tables.check_changeable()
+        for config in wanted:
+            check_group(config.group_name, frame.version)
+            self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
+        async for config in Turns().each(wanted):
+            self.tables.groups.put(config)
+            log.info("group %s set by %s", config.group_name, connection.peer)
+        names = ", ".join(config.group_name for config in wanted[:3])
+        await _written(f"group {names} is set", lambda: self.tables.groups_kept(since))
         return frame.response()
 
     def get_all_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:

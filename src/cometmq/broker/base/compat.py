@@ -5,7 +5,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | point | 4.9 requests | 5.x requests |
 |---|---|---|
 | bad topic or group name, bad queue id | 1 SYSTEM_ERROR | 29 INVALID_PARAMETER |
-| search offset by time (29) | nearest message | first at or after it; boundaryType UPPER: last at or before |
+| offset by time (29, 222) | nearest message | first at or after it; boundaryType UPPER: last at or before |
 | offset query (14), topic unknown | 0, offset 0 | 22 QUERY_NOT_FOUND |
 | offset query (14), nothing stored | 0 while the queue is young | same; 22 if setZeroIfNotFound=false |
 | batch (320) | the batch's own properties go to every element | elements keep their own, plus CLUSTER |
@@ -18,7 +18,7 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | CONTAINS, STARTSWITH, ENDSWITH in SQL92 filters | names of properties | operators |
-| 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask them of every broker |
+| 18, 225, 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask every broker |
 
 What differs for everybody is listed below that table of docs/server.md.
 """

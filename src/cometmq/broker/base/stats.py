@@ -37,6 +37,7 @@ class Stats:
     def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
         self.boot_mono_ms = mono_ms
+        self.boot_log_end = 0  # where the log ended when this broker opened it
         self.put = 0
         self.put_failed = 0
         self.get = 0
@@ -51,6 +52,8 @@ class Stats:
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
+        self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
+        self._counted = {"put": 0, "transferred": 0}  # in all of `broker_counts`
         self.group_totals: dict[tuple[str, str], int] = {}  # since the start, but for the present span
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
@@ -62,6 +65,8 @@ class Stats:
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_counts.add(self.group_get, mono_ms)
+            self.broker_counts.add({name: self._since(name) for name in self._counted}, mono_ms)
+            self._counted = {name: getattr(self, name) for name in self._counted}
             if len(self.group_totals) > GROUP_TOTALS_MAX:
                 self.group_totals.clear()
             for key, count in self.group_get.items():
@@ -112,6 +117,14 @@ class Stats:
         before = self._topic_totals
         since = max(total - before.get(topic, 0), 0) if before is not None else 0
         return self.topic_counts.of(topic, mono_ms, since)
+
+    def _since(self, name: str) -> int:
+        """Events that `broker_counts` does not have yet."""
+        return int(getattr(self, name)) - self._counted[name]
+
+    def of_broker(self, name: str, mono_ms: int) -> list[Counted]:
+        """All messages stored ("put") or handed out ("transferred") in the last minute, hour and day."""
+        return self.broker_counts.of(name, mono_ms, self._since(name))
 
     def group_got(self, group: str, topic: str, mono_ms: int) -> list[Counted]:
         """Messages that a group took of a topic in the last minute, hour and day."""

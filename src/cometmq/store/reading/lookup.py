@@ -74,7 +74,7 @@ class Lookup:
                     return found
                 # The store time of the first record that still exists at or behind the oldest of them.
                 begin = max(positions[0], self.commit_log.min_position + self.commit_log.framing.gap)
-                end_ms = await self.off_loop.ask(partial(self._store_time, begin))
+                end_ms = await self.off_loop.ask(partial(self.store_time_at, begin))
                 if end_ms < 0:
                     break
         return []
@@ -98,11 +98,21 @@ class Lookup:
                 await self.off_loop.pause(0)
         return found[::-1]
 
-    def _store_time(self, position: int, reads: Reads) -> int:
+    def store_time_at(self, position: int, reads: Reads) -> int:
         """Store time of the record at a position; -1 where none begins."""
         data = self.commit_log.read(position, PLACE_BYTES, reads)
         place = None if data is None else place_of(data)
         return -1 if place is None else place.store_timestamp_ms
+
+    async def earliest_store_time(self) -> int:
+        """Store time of the first message of the log; -1 when there is none, or it cannot be read."""
+        first = self.commit_log.min_position + self.commit_log.framing.gap
+        if first >= self.commit_log.end:
+            return -1
+        try:
+            return await self.off_loop.ask(partial(self.store_time_at, first))
+        except OSError:
+            return -1  # its segment was deleted meanwhile
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
         """Store time of the message at a queue offset; -1 when it does not exist."""
@@ -111,7 +121,7 @@ class Lookup:
         unit = queue.unit(offset, reads)
         if unit is None or unit[1] == FILLER_SIZE:
             return -1
-        return self._store_time(unit[0], reads)
+        return self.store_time_at(unit[0], reads)
 
     # -- offsets by time --------------------------------------------------------------------------
 
@@ -188,7 +198,7 @@ class Lookup:
     ) -> tuple[int, int] | None:
         units: Iterable[tuple[int, int, int, int]] = queue.units(low, high, reads)
         for offset, position, size, _ in reversed(list(units)) if backwards else units:
-            if size != FILLER_SIZE and (stored := self._store_time(position, reads)) >= 0:
+            if size != FILLER_SIZE and (stored := self.store_time_at(position, reads)) >= 0:
                 return offset, stored
         return None
 
