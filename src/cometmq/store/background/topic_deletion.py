@@ -151,6 +151,7 @@ class TopicDeletion:
                 self.min_offsets.note(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
+            self.deleted.lower(self.commit_log.end)  # which may have been cut meanwhile
             self.min_offsets.save()
         except OSError as failure:
             log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)
