@@ -268,6 +268,7 @@ def test_what_a_topic_gets_in_the_place_of_a_cut_is_not_of_the_deleted_one(tmp_p
     store = again(store, clean=False)
     agree(store)
     assert seen(store) == [b"new"]
+    store.close()
 
 
 def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
