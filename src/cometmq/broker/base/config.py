@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cometmq import logs
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.broker.base.members import check_member
@@ -37,6 +38,8 @@ from cometmq.settings import (
     warn_unknown,
 )
 from cometmq.store import SLAVE, StoreConfig
+
+log = logs.logger(__name__)
 
 # What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
 # decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
@@ -69,6 +72,8 @@ AT_NEXT_START = frozenset(
     }
 )  # fmt: skip
 """What UPDATE_BROKER_CONFIG takes and writes, but only the next start uses."""
+MASTER_ID = 0
+"""The brokerId of every master."""
 HELD_PULLS_MAX = 1 << 20
 """The most that the settings of held pulls can be: each pull costs about a kilobyte."""
 
@@ -174,6 +179,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
 
+    def __post_init__(self) -> None:
+        if self.store.broker_role != SLAVE and not self.store.enable_d_leger_commit_log:
+            self.broker_id = MASTER_ID
+
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
         """Read a properties file's pairs. Raises ConfigError(key, value, expected)."""
@@ -183,6 +192,11 @@ class BrokerConfig(MetricsSettings, kw_only=True):
                 warn_unknown(key, KNOWN_KEYS)
         INERT.check(properties)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
+        said, role = own.get("broker_id", config.broker_id), config.store.broker_role
+        if said != config.broker_id:
+            log.warning(
+                "brokerId=%s counts as %d: the broker is a master, brokerRole=%s", said, MASTER_ID, role
+            )
         config.check()
         return config
 

@@ -127,6 +127,23 @@ class DurableTables:
         self.delays.load(self.delays_file.load())
         self.timers.load(self.timers_file.load_or_empty())
 
+    def adopt(self) -> None:
+        """Have the topics and queues of the log that the table does not know: it was written before a kill,
+        or is a former master's as it was some seconds before the end.
+
+        Queues beyond those of a known topic count if they have a message that is newer than the table: else
+        somebody has taken them away."""
+        topics, store = self.topics, self._store
+        counts: dict[str, int] = {}
+        for queue in store.queues:
+            known = topics.get(queue.topic)
+            if not queue.max_offset or (known is not None and queue.queue_id < known.read_queue_nums):
+                continue
+            stored_ms = store.lookups.store_time_of(queue, queue.max_offset - 1)
+            if known is None or stored_ms > topics.version.timestamp:
+                counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+        topics.adopt(counts)
+
     def _queues_with_messages(self, topic: str) -> int:
         """How many queues a topic must have for all of its messages to be reached."""
         queues = self._store.queues.of_topic(topic)

@@ -5,15 +5,15 @@ must neither bring them back nor take them for records of a new topic of that na
 with the end of the log at that moment, until the log begins behind it. Apache's broker ignores this file:
 there, deleted messages can come back and hide new ones after a crash.
 
-No such position lies behind the end of the log: when the log ends earlier (after a power failure, or cut), what
-comes behind it is new.
+No such position lies behind the end of the log: when the log ends earlier (after a power failure, or cut),
+what comes behind it is new.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from cometmq.protocol.record.many import Run
 from cometmq.store.base.disk import Disk
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
+
+MOST_TOLD = 1000
+"""The most that a slave is told of at once, the newest: what it lacks of others it finds out by itself."""
 
 
 class DeletedTopics:
@@ -37,7 +40,7 @@ class DeletedTopics:
         self._lock = threading.Lock()  # a cut, in the loop, may meet a deletion that a thread notes
         self.under_way = 0  # deletions that may be noted here already while their queues are still there
 
-    def add(self, topics: list[str], log_end: int, log_min: int) -> None:
+    def add(self, topics: Sequence[str], log_end: int, log_min: int) -> None:
         """Keep a deletion, on the device when this returns. Raises OSError; then nothing is kept."""
         with self._lock:
             ends = {topic: end for topic, end in self.ends.items() if end > log_min}
@@ -62,6 +65,11 @@ class DeletedTopics:
     def _replace(self, ends: dict[str, int]) -> None:
         self._table.save({"deletedTopics": ends})
         self.ends = ends
+
+    def newest(self, log_min: int) -> dict[str, int]:
+        """The newest deletions of which the log, which begins at `log_min`, may still hold messages."""
+        ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
+        return {topic: end for end, topic in ends[:MOST_TOLD]}
 
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""
