@@ -97,6 +97,29 @@ async def test_a_topic_that_is_made_anew_is_whole_on_who_was_away(group):
     assert lengths(group.brokers[leader].parts, "Again") == [3]
 
 
+async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(group):
+    leader = await group.leader()
+    away, other = group.followers()
+    peer = group.peers[leader]
+    await create(peer, "Gone")
+    for number in range(3):
+        assert (await peer.send("Gone", b"%d" % number)).code == 0
+    await group.equal()
+    await until(lambda: "Gone" in tables(group, away).topics.table)
+    await group.stop(away)
+    assert (await peer.delete_topic("Gone")).code == 0
+    await group.stop(leader)
+    await group.start(away)
+    await until(lambda: any(map(group.leads, group.brokers)), 20)
+    if not group.leads(away):
+        assert (await group.change(other, "transfer", away)).code == 0
+        await until(lambda: group.leads(away), 20)
+    for member in (away, other):
+        parts = group.brokers[member].parts
+        await until(lambda parts=parts: not parts.store.queues.of_topic("Gone"))
+        assert "Gone" not in parts.tables.topics.table
+
+
 @pytest.fixture
 def without_copies(monkeypatch):
     """Members in this list copy nothing."""

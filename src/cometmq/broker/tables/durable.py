@@ -37,9 +37,13 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
+from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, UNSENDABLE_TOPICS
 from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, MessageStore
 
 log = logs.logger(__name__)
+
+NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
+"""Topics of the broker's own that no table has, or that it makes itself."""
 
 # Apache's broker waits this long before it first writes offsets.
 FIRST_WRITE_S = 10.0
@@ -137,6 +141,8 @@ class DurableTables:
         counts: dict[str, int] = {}
         for queue in store.queues:
             known = topics.get(queue.topic)
+            if queue.topic in NOT_LISTED:
+                continue
             if not queue.max_offset or (known is not None and queue.queue_id < known.read_queue_nums):
                 continue
             stored_ms = store.lookups.store_time_of(queue, queue.max_offset - 1)
