@@ -179,10 +179,6 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
 
-    def __post_init__(self) -> None:
-        if self.store.broker_role != SLAVE and not self.store.enable_d_leger_commit_log:
-            self.broker_id = MASTER_ID
-
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
         """Read a properties file's pairs. Raises ConfigError(key, value, expected)."""
@@ -192,12 +188,11 @@ class BrokerConfig(MetricsSettings, kw_only=True):
                 warn_unknown(key, KNOWN_KEYS)
         INERT.check(properties)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
-        said, role = own.get("broker_id", config.broker_id), config.store.broker_role
-        if said != config.broker_id:
-            log.warning(
-                "brokerId=%s counts as %d: the broker is a master, brokerRole=%s", said, MASTER_ID, role
-            )
         config.check()
+        role = config.store.broker_role
+        if config.broker_id and role != SLAVE and not config.store.enable_d_leger_commit_log:
+            log.warning("brokerId=%d counts as %d: brokerRole=%s", config.broker_id, MASTER_ID, role)
+            config.broker_id = MASTER_ID
         return config
 
     def check(self) -> None:

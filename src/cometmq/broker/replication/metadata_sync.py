@@ -12,8 +12,9 @@ what its own followers have (see raft_tables.py).
 
 The queues of a topic that the master has deleted go here, too. Without that a topic made anew would show its
 old messages in those queues that have got no new one yet (RecordDispatch sees to the others). A master of
-ours says up to where in the log, which is one log; of another it is found out by what it has. Nothing is taken
-before the logs have been compared afterwards: a master that came back without its disk knows nothing.
+ours says up to where in the log, which is one log; of another it is found out by what it has.
+
+Nothing is taken before the logs have been compared: a master that came back without its disk knows nothing.
 """
 
 from __future__ import annotations
