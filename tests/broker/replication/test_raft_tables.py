@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.broker.conftest import commit, create, records, until
 from tests.broker.replication.raft_group import RaftGroup
@@ -118,6 +120,27 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
         parts = group.brokers[member].parts
         await until(lambda parts=parts: not parts.store.queues.of_topic("Gone"))
         assert "Gone" not in parts.tables.topics.table
+
+
+async def test_a_topic_is_deleted_while_others_get_messages(group):
+    leader = await group.leader()
+    peer = group.peers[leader]
+    await create(peer, "Gone")
+    assert (await peer.send("Gone")).code == 0
+
+    async def load():
+        while True:
+            await asyncio.gather(*(peer.send("Busy") for _ in range(20)))
+
+    sending = asyncio.create_task(load())
+    try:
+        await until(lambda: group.brokers[leader].parts.store.max_offset("Busy", 0) > 100)
+        assert (await peer.delete_topic("Gone")).code == 0
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
+    for member in group.brokers:
+        await until(lambda m=member: not group.brokers[m].parts.store.queues.of_topic("Gone"))
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ class TopicAdmin:
         body = TopicConfigTable(
             data_version=topics.version,
             topic_config_table=topics.table,
-            deleted_topics=store.deleted.newest(store.log.min_position) or None,
+            deleted_topics=store.deleted.newest(store.log.min_position, store.log.end) or None,
         )
         return frame.response(body=body.encode())
 

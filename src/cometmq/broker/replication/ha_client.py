@@ -228,8 +228,9 @@ class HaClient:
         except (OSError, ValueError, KeyError) as error:
             raise LogsContradict(f"the logs cannot be compared: {error}") from error
         if contradicts:
-            self.core.contradicts(self._clock.monotonic(), contradicts)
-            self._tick.schedule()
+            if self.core.master is not None and self.core.master.addr == addr:
+                self.core.contradicts(self._clock.monotonic(), contradicts)
+                self._tick.schedule()
             raise LogsContradict(contradicts)
 
     async def _contradiction(self, addr: str) -> str:

@@ -145,8 +145,8 @@ class DurableTables:
                 continue
             if not queue.max_offset or (known is not None and queue.queue_id < known.read_queue_nums):
                 continue
-            stored_ms = store.lookups.store_time_of(queue, queue.max_offset - 1)
-            if known is None or stored_ms > topics.version.timestamp:
+            newest = queue.max_offset - 1
+            if known is None or store.lookups.store_time_of(queue, newest) > topics.version.timestamp:
                 counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         topics.adopt(counts)
 

@@ -66,10 +66,11 @@ class DeletedTopics:
         self._table.save({"deletedTopics": ends})
         self.ends = ends
 
-    def newest(self, log_min: int) -> dict[str, int]:
-        """The newest deletions of which the log, which begins at `log_min`, may still hold messages."""
+    def newest(self, log_min: int, log_end: int) -> dict[str, int]:
+        """The newest deletions of which a log from `log_min` to `log_end` may still hold messages. One that
+        is being noted may be for an end that the log has not reached."""
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
-        return {topic: end for end, topic in ends[:MOST_TOLD]}
+        return {topic: min(end, log_end) for end, topic in ends[:MOST_TOLD]}
 
     def hides(self, topic: str, position: int) -> bool:
         """Whether the record at `position` belongs to a deleted topic."""
