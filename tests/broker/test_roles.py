@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 
 import pytest
 from tests.broker.conftest import COMMIT, held, records, running, until
 
+from cometmq.admin.commands import formats
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
 from cometmq.store import ManualClock, SystemClock
@@ -124,6 +127,33 @@ def test_a_slave_needs_an_id_of_its_own(tmp_path):
         BrokerConfig.from_properties({"brokerRole": "SLAVE"})
     assert error.value.key == "brokerId"
     assert BrokerConfig.from_properties({"brokerRole": "SLAVE", "brokerId": "1"}).store.broker_role == "SLAVE"
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER", None])
+def test_a_master_has_the_id_of_a_master(role, caplog):
+    given = {"brokerId": "3"} | ({"brokerRole": role} if role else {})
+    config = BrokerConfig.from_properties(given)
+    assert config.properties()["brokerId"] == "0"
+    assert "brokerId=3 counts as 0" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["0", "-1"])
+def test_a_slave_with_the_id_of_a_master_is_refused(given):
+    with pytest.raises(ConfigError, match="positive number") as error:
+        BrokerConfig.from_properties({"brokerRole": "SLAVE", "brokerId": given})
+    assert (error.value.key, error.value.value) == ("brokerId", given)
+
+
+async def test_a_master_without_its_port_for_slaves_says_why(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with running(tmp_path, haListenPort=str(port)) as (broker, peer):
+            answer = await peer.call(RequestCode.GET_BROKER_HA_STATUS)
+            said = f"port {port}, where slaves connect, is not available: "
+            status = HaRuntimeInfo.decode(answer.body)
+            assert (status.master, status.problem.startswith(said)) == (True, True)
+            assert any(said in line for line in formats.ha_status(broker.addr, status))
+            assert broker.parts.replication.facts()["haProblem"] == status.problem
 
 
 async def test_the_role_of_a_running_broker_stays(started):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -205,6 +206,11 @@ class Clients:
                 self._owned[process.name, queue] = self.history.begin(
                     "own", process=process.name, group=GROUP, topic=topic, queue=name_of(queue)
                 )
+
+    @property
+    def owned(self) -> Counter[str]:
+        """How many members have each queue."""
+        return Counter(name_of(queue) for _, queue in self._owned)
 
     def kill_member(self, process: Process) -> None:
         """End a member at once."""

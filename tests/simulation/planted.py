@@ -26,8 +26,10 @@ from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import SUCCESS, CommitWaits
 from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.client.cluster.routes import RouteTable
 from cometmq.client.consumer.hand_over import HandOver
+from cometmq.client.group.allocate import AllocateAveragely
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.protocol.record.framing import Framing
 from cometmq.protocol.record.layout import TRANSACTION_MASK
@@ -171,6 +173,16 @@ async def cut_committed(was: Any, ledger: Ledger, index: int) -> None:
     await was(ledger, index - 1)
 
 
+async def cut_one_less(was: Any, ledger: Ledger, index: int) -> None:
+    await was(ledger, index + 1)
+
+
+def commit_backwards(
+    was: Any, offsets: ConsumerOffsets, group: str, topic: str, queue_id: int, offset: int
+) -> bool:
+    return bool(was(offsets, group, topic, queue_id, offset - (offset % 4 == 3) * 3))
+
+
 async def answered_at_once(_tables: RaftTables, _since: int) -> None:
     """Nobody is waited for."""
 
@@ -274,6 +286,20 @@ BUGS: dict[str, Bug] = {
     ),
     "index entry before log record": Bug(
         instead(Dispatcher, "dispatch_flushed", visible_at_once), runs("one", "plain", "power", "slow disk")
+    ),
+    "each member has all queues": Bug(
+        instead(AllocateAveragely, "allocate", lambda _self, _client_id, queues, _client_ids: list(queues)),
+        runs("one", "retries", "members"),
+    ),
+    "offsets outlive the end of their queue": Bug(
+        instead(ConsumerOffsets, "lower", lambda _self, _end_of: ()),
+        runs("one", "plain", "power", sync_flush=False),
+    ),
+    "an older offset takes the place of a newer one": Bug(
+        around(ConsumerOffsets, "commit", commit_backwards), runs("one", "plain")
+    ),
+    "raft: truncation of one entry too few": Bug(
+        around(Ledger, "truncate", cut_one_less), runs("raft", "plain", "cut", "kill")
     ),
     "checker that ignores unknowns": Bug(
         around(checker, "operations", forget_unknown), runs("one", "plain", "pause", "loss")

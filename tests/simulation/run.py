@@ -13,6 +13,7 @@ from tests.simulation.clients import GROUP, TOPIC, TRIES, Clients, name_of
 from tests.simulation.cluster import BrokerMachine, Cluster
 from tests.simulation.groups import RaftGroup
 
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.client.cluster.decoding import decode_messages
 from cometmq.errors import RecordError
 from cometmq.message import MessageExt, MessageQueue, SendResult
@@ -26,6 +27,14 @@ FAULT_S = 5.0
 """How long faults strike."""
 HEALED_S = 120.0
 """How long a healthy cluster may take until everybody has everything."""
+_SETTLED_S = 2.5
+"""How long owners of queues are watched: a rebalance and an offset's way to the broker."""
+_QUIET_S = 6.0
+"""Each queue has had one owner for so long when nobody is on the way any more."""
+_OFFSETS_S = 0.2
+"""Between two looks at the group's offsets."""
+_SETTLES = 0.4
+"""The share of runs in which that is waited for: clusters at rest cost as much as those at work."""
 _ROTTEN_S = 6.0
 """How long one is watched whose disk was damaged: what is lost never comes."""
 KINDS = ("plain", "orderly", "transactions", "timers", "retries")
@@ -156,9 +165,12 @@ class Run:
             process.spawn(clients.produce(process, self.chance.randint(8, 16), FAULT_S / 14))
         for _ in range(self.chance.choice((1, 1, 2))):
             self._add_member()
+        if self.plan.faults <= {"clock", "slow disk", "slow network"}:
+            self._watch_offsets()
 
     def _add_member(self) -> None:
-        process = self.cluster.client(f"c{self.scheduler.events}")
+        self._members_made += 1
+        process = self.cluster.client(f"c{self._members_made}")
         self.clients.members.append(process)
         process.spawn(self.clients.consume(process, orderly=self.plan.kind == "orderly"))
 
@@ -194,6 +206,7 @@ class Run:
             action()
 
     _healed = False
+    _members_made = 0
 
     def _for_a_while(self, end: Callable[[], object], most_s: float = 2.5) -> None:
         self.scheduler.call_later(self.chance.uniform(0.05, most_s), end)
@@ -311,6 +324,48 @@ class Run:
         self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
         self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have come meanwhile
+        if "rot" not in self.plan.faults and self.chance.random() < _SETTLES:
+            self._settle()
+
+    def _settle(self) -> None:
+        """While nobody comes or goes each queue keeps one owner, and the group's offsets do not go back."""
+        brokers = [each for each in self.cluster.brokers if each.broker and not each.store.slave]
+        queues = {
+            name_of(MessageQueue(TOPIC, each.name, queue_id))
+            for each in brokers
+            if (topic := tables_of(each).topics.get(TOPIC)) is not None
+            for queue_id in range(topic.read_queue_nums)
+        }
+        since = self.scheduler.now
+
+        def quiet() -> bool:
+            nonlocal since
+            if self.clients.owned != Counter(queues):
+                since = self.scheduler.now
+            return self.scheduler.now - since >= _QUIET_S
+
+        self.scheduler.run_until(quiet, HEALED_S)
+        history = self.clients.history
+        self._note_offsets()
+        settled = history.begin("settled", group=GROUP, topic=TOPIC, queues=tuple(sorted(queues)))
+        self.scheduler.run_for(_SETTLED_S)
+        history.ok(settled)
+        self._note_offsets()
+
+    def _watch_offsets(self) -> None:
+        """Where no broker is killed and no member loses its queues they never go back."""
+        if not self._healed:
+            self._note_offsets()
+            self.scheduler.call_later(_OFFSETS_S, self._watch_offsets)
+
+    def _note_offsets(self) -> None:
+        """Where the group is, as the brokers say."""
+        for broker in self.cluster.brokers:
+            if broker.broker is None or broker.store.slave:
+                continue
+            for queue_id, offset in tables_of(broker).offsets.queues(GROUP, TOPIC).items():
+                place = name_of(MessageQueue(TOPIC, broker.name, queue_id))
+                self.clients.history.note("commit", group=GROUP, topic=TOPIC, queue=place, offset=offset)
 
     @property
     def _dead(self) -> bool:
@@ -394,6 +449,12 @@ class Run:
             lost = self.clients.stored_for_sure - {body_of(each) for each in stored(its, TOPIC, slave.name)}
             if lost:
                 self._problem("replicas", f"acknowledged, and not on the slave: {sorted(lost)}")
+
+
+def tables_of(machine: BrokerMachine) -> DurableTables:
+    """Of a broker that runs."""
+    assert machine.broker is not None
+    return machine.broker.parts.tables
 
 
 def log_bytes(store: MessageStore, start: int, end: int) -> bytes:

@@ -7,12 +7,13 @@ is a slave: it serves reads of what is committed. The name servers hear at once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq import logs
-from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.config import MASTER_ID, BrokerConfig
 from cometmq.broker.register import Registrar
-from cometmq.broker.tables.topics import TopicTable
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
@@ -20,10 +21,9 @@ from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
-MASTER_ID = 0
 GRACE_S = 600.0
-"""A follower keeps an expired segment for so long: its leader stores what waits in it again, and that must be
-here first."""
+"""A follower keeps an expired segment that its leader still has for so long: the leader stores what waits in
+it again, and that must be here first."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,7 +34,7 @@ class LeaderDuties:
     config: BrokerConfig
     clock: Clock
     store: MessageStore
-    topics: TopicTable
+    tables: DurableTables
     registrar: Registrar
     schedule: ScheduleService
     timers: TimerService
@@ -42,6 +42,8 @@ class LeaderDuties:
     follower_id: int
 
     def __post_init__(self) -> None:
+        self.leader_log: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Where the leader's log began and ended, when it was last asked."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
         self._asked: tuple[int, float] = (-1, 0.0)  # which end of a segment retention asked about, and when
@@ -56,8 +58,7 @@ class LeaderDuties:
         """Read what a master must know before it takes anything. Raises OSError, StoreError."""
         if self._resting is not None:
             await self._resting
-        queues = self.store.queues
-        self.topics.adopt((queue.topic, queue.queue_id) for queue in queues if queue.max_offset)
+        self.tables.adopt()
         self.schedule.restart()
         self.timers.restart()
         self.transactions.restart()
@@ -74,7 +75,7 @@ class LeaderDuties:
         self.transactions.start()
         # With a new version, and registered so: the name servers may have had this one of a follower, whose
         # topics do not count for them.
-        self.topics.touch()
+        self.tables.topics.touch()
 
     def follow(self) -> None:
         """Do none of it."""
@@ -88,14 +89,16 @@ class LeaderDuties:
     async def _may_go(self, behind: int) -> bool:
         """Whether the log up to a position may be deleted: it is committed, and nothing waits in it."""
         ledger, now = self.store.ledger, self.clock.boottime()
-        if (
-            ledger is None
-            or ledger.committed < ledger.first
-            or ledger.place_of(ledger.committed).end < behind
-        ):
+        if ledger is None or ledger.committed < ledger.first:
+            return False
+        committed = ledger.place_of(ledger.committed).end
+        if committed < behind:
             return False
         if self._leads:
             return await self.timers.move_on(behind)
+        begin, end = self.leader_log()
+        if behind <= begin and end <= committed:  # the leader has deleted it, what it moved on is here
+            return True
         if self._asked[0] != behind:
             self._asked = (behind, now)
         return now - self._asked[1] >= GRACE_S

@@ -157,14 +157,16 @@ class BrokerParts:
             config=config,
             clock=self._clock,
             store=self.store,
-            topics=self.tables.topics,
+            tables=self.tables,
             registrar=self.registrar,
             schedule=self.schedule,
             timers=self.timers,
             transactions=self.transactions,
             follower_id=broker_id_of(config.store.d_leger_self_id),
         )
-        return RaftReplication(self._means(), self.writer.end_tick, duties)
+        made = RaftReplication(self._means(), self.writer.end_tick, duties)
+        duties.leader_log = made.leader_log
+        return made
 
     def _make_processors(self, levels: DelayLevels) -> None:
         config, store, tables, writer = self._config, self.store, self.tables, self.writer
@@ -358,11 +360,11 @@ class BrokerParts:
             self.transactions.load()
 
     def resume(self) -> None:
-        """What a master has to do before it takes messages, once all is loaded."""
-        if not self.store.recovered.clean:
-            queues = self.store.queues  # a killed broker may not have noted the topics it had just made
-            self.tables.topics.adopt((each.topic, each.queue_id) for each in queues if each.max_offset)
-        self.transactions.fill()
+        """What has to be done before the broker serves, once all is loaded."""
+        if self.store.ledger is None:  # of a member's topics its leader decides
+            self.tables.adopt()
+        if not self.store.slave:
+            self.transactions.fill()
 
     async def start(self) -> None:
         """Open the fast port, begin the periodic work, register."""

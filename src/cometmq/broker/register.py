@@ -158,7 +158,7 @@ class Registrar:
     def register(self) -> list[asyncio.Task[None]]:
         """Send the topic table to every name server: those of the configuration, which may have changed, or
         of the address server."""
-        if self._stopped:
+        if self._stopped or not self.address.port:  # where nobody listens yet there is nothing to register
             return []
         addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:

@@ -73,8 +73,7 @@ class Broker:
             await asyncio.to_thread(parts.load)
             if config.listen_port:
                 parts.use_port(config.listen_port)
-            if not store.slave:
-                parts.resume()
+            parts.resume()
             self.port = await listen(parts.server, address.interface, config.listen_port)
             parts.use_port(self.port)
         except BaseException:

@@ -199,10 +199,12 @@ class QueryConsumeTimeSpanBody(Body):
 
 
 class ConsumerOffsetTable(IntegerKeyed):
-    """Offsets by "topic@group" and queue id (code 43, consumerOffset.json)."""
+    """Offsets by "topic@group" and queue id (code 43, consumerOffset.json). min_offsets, ours, for slaves: by
+    topic and queue id the first offset that readers may see, where it was moved on purpose."""
 
     offset_table: dict[str, dict[int, int]] = empty(dict)
     data_version: DataVersion | None = None
+    min_offsets: dict[str, dict[int, int]] | None = None
 
 
 class DelayOffsetTable(IntegerKeyed):
@@ -241,13 +243,14 @@ class HaClientInfo(Body):
 
 
 class HaRuntimeInfo(Body):
-    """What haStatus shows (code 907)."""
+    """What haStatus shows (code 907). problem, ours: why no slave can connect."""
 
     master: bool
     master_commit_log_max_offset: int = always(0)
     in_sync_slave_nums: int = always(0)
     ha_connection_info: list[HaConnectionInfo] = empty(list)
     ha_client_runtime_info: HaClientInfo = empty(HaClientInfo)
+    problem: str | None = None
 
 
 class RaftMemberInfo(Body):

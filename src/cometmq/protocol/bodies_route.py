@@ -68,10 +68,12 @@ class TopicConfig(Body):
 
 
 class TopicConfigTable(Body):
-    """All topics of a broker (code 21, topics.json, and the core of a registration)."""
+    """All topics of a broker (code 21, topics.json, and the core of a registration). deleted_topics, ours,
+    for slaves: topic -> log position before which its messages are deleted."""
 
     topic_config_table: dict[str, TopicConfig] = empty(dict)
     data_version: DataVersion | None = None
+    deleted_topics: dict[str, int] | None = None
 
 
 class TopicConfigList(Body):

@@ -192,7 +192,7 @@ class MessageStore:
         ledger = Ledger(
             disk=self.disk, config=self.config, clock=clock, flags=self.flags, commit_log=self.log,
             queues=self.queues, flusher=self.flusher, appender=self.appender, dispatcher=self.dispatcher,
-            ends=ends,
+            deleted=self.deleted, ends=ends,
         )  # fmt: skip
         self.flusher.on_flushed = ledger.flushed
         return ledger

@@ -105,6 +105,17 @@ def test_a_contradiction_stops_it_until_one_of_the_logs_has_changed():
     assert slave.turn(36.0, 500, 500) == [Connect("m:2")]
 
 
+def test_a_master_with_another_log_is_left_while_it_is_followed():
+    slave = following()
+    slave.contradicts(10, "the slave's log ends at 500, ahead of the master's, which ends at 0")
+    assert [type(effect) for effect in slave.turn(10, 500, 500)] == [Disconnect]
+    assert (slave.phase, slave.contradicted) == (Phase.STOPPED, True)
+    assert "500" in slave.problem
+    assert slave.turn(10 + STOPPED_S, 500, 500) == [Compare("m:1")]
+    slave.contradicts(41, "another look")  # the one that is under way will tell
+    assert slave.phase is Phase.COMPARING
+
+
 def test_another_master_is_followed_at_once():
     slave = following()
     slave.follow(1.0, MASTER)

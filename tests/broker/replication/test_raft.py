@@ -16,6 +16,7 @@ from cometmq.protocol.bodies import LockBatchBody
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import GetRouteInfoRequestHeader, ViewMessageRequestHeader
+from cometmq.protocol.java_properties import parse_properties
 from cometmq.protocol.record.framing import ENTRY_SIZE
 from cometmq.raft import RaftNode, RaftOptions
 from cometmq.store import Flag
@@ -64,6 +65,15 @@ async def test_followers_refuse_and_say_what_they_are(group):
     assert (status.role, status.leader, status.member) == ("follower", leader, follower)
     facts = group.brokers[follower].parts.replication.facts()
     assert (facts["brokerRole"], facts["raftLeader"]) == ("SLAVE", leader)
+    for member, role, broker_id in (
+        (leader, "SYNC_MASTER", "0"),
+        (follower, "SLAVE", f"{int(follower[1]) + 1}"),
+    ):
+        settings = (await group.peers[member].call(RequestCode.GET_BROKER_CONFIG)).body
+        shown = parse_properties(bytes(settings).decode())
+        assert (shown["brokerRole"], shown["brokerId"]) == (role, broker_id)
+        runtime = group.brokers[member].parts.replication.facts()
+        assert runtime["brokerRole"] == role
     locks = LockBatchBody(consumer_group="G", client_id="c", mq_set=[MessageQueue("Orders", "broker-a", 0)])
     for member, code in ((leader, ResponseCode.SUCCESS), (follower, ResponseCode.SLAVE_NOT_AVAILABLE)):
         answer = await group.peers[member].call(RequestCode.LOCK_BATCH_MQ, None, locks.encode())
@@ -334,6 +344,18 @@ async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path, c
         await send(group, await group.leader(), b"last")
         await group.equal()
     assert "takes no part" not in caplog.text
+
+
+async def test_a_follower_deletes_what_its_leader_has_deleted(tmp_path):
+    old = {"fileReservedTime": "0", "deleteWhen": HOURS, "cleanResourceInterval": "100"}
+    async with RaftGroup(tmp_path, mappedFileSizeCommitLog="8192", **old) as group:
+        leader = await group.leader()
+        for number in range(100):
+            await send(group, leader, b"%d" % number * 200)
+        await group.equal()
+        ledgers = [broker.parts.store.ledger for broker in group.brokers.values()]
+        ends = {ledger.last for ledger in ledgers}
+        await until(lambda: all(ledger.first > min(ends) - 30 for ledger in ledgers), 30)
 
 
 async def test_requests_about_a_group_are_none_of_a_master(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.broker.conftest import commit, create, records, until
 from tests.broker.replication.raft_group import RaftGroup
@@ -95,6 +97,50 @@ async def test_a_topic_that_is_made_anew_is_whole_on_who_was_away(group):
     assert found == [b"new", b"newer", b"newest"]
     await group.equal()
     assert lengths(group.brokers[leader].parts, "Again") == [3]
+
+
+async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(group):
+    leader = await group.leader()
+    away, other = group.followers()
+    peer = group.peers[leader]
+    await create(peer, "Gone")
+    for number in range(3):
+        assert (await peer.send("Gone", b"%d" % number)).code == 0
+    await group.equal()
+    await until(lambda: "Gone" in tables(group, away).topics.table)
+    await group.stop(away)
+    assert (await peer.delete_topic("Gone")).code == 0
+    await group.stop(leader)
+    await group.start(away)
+    await until(lambda: any(map(group.leads, group.brokers)), 20)
+    if not group.leads(away):
+        assert (await group.change(other, "transfer", away)).code == 0
+        await until(lambda: group.leads(away), 20)
+    for member in (away, other):
+        parts = group.brokers[member].parts
+        await until(lambda parts=parts: not parts.store.queues.of_topic("Gone"))
+        assert "Gone" not in parts.tables.topics.table
+
+
+async def test_a_topic_is_deleted_while_others_get_messages(group):
+    leader = await group.leader()
+    peer = group.peers[leader]
+    await create(peer, "Gone")
+    assert (await peer.send("Gone")).code == 0
+
+    async def load():
+        while True:
+            await asyncio.gather(*(peer.send("Busy") for _ in range(20)))
+
+    sending = asyncio.create_task(load())
+    try:
+        await until(lambda: group.brokers[leader].parts.store.max_offset("Busy", 0) > 100)
+        assert (await peer.delete_topic("Gone")).code == 0
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
+    for member in group.brokers:
+        await until(lambda m=member: not group.brokers[m].parts.store.queues.of_topic("Gone"))
 
 
 @pytest.fixture

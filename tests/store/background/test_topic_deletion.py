@@ -285,3 +285,19 @@ async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(
     store = after_crash(store, FaultyDisk(really_sync=False), ManualClock(START_MS))
     assert bodies(store.get_messages("T", 0, 0, 10)) == [b"new"]
     store.close()
+
+
+def test_what_a_topic_gets_after_a_power_failure_is_not_of_the_deleted_one(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    send(store, b"other", topic="Other")
+    store.writer.make_durable()
+    (path,) = (tmp_path / "commitlog").iterdir()
+    on_the_device = path.read_bytes()
+    send_all(store, [b"old" * 100, b"old"])
+    delete_topic(store, "T")
+    store.crash()
+    path.write_bytes(on_the_device)
+    store = open_store(tmp_path)
+    send(store, b"new")
+    store = after_crash(store)
+    assert everything(store) == [b"new"]

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.store.kit import committed, numbered, put, put_batch
+from tests.store.kit import committed, delete_topic, numbered, put, put_batch
 from tests.store.ledger.members import add, again, agree, elect, hand_over, leader, ledger, member, seen
 
 from cometmq.errors import StoreError
@@ -252,6 +252,23 @@ def test_a_cut_log_goes_on_from_there(tmp_path: Path, index: int, clean: bool) -
     two = again(two, clean=clean)
     assert seen(two)[: index - 1] == [b"%d:" % number + bytes(2000) for number in range(index - 1)]
     assert seen(two) == seen(three)
+
+
+def test_what_a_topic_gets_in_the_place_of_a_cut_is_not_of_the_deleted_one(tmp_path: Path) -> None:
+    store = leader(tmp_path)
+    add(store, b"old")
+    agree(store)
+    add(store, *numbered(20))
+    delete_topic(store, "T")
+    ledger(store).follow()
+    ledger(store).cut(2)
+    elect(store, 2)
+    add(store, b"new")
+    agree(store)
+    store = again(store, clean=False)
+    agree(store)
+    assert seen(store) == [b"new"]
+    store.close()
 
 
 def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
     yield ""
     for name, value in facts:
         yield f"{name:<26} {value}".rstrip()
+    if status.problem:
+        yield f"{'#Problem':<26} {status.problem}"
     if status.master:
         form = "%-32s  %-16s %16s %20s %16s %18s"
         titles = ("#TransferSpeed(KB/s)", "#Status", "#TransferFromWhere")

@@ -87,8 +87,9 @@ class RuntimeAdmin:
         return frame.response(header=said)
 
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Every setting; secrets are hidden."""
-        text = format_properties(without_secrets(self.config.properties()))
+        """Every setting; secrets are hidden. A member of a raft group has the role of now."""
+        role = {"brokerRole": self.replication.facts()["brokerRole"]}
+        text = format_properties(without_secrets(self.config.properties() | role))
         version = f'{{"counter":{self._changes},"timestamp":{self._changed_ms}}}'
         return frame.response(ext={"version": version}, body=text.encode())
 
@@ -133,6 +134,7 @@ class RuntimeAdmin:
             "brokerVersionDesc": version_name(VERSION_4_9_7),
             "brokerVersion": str(VERSION_4_9_7),
             "brokerActive": "true",
+            "brokerId": str(config.broker_id),
             "bootTimestamp": str(stats.boot_ms),
             "cometmqVersion": OWN_VERSION,
             "systemTimeMillis": str(self.clock.time_ms()),

@@ -178,9 +178,13 @@ class TopicAdmin:
         return frame.response()
 
     def get_all_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """The whole topic table."""
-        topics = self.tables.topics
-        body = TopicConfigTable(data_version=topics.version, topic_config_table=topics.table)
+        """The whole topic table, and which messages of deleted topics a slave may still have."""
+        topics, store = self.tables.topics, self.store
+        body = TopicConfigTable(
+            data_version=topics.version,
+            topic_config_table=topics.table,
+            deleted_topics=store.deleted.newest(store.log.min_position, store.log.end) or None,
+        )
         return frame.response(body=body.encode())
 
     def get_topic_config(self, _connection: Connection, frame: Frame) -> Frame:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cometmq import logs
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.broker.base.members import check_member
@@ -37,6 +38,8 @@ from cometmq.settings import (
     warn_unknown,
 )
 from cometmq.store import SLAVE, StoreConfig
+
+log = logs.logger(__name__)
 
 # What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
 # decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
@@ -70,6 +73,8 @@ AT_NEXT_START = frozenset(
     }
 )  # fmt: skip
 """What UPDATE_BROKER_CONFIG takes and writes, but only the next start uses."""
+MASTER_ID = 0
+"""The brokerId of every master."""
 HELD_PULLS_MAX = 1 << 20
 """The most that the settings of held pulls can be: each pull costs about a kilobyte."""
 
@@ -185,6 +190,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         INERT.check(properties)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
+        role = config.store.broker_role
+        if config.broker_id and role != SLAVE and not config.store.enable_d_leger_commit_log:
+            log.warning("brokerId=%d counts as %d: brokerRole=%s", config.broker_id, MASTER_ID, role)
+            config.broker_id = MASTER_ID
         return config
 
     def check(self) -> None:

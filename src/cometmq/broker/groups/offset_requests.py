@@ -107,7 +107,10 @@ class OffsetProcessor:
             async for topic in turns.each(offsets.topics_of(group)):
                 queues = table[topic + SEPARATOR + group] = offsets.queues(group, topic)
                 entries += len(queues)
-        body = ConsumerOffsetTable(offset_table=table, data_version=self.tables.offsets_version())
+        floors = {topic: dict(queues) for topic, queues in self.store.min_offsets.by_topic.items()}
+        body = ConsumerOffsetTable(
+            offset_table=table, data_version=self.tables.offsets_version(), min_offsets=floors or None
+        )
         return frame.response(body=await encoded(body, entries))
 
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:

@@ -44,6 +44,10 @@ _READ_BYTES = 1 << 20
 _CONNECT_S = 5.0
 
 
+class LogsContradict(CometError):
+    """A master's log is not the one that its slave has."""
+
+
 class MasterLink(asyncio.BufferedProtocol):
     """The connection to a master's HA port."""
 
@@ -209,13 +213,29 @@ class HaClient:
     async def _compare(self, addr: str) -> None:
         """Ask the master for the ends of its log, and for its record at the position of our last one."""
         try:
-            own = await self._tail()
-            contradicts = "" if own is None else contradiction(own, await self._ask(addr, own.position))
+            contradicts = await self._contradiction(addr)
         except (CometError, OSError, ValueError, KeyError) as error:
             self.core.lost(self._clock.monotonic(), f"the master {addr} cannot be asked: {error}")
         else:
             self.core.compared(self._clock.monotonic(), contradicts)
         self._tick.schedule()
+
+    async def confirm(self, addr: str) -> None:
+        """Come back if this master's log continues that of the slave. Raises LogsContradict if it does not,
+        then the slave stops; CometError if the master does not say."""
+        try:
+            contradicts = await self._contradiction(addr)
+        except (OSError, ValueError, KeyError) as error:
+            raise LogsContradict(f"the logs cannot be compared: {error}") from error
+        if contradicts:
+            if self.core.master is not None and self.core.master.addr == addr:
+                self.core.contradicts(self._clock.monotonic(), contradicts)
+                self._tick.schedule()
+            raise LogsContradict(contradicts)
+
+    async def _contradiction(self, addr: str) -> str:
+        own = await self._tail()
+        return "" if own is None else contradiction(own, await self._ask(addr, own.position))
 
     async def _tail(self) -> Tail | None:
         store = self._store

@@ -148,12 +148,23 @@ class HaSlave:
             return
         self.contradicted = bool(contradicts)
         if contradicts:
-            self.problem = contradicts
-            self.phase = Phase.STOPPED
-            self._next_at = now + STOPPED_S
+            self._stop(now, contradicts)
         elif self.master is not None:
             self.phase = Phase.CONNECTING
             self._effects.append(Connect(self.master.ha_addr))
+
+    def contradicts(self, now: float, why: str) -> None:
+        """The master that was followed, or is about to be, has another log now."""
+        if self.phase in (Phase.CONNECTING, Phase.FOLLOWING):
+            self._effects.append(Disconnect(why))
+        if self.phase in (Phase.PAUSING, Phase.CONNECTING, Phase.FOLLOWING):
+            self.contradicted = True
+            self._stop(now, why)
+
+    def _stop(self, now: float, why: str) -> None:
+        self.problem = why
+        self.phase = Phase.STOPPED
+        self._next_at = now + STOPPED_S
 
     def connected(self, now: float) -> None:
         """The connection to the HA port is there."""

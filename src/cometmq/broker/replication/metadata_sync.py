@@ -11,13 +11,16 @@ may have been reset. In a raft group only newer tables are taken: who has just b
 what its own followers have (see raft_tables.py).
 
 The queues of a topic that the master has deleted go here, too. Without that a topic made anew would show its
-old messages in those queues that have got no new one yet (RecordDispatch sees to the others).
+old messages in those queues that have got no new one yet (RecordDispatch sees to the others). A master of
+ours says up to where in the log, which is one log; of another it is found out by what it has.
+
+Nothing is taken before the logs have been compared: a master that came back without its disk knows nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
@@ -37,7 +40,7 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import STORED_LENGTH_MAX, RequestCode, ResponseCode, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetMaxOffsetRequestHeader,
@@ -62,6 +65,13 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 class NotTheMaster(CometError):
     """The answer is that of a former master."""
+
+
+class Extent(NamedTuple):
+    """Log positions where a log begins and ends."""
+
+    begin: int
+    end: int
 
 
 class Said(NamedTuple):
@@ -94,6 +104,10 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
     return Merged(result, returned)
 
 
+async def _trust(_master_addr: str) -> None:
+    """In a raft group what contradicts the leader's log is cut."""
+
+
 class MetadataSync:
     """Asks the master every 10 s, the first time after 3 s."""
 
@@ -102,22 +116,25 @@ class MetadataSync:
         store: MessageStore,
         tables: DurableTables,
         client: RemotingClient,
-        contradicted: Callable[[], bool] = lambda: False,
+        confirm: Callable[[str], Awaitable[None]] = _trust,
         first_s: float = FIRST_S,
         period_s: float = PERIOD_S,
         newer_only: bool = False,
     ) -> None:
-        """contradicted: whether the master's log is not this one's; then its tables are not, either.
-        newer_only: take no table that is older than the own one."""
+        """confirm: comes back if the master's log is this one's, else its tables are not, either; raises
+        CometError. newer_only: take no table that is older than the own one."""
         self._newer_only = newer_only
-        self._contradicted = contradicted
+        self._confirm = confirm
         self._store = store
         self._tables = tables
         self._client = client
         self._said: Said | None = None  # waits for the log
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # topic -> end of the master's log when it was gone
+        self._looked = False  # whether the master has been asked about the queues here
         self.master_addr = ""
+        self.master_log = Extent(0, 0)
+        """The log of the master, or leader, as it was when its offsets were last asked for."""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
         self._timer = Periodic(
@@ -136,10 +153,11 @@ class MetadataSync:
             self.master_addr = master_addr
             self._said = None
             self._deleted.clear()
+            self.master_log = Extent(0, 0)
 
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""
-        if not self.master_addr or self._contradicted():
+        if not self.master_addr:
             return
         try:
             await self.settings()
@@ -174,54 +192,98 @@ class MetadataSync:
     async def _topics(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
-        if self._is_wanted(table.data_version, topics.version):
-            end = await self._end()
+        wanted = self._is_wanted(table.data_version, topics.version)
+        # What a power failure took from the log here comes again, deleted topics' messages, too.
+        looks = wanted or not (self._looked or self._newer_only)
+        gone: dict[str, int] = {}
+        if looks:
+            end = (await self._extent()).end
             table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
             for topic in self._store.queues.topics():
                 if topic not in table.topic_config_table and not topics.is_system(topic):
-                    await self._look_for(topic, end)
-            if table.data_version is not None:
-                topics.replace(table.data_version, table.topic_config_table)
-        self._delete()
+                    gone |= {topic: end} if await self._is_gone(topic) else {}
+        gone |= self.unknown_deletions(table)
+        if looks or gone:
+            await self._sure()
+            self._deleted |= gone
+            self._looked = True
+        if wanted and table.data_version is not None:
+            topics.replace(table.data_version, table.topic_config_table)
+        self.delete()
 
-    async def _look_for(self, topic: str, end: int) -> None:
-        """Note a topic as deleted that the master did not know when its log went as far as `end` at least, if
-        its queues are not there either: a table may be lost."""
+    async def _sure(self) -> None:
+        """What the master has said holds here. Raises CometError if it does not."""
+        asked = self.master_addr
+        await self._confirm(asked)
+        if asked != self.master_addr:
+            raise NotTheMaster(f"{asked} was the master when it was asked")
+
+    def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
+        """What another broker of this log has deleted, and this one has not: topic -> log position."""
+        known = self._store.deleted.ends
+        return {
+            topic: end
+            for topic, end in (table.deleted_topics or {}).items()
+            if end > known.get(topic, 0) and is_legal_name(topic, STORED_LENGTH_MAX)
+        }
+
+    def take_deletions(self, table: TopicConfigTable) -> None:
+        """For a new leader, whose log is the group's: do what another member knows to be deleted."""
+        end = self._store.log.end
+        self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
+        self.delete()
+
+    @property
+    def deletions_wait(self) -> bool:
+        """Whether deletions of the master's are to be done here once the log is."""
+        return bool(self._deleted)
+
+    async def _is_gone(self, topic: str) -> bool:
+        """Whether the queues of a topic that the master does not know are not there either: a table may be
+        lost."""
         longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
         header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
         frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
         answer = success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
-        if answer.header(OffsetResponseHeader).offset < longest.max_offset:
-            self._deleted[topic] = end
+        return answer.header(OffsetResponseHeader).offset < longest.max_offset
 
-    def _delete(self) -> None:
+    def delete(self) -> None:
+        """Do the deletions that were learned of and that the log has reached."""
         store, waiting = self._store, self._store.dispatcher
+        if waiting.own_wait:
+            return
         done = store.checkpointing.covered().position
-        for topic, end in list(self._deleted.items()):
-            reached = done >= end or (store.replica.end >= end and not waiting.waits)
-            if reached and not waiting.own_wait:
-                del self._deleted[topic]
-                store.deletion.delete_before(topic, end, done)
+        reached = done if waiting.waits else max(done, store.replica.end)
+        due = {topic: end for topic, end in self._deleted.items() if end <= reached}
+        self._deleted = {topic: end for topic, end in self._deleted.items() if end > reached}
+        there = due.keys() & store.queues.topics()
+        for topic in there:
+            store.deletion.delete_before(topic, due[topic], done)
+        if due.keys() - there:
+            store.deletion.note_before(sorted(due.keys() - there), reached)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
         groups = self._tables.groups
         if table.data_version is not None and self._is_wanted(table.data_version, groups.version):
+            await self._sure()
             groups.replace(table.data_version, table.subscription_group_table)
 
     async def _offsets(self) -> None:
         if self._said is None:
             offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
             delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
-            self._said = Said(offsets, delays, await self._end())
+            extent = await self._extent()
+            await self._sure()
+            self._said, self.master_log = Said(offsets, delays, extent.end), extent
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None
             await self._take(said)
 
-    async def _end(self) -> int:
-        """Where the master's log ends now."""
-        facts = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
-        return int(facts.table.get("commitLogMaxOffset", 0))
+    async def _extent(self) -> Extent:
+        """The master's log now."""
+        table = (await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
+        return Extent(int(table.get("commitLogMinOffset", 0)), int(table.get("commitLogMaxOffset", 0)))
 
     async def _take(self, said: Said) -> None:
         tables, given = self._tables, said.offsets
@@ -229,7 +291,25 @@ class MetadataSync:
             return
         outcome = self.merge(given)
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        await self._purge(given.min_offsets or {})
         await self._give_back(outcome)
+
+    async def _purge(self, floors: Offsets) -> None:
+        """Hide what the master hides, by a purge or a topic's own retention."""
+        store = self._store
+        for topic, queues in floors.items():
+            known = store.min_offsets.by_topic.get(topic, {})
+            higher = {
+                queue_id: min(floor, store.max_offset(topic, queue_id))
+                for queue_id, floor in queues.items()
+                if known.get(queue_id, 0) < floor
+            }
+            higher = {queue_id: floor for queue_id, floor in higher.items() if floor > known.get(queue_id, 0)}
+            if higher:
+                try:
+                    await store.purge.raise_min_offsets(topic, higher)
+                except OSError as failure:
+                    log.error("%s, purged at the master, could not be purged: %s", topic, failure)
 
     def merge(self, given: ConsumerOffsetTable) -> Merged:
         """Take consumer offsets, with what was stored here since the last ones came."""

@@ -13,6 +13,7 @@ from cometmq import logs
 from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.replication.means import Means
+from cometmq.broker.replication.metadata_sync import Extent
 from cometmq.broker.replication.raft_member import RaftMember, Seat
 from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
 from cometmq.errors import CometError, CommandError, RaftRefused
@@ -189,6 +190,10 @@ class RaftReplication:
             if name in voters and name in learned and peer.match >= 0
         }
 
+    def leader_log(self) -> Extent:
+        """The leader's log when it was last asked."""
+        return self._sync.master_log
+
     @property
     def serves(self) -> bool:
         """Whether it leads, and takes messages."""
@@ -201,7 +206,7 @@ class RaftReplication:
         status, member = self.status(), self._member
         leads = status.role == "leader"
         facts = {
-            "brokerRole": "SYNC_MASTER" if leads else "SLAVE",
+            "brokerRole": "SYNC_MASTER" if self.serves else "SLAVE",
             "raftRole": status.role,
             "raftTerm": str(status.term),
             "raftLeader": status.leader,

@@ -234,6 +234,8 @@ class RaftTables:
         """What is newer than the own."""
         tables = self._tables
         topics, groups, offsets, delays = given
+        if topics:
+            self._sync.take_deletions(topics)
         if topics and topics.data_version and order(topics.data_version) > order(tables.topics.version):
             tables.topics.replace(topics.data_version, topics.topic_config_table)
         if groups and groups.data_version and order(groups.data_version) > order(tables.groups.version):
@@ -260,6 +262,8 @@ class RaftTables:
 
         check()
         await self._sync.settings()
+        if self._sync.deletions_wait:  # the next leader would have the queues
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the log of {group.me} is not as far yet")
         await self._tables.topics_file.saved()
         await self._tables.groups_file.saved()
         check()

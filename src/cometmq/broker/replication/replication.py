@@ -37,12 +37,12 @@ class Replication:
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
+        self._problem = ""  # why no slave can connect
         if store.slave:
             self.slave = HaClient(
                 config=config, clock=clock, store=store, remoting=means.client, tick=tick, visible=visible
             )
-            core = self.slave.core
-            self.sync = MetadataSync(store, means.tables, means.client, lambda: core.contradicted)
+            self.sync = MetadataSync(store, means.tables, means.client, self.slave.confirm)
         else:
             ha = self.master = HaServer(config, clock, store, tick)
             store.retention.wanted_from = lambda: ha.core.wanted_from
@@ -77,7 +77,9 @@ class Replication:
             try:
                 address.ha_port = await self.master.start(address.interface, port)
             except OSError as error:
-                log.error("port %d, where slaves connect, is not available: %s", port, error)
+                reason = error.strerror or error
+                self._problem = f"port {port}, where slaves connect, is not available: {reason}"
+                log.error("%s", self._problem)
 
     def follow(self, addr: str, ha_addr: str) -> None:
         """The name server says who the master is."""
@@ -124,6 +126,7 @@ class Replication:
         return {
             "brokerRole": self._store.config.broker_role,
             "haSlaves": str(len(infos)),
+            "haProblem": self._problem or "none",
             "haLagBytes": str(max((info.diff for info in infos), default=0)),
         }
 
@@ -142,6 +145,7 @@ class Replication:
                 master_commit_log_max_offset=end,
                 in_sync_slave_nums=near,
                 ha_connection_info=infos,
+                problem=self._problem or None,
             )
         slave, now = self.slave, self._clock.monotonic()
         core = slave.core

@@ -37,9 +37,13 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
+from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, UNSENDABLE_TOPICS
 from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, MessageStore
 
 log = logs.logger(__name__)
+
+NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
+"""Topics of the broker's own that no table has, or that it makes itself."""
 
 # Apache's broker waits this long before it first writes offsets.
 FIRST_WRITE_S = 10.0
@@ -126,6 +130,25 @@ class DurableTables:
                 )  # fmt: skip
         self.delays.load(self.delays_file.load())
         self.timers.load(self.timers_file.load_or_empty())
+
+    def adopt(self) -> None:
+        """Have the topics and queues of the log that the table does not know: it was written before a kill,
+        or is a former master's as it was some seconds before the end.
+
+        Queues beyond those of a known topic count if they have a message that is newer than the table: else
+        somebody has taken them away."""
+        topics, store = self.topics, self._store
+        counts: dict[str, int] = {}
+        for queue in store.queues:
+            known = topics.get(queue.topic)
+            if queue.topic in NOT_LISTED:
+                continue
+            if not queue.max_offset or (known is not None and queue.queue_id < known.read_queue_nums):
+                continue
+            newest = queue.max_offset - 1
+            if known is None or store.lookups.store_time_of(queue, newest) > topics.version.timestamp:
+                counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+        topics.adopt(counts)
 
     def _queues_with_messages(self, topic: str) -> int:
         """How many queues a topic must have for all of its messages to be reached."""

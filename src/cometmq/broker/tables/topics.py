@@ -6,13 +6,15 @@ servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.versions import Versions
-from cometmq.errors import CommandError
+from cometmq.errors import CommandError, MessageIllegal
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
@@ -246,15 +248,24 @@ class TopicTable:
         if version is not None:
             self.version = version
 
-    def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Have all topics of these queues: a former leader may have made some just before its end."""
-        counts: dict[str, int] = {}
-        for topic, queue_id in queues:
-            if topic not in self.table:
-                counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+    def adopt(self, counts: Mapping[str, int]) -> None:
+        """Have these topics, with as many queues at least. One for which there is no room is named."""
         for topic, count in counts.items():
-            log.warning("topic %s has messages and no settings: it gets %d queues", topic, count)
-            self.put(topic_of(topic, count, READ_WRITE))
+            known = self.table.get(topic)
+            if known is None:
+                log.warning("topic %s has messages and no settings: it gets %d queues", topic, count)
+                config = topic_of(topic, count, READ_WRITE)
+            else:
+                log.warning("topic %s has messages in more queues than it should: it gets %d", topic, count)
+                config = msgspec.structs.replace(
+                    known,
+                    read_queue_nums=max(count, known.read_queue_nums),
+                    write_queue_nums=max(count, known.write_queue_nums),
+                )
+            try:
+                self.put(config)
+            except (MessageIllegal, CommandError) as refusal:
+                log.error("topic %s is not served: %s", topic, refusal)
 
     def replace(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> None:
         """Take a master's table, with its version, in the place of this one."""

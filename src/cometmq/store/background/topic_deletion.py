@@ -104,6 +104,14 @@ class TopicDeletion:
         log.info("topic %s was deleted at the master: %d queues are gone", topic, count - len(kept))
         self.passes.begin("removal of deleted topics", self._empty_trash)
 
+    def note_before(self, topics: Sequence[str], end: int) -> None:
+        """The same of topics without any queue here, of which all records before `end` were dispatched: a
+        recovery must not bring them back."""
+        try:
+            self._note(topics, end, self.commit_log.min_position)
+        except OSError as failure:
+            log.error("that topics were deleted at the master could not be noted: %s", failure)
+
     async def _empty_trash(self) -> None:
         async with self._turn:
             await self._remove_files([])
@@ -135,7 +143,7 @@ class TopicDeletion:
                 left.remove(topic)
         return gone
 
-    def _note(self, topics: list[str], end: int, begin: int) -> None:
+    def _note(self, topics: Sequence[str], end: int, begin: int) -> None:
         """Make the deletion of all records before `end` last. Raises OSError. Any thread."""
         # What retention deleted must not come back with a power failure once its topics are forgotten here.
         for directory in self.commit_log.places.all:
@@ -151,6 +159,7 @@ class TopicDeletion:
                 self.min_offsets.note(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
+            self.deleted.lower(self.commit_log.end)  # which may have been cut meanwhile
             self.min_offsets.save()
         except OSError as failure:
             log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)

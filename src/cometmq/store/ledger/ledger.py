@@ -31,6 +31,7 @@ from cometmq.store.ledger.member_files import LedgerMark, write_mark, write_susp
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.entry_runs import entry_runs
 from cometmq.store.log.flush import LogFlusher
+from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.appender import Appender
 from cometmq.store.writing.dispatch import Dispatcher
 from cometmq.store.writing.log_cut import cut_segments
@@ -78,6 +79,7 @@ class Ledger:
         flusher: LogFlusher,
         appender: Appender,
         dispatcher: Dispatcher,
+        deleted: DeletedTopics,
         ends: LogEnds,
     ) -> None:
         self._disk = disk
@@ -90,6 +92,7 @@ class Ledger:
         self._flusher = flusher
         self._appender = appender
         self._dispatcher = dispatcher
+        self._deleted = deleted
         self._tail = appender.entries
         self._tail.first = ends.last + 1
         self._tail.term = ends.term
@@ -358,6 +361,7 @@ class Ledger:
             return
         # A blank in front of it goes, too: another leader may put another entry there.
         position = self.place_of(index - 1).end if index > self.first else self.place_of(index).position
+        self._deleted.lower(position)
         self.synced = min(self.synced, index - 1)
         self._save(index - 1)
         self._tail.take_back(max(0, self._tail.next - max(index, self._tail.first)))

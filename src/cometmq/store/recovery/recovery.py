@@ -283,6 +283,7 @@ class Recovery:
                 queue.cut()
             queue.next_offset = queue.max_offset
             queue.correct_min(keep[0] if keep else 0)
+        self.deleted.lower(result.end)
         self.commit_log.resume(keep, result.end)
         for damage in result.damage:
             log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
