@@ -54,6 +54,7 @@ class Peer:
         "match",
         "next",
         "probing",
+        "run",
         "told",
     )
 
@@ -68,6 +69,7 @@ class Peer:
         self.told = NO_INDEX  # the commit index it was sent
         self.leaving = False
         self.full = False
+        self.run = 0  # of a member whose log is suspect
 
     def probe(self, next_index: int) -> None:
         self.next = next_index
@@ -131,6 +133,10 @@ class Leading:
         matches = sorted(own if v == self._me else self.peers[v].match for v in voters)
         return matches[(len(matches) - 1) // 2]
 
+    def without_suspects(self, members: Members) -> frozenset[str]:
+        """The voters among these that are not known to be suspect."""
+        return members.voters - {member for member, peer in self.peers.items() if peer.run}
+
     def heard_since(self, clock: int) -> set[str]:
         """Who has answered since, and the leader itself."""
         heard = {member for member, peer in self.peers.items() if peer.heard_at >= clock}
@@ -150,6 +156,7 @@ class Leading:
             raise RaftMessageError("written", response.written, f"the leader's log ends at {account.last}")
         peer.heard_at = clock
         peer.full = response.full
+        peer.run = response.run
         if response.rejected:
             hint = min(response.hint_index, response.prev_index - 1)
             peer.rejected(response.prev_index, account.last_at_most(hint, response.hint_term))
@@ -218,4 +225,5 @@ class Leading:
             last=account.last,
             commit=account.commit,
             members=members,
+            run=peer.run,
         )

@@ -81,26 +81,33 @@ class HardState(msgspec.Struct, frozen=True):
     """What a member must keep beside its log, synced.
 
     members: all members entries of the log that are known here, oldest first. suspect: the log may have lost
-    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote
-    until a leader has given it all that it may have had.
+    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote,
+    and acknowledges nothing, until a leader has given it all that it may have had. forgot: it has lost its
+    term and vote, too.
     """
 
     term: int = 0
     vote: str = ""
     members: tuple[MembersEntry, ...] = ()
     suspect: bool = False
+    forgot: bool = False
 
 
 # -- messages
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What every message between members says: the group, who sends it to whom, and the sender's term."""
+    """What every message between members says: the group, who sends it to whom, and the sender's term.
+
+    run: the number that a suspect member has drawn at its start, in what it says and in what it is answered;
+    0 for none.
+    """
 
     group: str
     sender: str
     to: str
     term: int
+    run: int = 0
 
 
 class VoteRequest(Message, frozen=True, kw_only=True):
@@ -117,10 +124,12 @@ class VoteRequest(Message, frozen=True, kw_only=True):
 
 
 class VoteResponse(Message, frozen=True, kw_only=True):
-    """granted: with the term that was asked for; refused: with the voter's own."""
+    """granted: with the term that was asked for; refused: with the voter's own. blank: the voter has neither
+    entries nor a term."""
 
     granted: bool
     pre: bool = False
+    blank: bool = False
 
 
 class AppendRequest(Message, frozen=True, kw_only=True):
@@ -144,8 +153,8 @@ class AppendRequest(Message, frozen=True, kw_only=True):
 
 
 class AppendResponse(Message, frozen=True, kw_only=True):
-    """match: up to this index the follower has what the leader has, as durably as its flush mode promises;
-    written: the same, durable or not.
+    """match: up to this index the follower has what the leader has, as durably as its flush mode promises
+    (NO_INDEX from one that is suspect); written: the same, durable or not.
 
     rejected: it does not have the entry prev_index of the request; hint_index and hint_term are its last
     entry that may agree with the leader's. full: its disk has little room.
