@@ -283,7 +283,7 @@ class Member:
 
     def retain(self) -> None:
         """Delete old entries."""
-        if self.node is None:
+        if self.node is None or self.held is not None:
             return
         disk, committed = self.disk, self.node.status().committed
         if committed > disk.first:
@@ -312,7 +312,6 @@ class Member:
             disk.state = msgspec.structs.replace(disk.state, suspect=True)
             self.committed = min(self.committed, disk.last)
             self.rotten_until = self.run + 1
-
 
     def lose_disk(self) -> None:
         """It comes back under its name, with nothing."""
@@ -504,7 +503,8 @@ class Cluster:
             else:
                 hold(each == len(self.committed), "commits have no gaps")
                 self.committed.append(entry)
-                self.committed_in.append(max([member.node.term if member.node else 0, *self.committed_in[-1:]]))
+                terms = [member.node.term if member.node else 0, *self.committed_in[-1:]]
+                self.committed_in.append(max(terms))
                 self.check_majority(member, each, entry)
         member.committed = max(member.committed, index)
 

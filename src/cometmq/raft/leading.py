@@ -15,11 +15,12 @@ from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendRespon
 
 class PeerStatus(msgspec.Struct, frozen=True):
     """What a leader knows of a member. match: it has the log up to here; silent_ms: since it last answered;
-    full: its disk has little room."""
+    full: its disk has little room; suspect: its log is, so that it does not count."""
 
     match: int
     silent_ms: int
     full: bool = False
+    suspect: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -136,6 +137,13 @@ class Leading:
     def without_suspects(self, members: Members) -> frozenset[str]:
         """The voters among these that are not known to be suspect."""
         return members.voters - {member for member, peer in self.peers.items() if peer.run}
+
+    def statuses(self, clock: int) -> dict[str, PeerStatus]:
+        """Of all of them."""
+        return {
+            name: PeerStatus(peer.match, clock - peer.heard_at, peer.full, peer.run > 0)
+            for name, peer in self.peers.items()
+        }
 
     def heard_since(self, clock: int) -> set[str]:
         """Who has answered since, and the leader itself."""

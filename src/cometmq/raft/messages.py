@@ -19,6 +19,8 @@ NO_TERM = -1
 # No cluster gets there; what says so is damaged or hostile. An index unit lies at 32 times its index.
 MOST_TERM = 1 << 62
 MOST_INDEX = 1 << 56
+# Of the numbers that suspect members draw. 0 is none.
+MOST_RUN = (1 << 53) - 1
 # Entries of one AppendRequest.
 MOST_ENTRIES = 4_096
 LONGEST_ID = 255
@@ -256,6 +258,7 @@ def check(message: AnyMessage) -> None:
         if not 0 < len(getattr(message, name)) <= LONGEST_ID:
             raise RaftMessageError(name, getattr(message, name), f"expected 1 to {LONGEST_ID} characters")
     within("term", message.term, 0, MOST_TERM)
+    within("run", message.run, 0, MOST_RUN)
     match message:
         case VoteRequest():
             within("last_index", message.last_index, NO_INDEX, MOST_INDEX)

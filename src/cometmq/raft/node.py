@@ -12,10 +12,11 @@ import msgspec
 from cometmq.errors import RaftMessageError, RaftRefused
 from cometmq.raft.account import LogAccount
 from cometmq.raft.following import Following
-from cometmq.raft.leading import Leading, PeerStatus, Status
+from cometmq.raft.leading import Leading, Status
 from cometmq.raft.members import Members, MembersEntry
 from cometmq.raft.messages import (
     MOST_INDEX,
+    MOST_RUN,
     MOST_TERM,
     NO_INDEX,
     AnyMessage,
@@ -36,7 +37,7 @@ from cometmq.raft.messages import (
     check,
 )  # fmt: skip
 from cometmq.raft.outbox import Outbox
-from cometmq.raft.trust import MOST_RUN, Trust, is_blank
+from cometmq.raft.trust import Trust, is_blank
 
 
 class RaftNode:
@@ -67,8 +68,7 @@ class RaftNode:
         self._options = options or RaftOptions()
         self._between = between
         self._account = LogAccount(log, state, committed)
-        state = msgspec.structs.replace(state, members=self._account.history.entries)
-        self._state = self._saved = self._asked_to_save = state
+        self._state = self._saved = self._asked_to_save = state = self._account.corrected(state, me)
         self._clock = 0  # ms, only ever forward
         self._now: int | None = None  # the shell's clock, at the last tick
         self.role = Role.FOLLOWER
@@ -105,8 +105,7 @@ class RaftNode:
         return self._leading is not None and self._account.commit >= self._leading.first_own
 
     def status(self) -> Status:
-        account, clock = self._account, self._clock
-        peers = {} if self._leading is None else self._leading.peers
+        account = self._account
         return Status(
             self.role,
             self.term,
@@ -116,7 +115,7 @@ class RaftNode:
             account.last,
             account.durable,
             account.visible,
-            {name: PeerStatus(peer.match, clock - peer.heard_at, peer.full) for name, peer in peers.items()},
+            {} if self._leading is None else self._leading.statuses(self._clock),
         )
 
     # -- events
@@ -131,9 +130,8 @@ class RaftNode:
         elif self._clock >= self._election_at:
             self._stand()
         if self._trust is not None:
-            every_ms = self._options.heartbeat_ms
-            for member, question in self._trust.questions(self._clock, every_ms, self._state, self._account):
-                self._outbox.say(VoteRequest, member, **question)
+            every = self._options.heartbeat_ms
+            self._trust.ask(self._outbox, self._clock, every, self._state, self._account)
             self._regain_trust()
 
     def receive(self, message: AnyMessage) -> None:
@@ -234,7 +232,6 @@ class RaftNode:
         member that has lost its disk counts again only then."""
         if self._trust is not None:
             self._trust.settled(term)
-            self._regain_trust()
 
     def begins_at(self, first: int) -> None:
         """Retention has deleted the entries before `first`. That one is committed."""
@@ -268,7 +265,7 @@ class RaftNode:
         """Give a learner that has caught up a vote."""
         members = self._changeable().with_voter(member)
         peer = self.status().peers[member]
-        if member not in self._needs_ready_leader().without_suspects(members):
+        if peer.suspect:
             raise RaftRefused(f"{member} is not whole yet, or has not heard all other members", self.me)
         lacks = self._account.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
@@ -336,7 +333,7 @@ class RaftNode:
         ):
             return False
         if message.pre:
-            self._refuse_vote(message)
+            self._vote(message, granted=False)
         return True
 
     def _is_of_this_term(self, message: AnyMessage) -> bool:
@@ -351,7 +348,7 @@ class RaftNode:
             if isinstance(message, AppendRequest):
                 self._outbox.add([self._response(message.sender, NO_INDEX)])
             elif isinstance(message, VoteRequest):
-                self._refuse_vote(message)
+                self._vote(message, granted=False)
             return False
         return True
 
@@ -412,14 +409,9 @@ class RaftNode:
         account = self._account
         for voter in sorted(self.members.voters - {self.me}):
             self._outbox.say(
-                VoteRequest,
-                voter,
-                term=self.term + 1 if pre else self.term,
-                last_index=account.last,
-                last_term=account.last_term,
-                pre=pre,
-                transfer=self._handed_over,
-            )
+                VoteRequest, voter, term=self.term + pre, last_index=account.last,
+                last_term=account.last_term, pre=pre, transfer=self._handed_over,
+            )  # fmt: skip
         self._count_votes()
 
     def _count_votes(self) -> None:
@@ -441,18 +433,15 @@ class RaftNode:
             or self._state.suspect
             or not self._account.is_up_to_date(request.last_index, request.last_term)
         ):
-            self._refuse_vote(request)
+            self._vote(request, granted=False)
         else:
             if not request.pre:
                 self._follow(self.term, "")
                 self._state = msgspec.structs.replace(self._state, vote=request.sender)
-            self._vote(request, request.term, granted=True)
+            self._vote(request, granted=True)
 
-    def _refuse_vote(self, request: VoteRequest) -> None:
-        self._vote(request, self.term, granted=False)
-
-    def _vote(self, request: VoteRequest, term: int, granted: bool) -> None:
-        blank = is_blank(self._state, self._account)
+    def _vote(self, request: VoteRequest, granted: bool) -> None:
+        term, blank = request.term if granted else self.term, is_blank(self._state, self._account)
         about = {"pre": request.pre, "run": request.run, "blank": blank}
         self._outbox.say(VoteResponse, request.sender, term=term, granted=granted, **about)
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 
 from cometmq.raft.account import LogAccount
-from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, HardState, VoteResponse
-
-# Of the numbers that runs draw. 0 is none.
-MOST_RUN = (1 << 53) - 1
+from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, HardState, VoteRequest, VoteResponse
+from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
@@ -54,18 +49,13 @@ class Trust:
         """What is in no log was copied from the leader of this term."""
         self._settled = term
 
-    def questions(self, clock: int, every_ms: int, state: HardState, account: LogAccount) -> Iterator[Any]:
-        """Whom to ask for its term now, and how: whether it would vote for an empty log."""
+    def ask(self, outbox: Outbox, clock: int, every_ms: int, state: HardState, account: LogAccount) -> None:
+        """Ask for the terms that are missing, now and then: whether they would vote for an empty log."""
         if state.forgot and clock >= self._ask_at:
             self._ask_at = clock + every_ms
+            question = {"term": state.term, "last_index": NO_INDEX, "last_term": NO_TERM, "run": self.run}
             for member in sorted(self._missing(account)):
-                yield member, {
-                    "term": state.term,
-                    "last_index": NO_INDEX,
-                    "last_term": NO_TERM,
-                    "pre": True,
-                    "run": self.run,
-                }
+                outbox.say(VoteRequest, member, pre=True, **question)
 
     def _missing(self, account: LogAccount) -> set[str]:
         """Who may have a vote of this member, and has not told its term. A learner may be a voter soon, and

@@ -159,11 +159,9 @@ class Peers:
         receive: Receive,
         heard: Callable[[], None],
         met: Callable[[], None],
-        blank: Callable[[], bool] = lambda: False,
     ) -> None:
         """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
-        heard: called when all messages of some bytes were received; met: when one has said who it is. blank:
-        whether the log has no entry."""
+        heard: called when all messages of some bytes were received; met: when one has said who it is."""
         self.group = group
         self.receive = receive
         self.heard = heard
@@ -172,7 +170,7 @@ class Peers:
         """What members have said of themselves."""
         self.incoming: set[_Incoming] = set()
         self.stopped = False
-        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, blank())
+        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr)
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 

@@ -27,8 +27,7 @@ _LONGEST_GREETING = 1024
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked; blank: whether
-    its log has no entry."""
+    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked."""
 
     magic: str
     version: int
@@ -36,7 +35,6 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
     sender: str
     addr: str
     broker_addr: str
-    blank: bool = False
 
 
 _encode = msgspec.msgpack.encode
@@ -44,9 +42,9 @@ _greeting = msgspec.msgpack.Decoder(Greeting)
 _messages = msgspec.msgpack.Decoder(list[AnyMessage])
 
 
-def greeting(group: str, sender: str, addr: str, broker_addr: str, blank: bool = False) -> bytes:
+def greeting(group: str, sender: str, addr: str, broker_addr: str) -> bytes:
     """The first frame of a connection, which says who speaks."""
-    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr, blank))
+    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr))
     return _LENGTH.pack(len(data)) + data
 
 
