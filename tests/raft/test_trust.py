@@ -9,7 +9,15 @@ import pytest
 from tests.raft.solo import ELECTION_MS, Solo, append, ask, has
 
 from cometmq.errors import RaftRefused
-from cometmq.raft import AppendRequest, AppendResponse, Members, MembersEntry, VoteRequest, VoteResponse
+from cometmq.raft import (
+    AppendRequest,
+    AppendResponse,
+    HardState,
+    Members,
+    MembersEntry,
+    VoteRequest,
+    VoteResponse,
+)
 
 RUN = 1  # what Solo draws
 
@@ -135,6 +143,8 @@ def test_a_suspect_member_neither_gets_a_vote_nor_must_others_leave_its_group() 
 def test_a_term_that_is_on_the_disk_later_than_its_entries_is_the_logs_and_its_vote_is_given() -> None:
     solo = Solo([1, 3], term=1, vote="n1")
 
-    assert solo.node.term == 3
+    state = solo.node.effects().state
+    assert state == HardState(3, "n0", solo.disk.state.members)
+    solo.node.state_saved(state)
     assert not votes(solo, ask("n2", 3, (5, 3)))
     assert votes(solo, ask("n2", 4, (5, 3)))

@@ -37,9 +37,8 @@ class LogAccount:
         )
 
     def corrected(self, state: HardState, me: str) -> HardState:
-        """What a member has kept, as its log says. A term may have come to the disk later than its entries
+        """What a member must keep with this log. A term may have come to the disk later than its entries
         (Apache's broker does not sync it): then its vote is lost, and nobody else gets one in it."""
-        state = msgspec.structs.replace(state, members=self.history.entries)
         if state.term >= self.last_term:
             return state
         return msgspec.structs.replace(state, term=self.last_term, vote=me)

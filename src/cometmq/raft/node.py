@@ -68,7 +68,9 @@ class RaftNode:
         self._options = options or RaftOptions()
         self._between = between
         self._account = LogAccount(log, state, committed)
-        self._state = self._saved = self._asked_to_save = state = self._account.corrected(state, me)
+        state = msgspec.structs.replace(state, members=self._account.history.entries)
+        self._saved = self._asked_to_save = state
+        self._state = self._account.corrected(state, me)
         self._clock = 0  # ms, only ever forward
         self._now: int | None = None  # the shell's clock, at the last tick
         self.role = Role.FOLLOWER
@@ -265,11 +267,11 @@ class RaftNode:
         """Give a learner that has caught up a vote."""
         members = self._changeable().with_voter(member)
         peer = self.status().peers[member]
-        if peer.suspect:
-            raise RaftRefused(f"{member} is not whole yet, or has not heard all other members", self.me)
         lacks = self._account.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
             raise RaftRefused(f"{member} lacks {lacks} entries, silent for {peer.silent_ms} ms", self.me)
+        if peer.suspect or peer.match < 0:
+            raise RaftRefused(f"{member} is not whole yet, or has not heard all other members", self.me)
         self._change(members)
 
     def remove(self, member: str) -> None:
