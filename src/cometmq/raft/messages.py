@@ -296,6 +296,8 @@ def check_append(request: AppendRequest) -> None:
         )
         within("term of members", entry.term, NO_TERM, request.term)
         within("number of members", len(entry.members.everybody), 0, MOST_MEMBERS)
+        longest = max(map(len, entry.members.everybody), default=1)
+        within("length of a member's name", longest, 1, LONGEST_ID)
         index = entry.index
 
 

@@ -269,3 +269,16 @@ def test_a_follower_counts_no_versions():
     assert versions.after(version) == version
     versions.counts = True
     assert versions.after(version) == DataVersion(timestamp=7, counter=3, state_version=3)
+
+
+async def test_offsets_that_a_crash_has_lowered_are_older_than_those_of_others(group):
+    member = (await group.leader(), *group.followers())[1]
+    offsets = tables(group, member).offsets
+    offsets.commit("G", "Orders", 0, 99)
+    before = offsets.version = DataVersion(timestamp=1, counter=7, state_version=3)
+    await group.stop(member)
+    (group.root / member / "abort").touch()
+    await group.start(member)
+    offsets = tables(group, member).offsets
+    assert offsets.query("G", "Orders", 0) == 0
+    assert order(offsets.version) < order(before)
