@@ -282,3 +282,25 @@ async def test_offsets_that_a_crash_has_lowered_are_older_than_those_of_others(g
     offsets = tables(group, member).offsets
     assert offsets.query("G", "Orders", 0) == 0
     assert order(offsets.version) < order(before)
+
+
+async def test_who_lost_its_disk_counts_once_it_has_the_tables_too(group, monkeypatch):
+    leader, lost = await group.leader(), group.followers()[0]
+    await create(group.peers[leader], "Kept")
+    await group.stop(lost)
+    group.wipe(lost)
+    await group.start(lost)  # copies nothing for now
+    await group.equal()
+    node = group.brokers[lost].parts.replication
+    await until(lambda: node.status().leader == leader)
+    assert (await group.peers[leader].send("Kept")).code == 0
+    await group.equal()
+    assert suspect(group, lost)
+    (match,) = [each.match for each in (await group.status(leader)).members if each.member == lost]
+    assert match == -1
+    await group.stop(lost)
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)
+    await group.start(lost)
+    await until(lambda: not suspect(group, lost), 20)
+    assert "Kept" in tables(group, lost).topics.table
+    assert "Kept" in (group.root / lost / "config" / "topics.json").read_text()
