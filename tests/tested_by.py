@@ -34,7 +34,7 @@ broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_replication.py: broker/replication/commit_waits broker/replication/ha_client
     broker/replication/ha_server broker/replication/means broker/replication/raft_entries
-    broker/replication/raft_wire broker/replication/rates
+    broker/replication/raft_wire broker/replication/rates broker/replication/sparing
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/span_counts broker/base/writer
@@ -80,7 +80,7 @@ protocol/test_frame.py: protocol/binary_header protocol/send_ext
 protocol/test_headers.py: protocol/ext protocol/headers_admin protocol/headers_client protocol/headers_message
     protocol/headers_namesrv
 protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql/java_values
-raft/test_node.py: raft/following raft/leading raft/members
+raft/test_node.py: raft/following raft/leading raft/members raft/outbox
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
 remoting/test_tls.py: remoting/opening

@@ -53,6 +53,7 @@ def swarm(rng: random.Random) -> list[Action]:
     kinds: list[Action] = [
         *(crash, crash, crash_leader, crash_leader, start, start, split, cut_leader_off, cut_leader_off),
         *(cut_one_way, mend, tick_apart, transfer, change, change, disk_fails, retain, rot, nothing),
+        *(lose_disk, lose_disk, pause, pause),
     ]
     return [*rng.sample(kinds, rng.randint(3, len(kinds))), start, mend]
 
@@ -100,6 +101,22 @@ def rot(cluster: Cluster, rng: random.Random) -> None:
     fewest = min(len(m.disk.members().voters) or 9 for m in cluster.members.values())
     if not suspects(cluster) and fewest > 2:
         some(cluster, rng).crash(rot=True)
+
+
+def lose_disk(cluster: Cluster, rng: random.Random) -> None:
+    """Of a minority at a time: who has not got back yet what it had is one of them."""
+    fewest = min(len(m.disk.members().voters) or 9 for m in cluster.members.values())
+    lost = sum(m.disk.state.suspect for m in cluster.members.values())
+    member = some(cluster, rng)
+    if lost + 1 <= (fewest - 1) // 2 and not member.disk.state.suspect:
+        member.lose_disk()
+        cluster.at(rng.randint(1, 300), cluster.wake, member)
+
+
+def pause(cluster: Cluster, rng: random.Random) -> None:
+    member = cluster.leader() if rng.random() < 0.7 else some(cluster, rng)
+    if member is not None:
+        member.pause(rng.choice((100, 600, 3_000)))
 
 
 def start(cluster: Cluster, rng: random.Random) -> None:
@@ -175,6 +192,7 @@ def heal(cluster: Cluster) -> None:
     cluster.failing_disk = ""
     cluster.faults = Faults(lose_unsynced=cluster.faults.lose_unsynced)
     for member in cluster.members.values():
+        member.resume(member.run)
         if member.node is None:
             member.start()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -116,6 +117,7 @@ class Member:
     def __init__(self, cluster: Cluster, name: str, state: HardState, terms: Sequence[int] = ()) -> None:
         self.cluster = cluster
         self.name = name
+        self.begun = state.members  # as its settings say
         self.disk = Disk(state, log=[(term, None) for term in terms])
         self.offset = cluster.rng.randrange(1 << 40)
         self.committed = -1
@@ -127,6 +129,7 @@ class Member:
         self.saved_at = 0  # the last of the saves asked for; they are done in order
         self.cut = 1 << 60  # the lowest entry cut since the running sync began
         self.tick_at = 1 << 60
+        self.held: list[Callable[[RaftNode], object]] | None = None  # while it is paused
         self.start()
 
     def start(self) -> None:
@@ -149,7 +152,12 @@ class Member:
         node = self.node
         if node is None:
             return
+        if self.held is not None:
+            self.held.append(event)
+            return
         node.tick(self.cluster.now + self.offset)
+        if self.disk.state.forgot and node.leader:
+            node.settled(node.term)
         event(node)
         self.turn(node)
         self.cluster.events += 1
@@ -184,6 +192,18 @@ class Member:
         if due < self.tick_at:
             self.tick_at = max(due, cluster.now + 1)
             cluster.at(self.tick_at - cluster.now, self.tick, self.run, self.tick_at)
+
+    def pause(self, ms: int) -> None:
+        """Stand still, as after SIGSTOP; what comes meanwhile waits."""
+        if self.node is not None and self.held is None:
+            self.held = []
+            self.cluster.at(ms, self.resume, self.run)
+
+    def resume(self, run: int) -> None:
+        if run == self.run:
+            held, self.held = self.held or [], None
+            for event in held:
+                self.do(event)
 
     def tick(self, run: int, at: int) -> None:
         if run == self.run and at == self.tick_at:
@@ -263,7 +283,7 @@ class Member:
 
     def retain(self) -> None:
         """Delete old entries."""
-        if self.node is None:
+        if self.node is None or self.held is not None:
             return
         disk, committed = self.disk, self.node.status().committed
         if committed > disk.first:
@@ -276,7 +296,7 @@ class Member:
         """rot: the log is found damaged, and ends in front of that."""
         if self.node is None:
             return
-        self.node = None
+        self.node = self.held = None
         self.run += 1
         rng, disk = self.cluster.rng, self.disk
         if self.cluster.faults.lose_unsynced:
@@ -292,6 +312,16 @@ class Member:
             disk.state = msgspec.structs.replace(disk.state, suspect=True)
             self.committed = min(self.committed, disk.last)
             self.rotten_until = self.run + 1
+
+    def lose_disk(self) -> None:
+        """It comes back under its name, with nothing."""
+        self.crash()
+        self.disk = Disk(HardState(members=self.begun, suspect=True, forgot=True))
+        self.committed = -1
+        self.rotten_until = self.run + 1
+        own = [key for key, choice in self.cluster.votes.items() if key[0] == self.name == choice]
+        for key in own:  # nobody else can count a vote that it had for itself
+            del self.cluster.votes[key]
 
 
 class Cluster:
@@ -329,6 +359,7 @@ class Cluster:
         self.votes: dict[tuple[str, int], str] = {}
         self.entries: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[Entry] = []
+        self.committed_in: list[int] = []  # the terms in which these were reported
         self.filter: Callable[[AnyMessage], AnyMessage | None] = lambda message: message
         names = [f"n{i}" for i in range(size)]
         start = MembersEntry(-1, -1, Members(frozenset(names)))
@@ -378,7 +409,7 @@ class Cluster:
 
     def join(self, name: str) -> Member:
         """A new member, which knows nobody."""
-        self.members[name] = Member(self, name, HardState())
+        self.members[name] = Member(self, name, HardState(suspect=True, forgot=True))
         return self.members[name]
 
     def spring(self, member: Member) -> None:
@@ -425,7 +456,8 @@ class Cluster:
             except RaftRefused as refused:
                 refusal = str(refused)
 
-        member.do(event)
+        if member.held is None:  # else it would be done when the world is another one
+            member.do(event)
         return refusal
 
     def put(self, count: int = 1) -> int:
@@ -446,7 +478,8 @@ class Cluster:
     def check_leader(self, member: Member, term: int) -> None:
         hold(self.leaders.setdefault(term, member.name) == member.name, "a term has one leader")
         disk = member.disk
-        for index in range(disk.first, len(self.committed)):
+        # Who was paused may learn late that it was elected, in a term that is over.
+        for index in range(disk.first, bisect_left(self.committed_in, term)):
             ok = index <= disk.last and disk.log[index - disk.first] == self.committed[index]
             hold(ok, "a leader has all that is committed")
 
@@ -470,6 +503,8 @@ class Cluster:
             else:
                 hold(each == len(self.committed), "commits have no gaps")
                 self.committed.append(entry)
+                terms = [member.node.term if member.node else 0, *self.committed_in[-1:]]
+                self.committed_in.append(max(terms))
                 self.check_majority(member, each, entry)
         member.committed = max(member.committed, index)
 

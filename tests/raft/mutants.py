@@ -109,6 +109,13 @@ class VotesWithADamagedLog(RaftNode):
         super().__init__(me, group, log, msgspec.structs.replace(state, suspect=False), *args, **options)
 
 
+class TrustsAnyLeaderWithALostDisk(RaftNode):
+    """It does not ask all others for their terms."""
+
+    def __init__(self, me: str, group: str, log: Any, state: HardState, *args: Any, **options: Any) -> None:
+        super().__init__(me, group, log, msgspec.structs.replace(state, forgot=False), *args, **options)
+
+
 class AnswersOlderLeadersNothing(RaftNode):
     """A member with a higher term stays silent, so that no leader learns of it."""
 
@@ -121,5 +128,6 @@ class AnswersOlderLeadersNothing(RaftNode):
 MUTANTS: list[type[RaftNode]] = [
     VotesForShorterLogs, CommitsOldTermsByCounting, CountsItselfBeforeSync, SpeaksBeforeItsStateIsSaved,
     AcknowledgesBeforeSync, StandsWithoutPreVote, ChangesMembersAtAnyTime, CutsWithoutContradiction,
-    TrustsWhatAgreedBefore, DoesNotStandOnceRemoved, VotesWithADamagedLog, AnswersOlderLeadersNothing,
+    TrustsWhatAgreedBefore, DoesNotStandOnceRemoved, VotesWithADamagedLog, TrustsAnyLeaderWithALostDisk,
+    AnswersOlderLeadersNothing,
 ]  # fmt: skip

@@ -43,13 +43,14 @@ class Solo:
         vote: str = "",
         members: Members | None = None,
         suspect: bool = False,
+        forgot: bool = False,
         first: int = 0,
         committed: int | None = None,
         make: Maker = RaftNode,
     ) -> None:
         members = members or Members(frozenset(("n0", "n1", "n2")))
         term = max(terms, default=0) if term is None else term
-        state = HardState(term, vote, (MembersEntry(-1, -1, members),), suspect)
+        state = HardState(term, vote, (MembersEntry(-1, -1, members),), suspect, forgot)
         self.disk = Disk(state, first, [(each, None) for each in terms])
         self.node = make(
             *("n0", "g", self.disk, state, lambda low, high: low, RaftOptions(election_ms=ELECTION_MS)),

@@ -12,12 +12,17 @@ from tests.raft.solo import Solo, append, ask, has, yes
 
 from cometmq.errors import ConfigError, RaftMessageError
 from cometmq.raft import AnyMessage, Members, MembersEntry, RaftOptions
+from cometmq.raft.messages import MOST_RUN
 
 HUGE = 1 << 63
 
 
 def entry(index: int, size: int = 3, term: int = 1) -> MembersEntry:
     return MembersEntry(index, term, Members(frozenset(f"n{i}" for i in range(size))))
+
+
+def named(name: str) -> MembersEntry:
+    return MembersEntry(1, 1, Members(frozenset(("n0", name))))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,8 @@ def entry(index: int, size: int = 3, term: int = 1) -> MembersEntry:
         (append("n1", 2, (0, 1), 1), {"members": (entry(1), entry(1))}, "index of members"),
         (append("n1", 2, (0, 1), 1), {"members": (entry(1, size=32),)}, "number of members"),
         (append("n1", 2, (0, 1), 1), {"members": (entry(1, term=5),)}, "term of members"),
+        (append("n1", 2, (0, 1), 1), {"members": (named("n" * 256),)}, "length of a member's name"),
+        *((ask("n1", 2), {"run": run}, "run") for run in (-1, MOST_RUN + 1)),
         (has("n1", 2, 0), {"match": HUGE}, "match"),
         (has("n1", 2, 0), {"match": 1}, "match"),
         (has("n1", 2, 0), {"written": HUGE}, "written"),

@@ -119,33 +119,6 @@ def test_a_learner_votes_if_asked_and_never_stands() -> None:
     assert solo.step(ms=5 * ELECTION_MS) == []
 
 
-def test_a_damaged_log_has_no_vote_until_it_is_whole_again() -> None:
-    solo = Solo([1], term=2, suspect=True)
-
-    (refused,) = solo.step(ask("n1", 3, (5, 2)))
-    assert isinstance(refused, VoteResponse)
-    assert not refused.granted
-    assert solo.step(ms=5 * ELECTION_MS) == []
-    solo.step(append("n1", 3, (0, 1), 1, 1, last=4))
-    assert solo.node.effects().state is None
-    solo.step(append("n1", 3, (2, 1), 3, 3, last=5))
-    (granted,) = solo.step(ask("n2", 4, (9, 3), transfer=True))
-
-    assert isinstance(granted, VoteResponse)
-    assert granted.granted
-
-
-def test_an_empty_log_is_trusted_once_the_shell_knows_that_the_group_begins() -> None:
-    solo = Solo(suspect=True)
-
-    assert solo.step(ms=5 * ELECTION_MS) == []
-    solo.node.trust()
-    (granted,) = solo.step(ask("n1", 1, (0, 0)))
-
-    assert isinstance(granted, VoteResponse)
-    assert granted.granted
-
-
 # -- elections
 
 

@@ -19,6 +19,7 @@ SCRIPTS = [
     scripts.lower_leader_learns_of_a_higher_term,
     scripts.one_change_at_a_time,
     scripts.candidate_without_leader,
+    scripts.paused_leader_and_a_lost_disk,
 ]
 
 
@@ -45,6 +46,7 @@ CAUGHT: list[tuple[type[RaftNode], Callable[[Maker], None]]] = [
     (mutants.ChangesMembersAtAnyTime, scripts.one_change_at_a_time),
     (mutants.TrustsWhatAgreedBefore, scripts.same_leader_in_a_later_term),
     (mutants.DoesNotStandOnceRemoved, scripts.removed_leader_is_still_needed),
+    (mutants.TrustsAnyLeaderWithALostDisk, scripts.paused_leader_and_a_lost_disk),
     (mutants.AnswersOlderLeadersNothing, scripts.lower_leader_learns_of_a_higher_term),
 ]
 

@@ -198,6 +198,13 @@ class BrokerMachine(Machine):
         store.crash()
         self.disk = after
 
+    def lose_disk(self) -> None:
+        """The machine gets another one, which is empty."""
+        self.kill(power=True)
+        if not self.up:
+            self.cluster.seen["lost disk"] += 1
+            self.disk = SimulatedDisk(self.cluster.scheduler.chance, self.cluster.seen)
+
 
 class Cluster:
     """All machines, and the network between them. `with` makes their world the one that code runs in."""

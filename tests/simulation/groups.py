@@ -56,6 +56,8 @@ class RaftGroup:
         self._topics: dict[str, int] = {}  # made here and answered so: their queues
         self.logs_are_whole = True
         """Whether no disk loses what it had."""
+        self.disks_are_kept = True
+        """Whether no machine has lost its disk so far."""
 
     def listening(self) -> AbstractContextManager[object]:
         """While the block runs, what members say is compared with what they have saved."""
@@ -149,10 +151,19 @@ class RaftGroup:
             return []
         return [self.members[each.member] for each in self._status(leader).members]
 
+    def may_lose_disk(self, name: str) -> BrokerMachine | None:
+        """This member, if the others are whole: a group survives the loss of a minority at a time."""
+        brokers = [each.broker for each in self.members.values()]
+        whole = [each and each.parts.replication.facts().get("raftSuspect") == "false" for each in brokers]
+        if not all(whole):
+            return None
+        self.disks_are_kept = False
+        return self.members[name]
+
     def check_ack(self, result: SendResult) -> None:
         """A majority has what was promised."""
         leader = self.leader
-        if leader is None or not self.logs_are_whole:
+        if leader is None or not self.logs_are_whole or not self.disks_are_kept:
             return
         position = decode_offset_id(result.offset_msg_id).physical_offset
         voters = [self.members[each.member] for each in self._status(leader).members if each.voter]

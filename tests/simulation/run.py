@@ -42,7 +42,7 @@ SHAPES = ("one", "two", "pair", "pair", "raft", "raft", "raft")
 """A broker, two of them, a master with its slave, a raft group of three or five."""
 FAULTS = (
     "loss", "slow network", "cut", "one-way cut", "reset", "pause", "kill", "power", "clock", "slow disk",
-    "full", "io error", "members", "move", "rot", "change",
+    "full", "io error", "members", "move", "rot", "change", "wipe",
 )  # fmt: skip
 
 
@@ -69,7 +69,9 @@ def plan_of(seed: int) -> Plan:
     if not sync_flush:
         faults.discard("power")
     shape = chance.choice(SHAPES)
-    faults -= {"pair": {"move", "rot", "change"}, "raft": {"move"}}.get(shape, {"change"})
+    faults -= {"pair": {"move", "rot", "change", "wipe"}, "raft": {"move"}}.get(shape, {"change", "wipe"})
+    if "wipe" in faults:  # a group need not survive it while it shrinks, or while another log is damaged
+        faults -= {"change", "rot"}
     return Plan(shape, chance.choice(KINDS), frozenset(faults), sync_flush)
 
 
@@ -269,6 +271,13 @@ class Run:
             self.cluster.brokers[0].disk.rot("/data/")
         else:
             self._broker().disk.rot("/commitlog/")
+
+    def _wipe(self) -> None:
+        assert self.group is not None
+        machine = self.group.may_lose_disk(self.chance.choice(sorted(self.group.members)))
+        if machine is not None:
+            machine.lose_disk()
+            self._for_a_while(lambda: machine.up or machine.start())
 
     def _change(self) -> None:
         assert self.group is not None

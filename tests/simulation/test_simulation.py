@@ -27,8 +27,8 @@ AT_ONCE = 500
 MOST_TRIED = 300
 """A planted bug is found within so many seeds."""
 STRIKES = (
-    "clock step", "cut", "full", "kill", "loss", "member killed", "move", "pause", "power loss", "remove",
-    "reset", "rot", "slow disk", "slow network", "sync error", "transfer", "volatile at power loss",
+    "clock step", "cut", "full", "kill", "loss", "lost disk", "member killed", "move", "pause", "power loss",
+    "remove", "reset", "rot", "slow disk", "slow network", "sync error", "transfer", "volatile at power loss",
     "write error",
 )  # fmt: skip
 """What each few hundred seeds show of faults, if these do anything."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+import msgspec
+
 from cometmq.raft.members import MembersHistory
 from cometmq.raft.messages import NO_TERM, AppendRequest, HardState, LogView
 
@@ -33,6 +35,13 @@ class LogAccount:
         self.history = MembersHistory(
             each for each in state.members if each.index < self.first or self.term_of(each.index) == each.term
         )
+
+    def corrected(self, state: HardState, me: str) -> HardState:
+        """What a member must keep with this log. A term may have come to the disk later than its entries
+        (Apache's broker does not sync it): then its vote is lost, and nobody else gets one in it."""
+        if state.term >= self.last_term:
+            return state
+        return msgspec.structs.replace(state, term=self.last_term, vote=me)
 
     @property
     def visible(self) -> int:

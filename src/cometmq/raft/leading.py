@@ -15,11 +15,12 @@ from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendRespon
 
 class PeerStatus(msgspec.Struct, frozen=True):
     """What a leader knows of a member. match: it has the log up to here; silent_ms: since it last answered;
-    full: its disk has little room."""
+    full: its disk has little room; suspect: its log is, so that it does not count."""
 
     match: int
     silent_ms: int
     full: bool = False
+    suspect: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class Peer:
         "match",
         "next",
         "probing",
+        "run",
         "told",
     )
 
@@ -68,6 +70,7 @@ class Peer:
         self.told = NO_INDEX  # the commit index it was sent
         self.leaving = False
         self.full = False
+        self.run = 0  # of a member whose log is suspect
 
     def probe(self, next_index: int) -> None:
         self.next = next_index
@@ -131,6 +134,17 @@ class Leading:
         matches = sorted(own if v == self._me else self.peers[v].match for v in voters)
         return matches[(len(matches) - 1) // 2]
 
+    def without_suspects(self, members: Members) -> frozenset[str]:
+        """The voters among these that are not known to be suspect."""
+        return members.voters - {member for member, peer in self.peers.items() if peer.run}
+
+    def statuses(self, clock: int) -> dict[str, PeerStatus]:
+        """Of all of them."""
+        return {
+            name: PeerStatus(peer.match, clock - peer.heard_at, peer.full, peer.run > 0)
+            for name, peer in self.peers.items()
+        }
+
     def heard_since(self, clock: int) -> set[str]:
         """Who has answered since, and the leader itself."""
         heard = {member for member, peer in self.peers.items() if peer.heard_at >= clock}
@@ -150,6 +164,7 @@ class Leading:
             raise RaftMessageError("written", response.written, f"the leader's log ends at {account.last}")
         peer.heard_at = clock
         peer.full = response.full
+        peer.run = response.run
         if response.rejected:
             hint = min(response.hint_index, response.prev_index - 1)
             peer.rejected(response.prev_index, account.last_at_most(hint, response.hint_term))
@@ -218,4 +233,5 @@ class Leading:
             last=account.last,
             commit=account.commit,
             members=members,
+            run=peer.run,
         )

@@ -85,6 +85,10 @@ class MembersHistory:
         """The members in force at an entry."""
         return next((each for each in reversed(self._entries) if each.index <= index), self._entries[0])
 
+    def since(self, index: int) -> list[Members]:
+        """Those in force at an entry, and all behind it."""
+        return [self.at(index).members, *(each.members for each in self._entries if each.index > index)]
+
     def between(self, first: int, last: int) -> tuple[MembersEntry, ...]:
         """The members entries among the entries `first` to `last`."""
         if self.newest.index < first:

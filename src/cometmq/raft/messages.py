@@ -19,6 +19,8 @@ NO_TERM = -1
 # No cluster gets there; what says so is damaged or hostile. An index unit lies at 32 times its index.
 MOST_TERM = 1 << 62
 MOST_INDEX = 1 << 56
+# Of the numbers that suspect members draw. 0 is none.
+MOST_RUN = (1 << 53) - 1
 # Entries of one AppendRequest.
 MOST_ENTRIES = 4_096
 LONGEST_ID = 255
@@ -81,26 +83,33 @@ class HardState(msgspec.Struct, frozen=True):
     """What a member must keep beside its log, synced.
 
     members: all members entries of the log that are known here, oldest first. suspect: the log may have lost
-    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote
-    until a leader has given it all that it may have had.
+    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote,
+    and acknowledges nothing, until a leader has given it all that it may have had. forgot: it has lost its
+    term and vote, too.
     """
 
     term: int = 0
     vote: str = ""
     members: tuple[MembersEntry, ...] = ()
     suspect: bool = False
+    forgot: bool = False
 
 
 # -- messages
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What every message between members says: the group, who sends it to whom, and the sender's term."""
+    """What every message between members says: the group, who sends it to whom, and the sender's term.
+
+    run: the number that a suspect member has drawn at its start, in what it says and in what it is answered;
+    0 for none.
+    """
 
     group: str
     sender: str
     to: str
     term: int
+    run: int = 0
 
 
 class VoteRequest(Message, frozen=True, kw_only=True):
@@ -117,10 +126,12 @@ class VoteRequest(Message, frozen=True, kw_only=True):
 
 
 class VoteResponse(Message, frozen=True, kw_only=True):
-    """granted: with the term that was asked for; refused: with the voter's own."""
+    """granted: with the term that was asked for; refused: with the voter's own. blank: the voter has neither
+    entries nor a term."""
 
     granted: bool
     pre: bool = False
+    blank: bool = False
 
 
 class AppendRequest(Message, frozen=True, kw_only=True):
@@ -144,8 +155,8 @@ class AppendRequest(Message, frozen=True, kw_only=True):
 
 
 class AppendResponse(Message, frozen=True, kw_only=True):
-    """match: up to this index the follower has what the leader has, as durably as its flush mode promises;
-    written: the same, durable or not.
+    """match: up to this index the follower has what the leader has, as durably as its flush mode promises
+    (NO_INDEX from one that is suspect); written: the same, durable or not.
 
     rejected: it does not have the entry prev_index of the request; hint_index and hint_term are its last
     entry that may agree with the leader's. full: its disk has little room.
@@ -247,6 +258,7 @@ def check(message: AnyMessage) -> None:
         if not 0 < len(getattr(message, name)) <= LONGEST_ID:
             raise RaftMessageError(name, getattr(message, name), f"expected 1 to {LONGEST_ID} characters")
     within("term", message.term, 0, MOST_TERM)
+    within("run", message.run, 0, MOST_RUN)
     match message:
         case VoteRequest():
             within("last_index", message.last_index, NO_INDEX, MOST_INDEX)
@@ -284,6 +296,8 @@ def check_append(request: AppendRequest) -> None:
         )
         within("term of members", entry.term, NO_TERM, request.term)
         within("number of members", len(entry.members.everybody), 0, MOST_MEMBERS)
+        longest = max(map(len, entry.members.everybody), default=1)
+        within("length of a member's name", longest, 1, LONGEST_ID)
         index = entry.index
 
 

@@ -12,10 +12,11 @@ import msgspec
 from cometmq.errors import RaftMessageError, RaftRefused
 from cometmq.raft.account import LogAccount
 from cometmq.raft.following import Following
-from cometmq.raft.leading import Leading, PeerStatus, Status
-from cometmq.raft.members import MOST_MEMBERS, Members, MembersEntry
+from cometmq.raft.leading import Leading, Status
+from cometmq.raft.members import Members, MembersEntry
 from cometmq.raft.messages import (
     MOST_INDEX,
+    MOST_RUN,
     MOST_TERM,
     NO_INDEX,
     AnyMessage,
@@ -35,9 +36,8 @@ from cometmq.raft.messages import (
     VoteResponse,
     check,
 )  # fmt: skip
-
-# Messages that wait for the state to be saved. Those above it are lost, as any message may be.
-MOST_WAITING = 4 * MOST_MEMBERS
+from cometmq.raft.outbox import Outbox
+from cometmq.raft.trust import Trust, is_blank
 
 
 class RaftNode:
@@ -69,14 +69,15 @@ class RaftNode:
         self._between = between
         self._account = LogAccount(log, state, committed)
         state = msgspec.structs.replace(state, members=self._account.history.entries)
-        self._state = self._saved = self._asked_to_save = state
+        self._saved = self._asked_to_save = state
+        self._state = self._account.corrected(state, me)
         self._clock = 0  # ms, only ever forward
         self._now: int | None = None  # the shell's clock, at the last tick
         self.role = Role.FOLLOWER
         self.leader = ""
         self._heard_at = -self._options.election_ms  # of the leader
         self._following = Following(self._account)
-        self._trust: tuple[int, int] | None = None  # a suspect log is whole at this (term, index)
+        self._trust = Trust(me, between(1, MOST_RUN)) if state.suspect else None
         self._reply_due = False
         self._votes: set[str] = set()
         self._handed_over = False  # the leader asked this member to stand
@@ -85,7 +86,7 @@ class RaftNode:
         self.stands = True  # whether it may lead: not when it is about to stop
         self.full = False  # whether its disk has little room; the leader hears of it
         self._changes: list[LogChange] = []
-        self._outbox: list[AnyMessage] = []
+        self._outbox = Outbox(group, me)
         self._reported = (self.role, self.term, self.leader)
         self._reason = ""
         self._reported_commit = self._account.first - 1
@@ -106,8 +107,7 @@ class RaftNode:
         return self._leading is not None and self._account.commit >= self._leading.first_own
 
     def status(self) -> Status:
-        account, clock = self._account, self._clock
-        peers = {} if self._leading is None else self._leading.peers
+        account = self._account
         return Status(
             self.role,
             self.term,
@@ -117,7 +117,7 @@ class RaftNode:
             account.last,
             account.durable,
             account.visible,
-            {name: PeerStatus(peer.match, clock - peer.heard_at, peer.full) for name, peer in peers.items()},
+            {} if self._leading is None else self._leading.statuses(self._clock),
         )
 
     # -- events
@@ -131,6 +131,10 @@ class RaftNode:
             self._lead_on(self._leading)
         elif self._clock >= self._election_at:
             self._stand()
+        if self._trust is not None:
+            every = self._options.heartbeat_ms
+            self._trust.ask(self._outbox, self._clock, every, self._state, self._account)
+            self._regain_trust()
 
     def receive(self, message: AnyMessage) -> None:
         """A member said something. RaftMessageError for what no member of this group would say; that changes
@@ -140,6 +144,8 @@ class RaftNode:
             raise RaftMessageError("group", message.group, f"expected {self.group}")
         if message.to != self.me or message.sender == self.me:
             raise RaftMessageError("to", message.to, f"{message.sender} said so to {self.me}")
+        if self._trust is not None and isinstance(message, VoteResponse):
+            self._trust.told(message)
         if self._is_disturbing(message) or not self._is_of_this_term(message):
             return
         match message:
@@ -223,10 +229,11 @@ class RaftNode:
         self._able = True
         self._asked_to_save = self._saved  # what was not saved is asked for again
 
-    def trust(self) -> None:
-        """A log that is suspect, and empty, has lost nothing: the shell knows that the group only begins."""
-        if self._state.suspect:
-            self._state = msgspec.structs.replace(self._state, suspect=False)
+    def settled(self, term: int) -> None:
+        """What the group keeps outside of its log was copied from the leader of this term, and is durable. A
+        member that has lost its disk counts again only then."""
+        if self._trust is not None:
+            self._trust.settled(term)
 
     def begins_at(self, first: int) -> None:
         """Retention has deleted the entries before `first`. That one is committed."""
@@ -263,12 +270,17 @@ class RaftNode:
         lacks = self._account.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
             raise RaftRefused(f"{member} lacks {lacks} entries, silent for {peer.silent_ms} ms", self.me)
+        if peer.suspect or peer.match < 0:
+            raise RaftRefused(f"{member} is not whole yet, or has not heard all other members", self.me)
         self._change(members)
 
     def remove(self, member: str) -> None:
         """Take a member out, voter or learner. A leader that removes itself steps down once that is
         committed."""
-        self._change(self._changeable().without(member))
+        left = self._changeable().without(member)
+        if not left.has_quorum(self._needs_ready_leader().without_suspects(left)):
+            raise RaftRefused(f"without {member} too many of the others are not whole yet", self.me)
+        self._change(left)
 
     # -- what is to do
 
@@ -293,7 +305,7 @@ class RaftNode:
         are to be sent have been written then, so that `fit` of the log view can tell their size."""
         if self._state is not self._saved:
             return []
-        messages, self._outbox = self._outbox, []
+        messages = self._outbox.take()
         if self._leading is not None:
             messages += self._leading.requests(self._clock)
         elif self._reply_due and self.leader:
@@ -306,6 +318,8 @@ class RaftNode:
         due = self._election_at
         if self._leading is not None:
             due = min([self._leading.quorum_at, *(p.beat_at for p in self._leading.peers.values())])
+        if self._trust is not None:
+            due = min(due, self._clock + self._options.heartbeat_ms)
         if self._state is not self._saved:  # nothing is sent before
             due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
@@ -321,7 +335,7 @@ class RaftNode:
         ):
             return False
         if message.pre:
-            self._refuse_vote(message)
+            self._vote(message, granted=False)
         return True
 
     def _is_of_this_term(self, message: AnyMessage) -> bool:
@@ -334,9 +348,9 @@ class RaftNode:
                 self._follow(message.term, message.sender if isinstance(message, AppendRequest) else "")
         elif message.term < self.term:
             if isinstance(message, AppendRequest):
-                self._send(self._response(message.sender, NO_INDEX))
+                self._outbox.add([self._response(message.sender, NO_INDEX)])
             elif isinstance(message, VoteRequest):
-                self._refuse_vote(message)
+                self._vote(message, granted=False)
             return False
         return True
 
@@ -347,7 +361,7 @@ class RaftNode:
             self._following.agreed = self._account.commit
         if term > self.term:
             self._state = msgspec.structs.replace(self._state, term=term, vote="")
-            self._outbox.clear()
+            self._outbox.take()
         self.role = Role.FOLLOWER
         self.leader = leader
         self._leading = None
@@ -396,18 +410,10 @@ class RaftNode:
     def _ask_for_votes(self, pre: bool) -> None:
         account = self._account
         for voter in sorted(self.members.voters - {self.me}):
-            self._send(
-                VoteRequest(
-                    group=self.group,
-                    sender=self.me,
-                    to=voter,
-                    term=self.term + 1 if pre else self.term,
-                    last_index=account.last,
-                    last_term=account.last_term,
-                    pre=pre,
-                    transfer=self._handed_over,
-                )
-            )
+            self._outbox.say(
+                VoteRequest, voter, term=self.term + pre, last_index=account.last,
+                last_term=account.last_term, pre=pre, transfer=self._handed_over,
+            )  # fmt: skip
         self._count_votes()
 
     def _count_votes(self) -> None:
@@ -429,21 +435,17 @@ class RaftNode:
             or self._state.suspect
             or not self._account.is_up_to_date(request.last_index, request.last_term)
         ):
-            self._refuse_vote(request)
+            self._vote(request, granted=False)
         else:
             if not request.pre:
                 self._follow(self.term, "")
                 self._state = msgspec.structs.replace(self._state, vote=request.sender)
-            self._vote(request, request.term, granted=True)
+            self._vote(request, granted=True)
 
-    def _refuse_vote(self, request: VoteRequest) -> None:
-        self._vote(request, self.term, granted=False)
-
-    def _vote(self, request: VoteRequest, term: int, granted: bool) -> None:
-        sender, to = self.me, request.sender
-        self._send(
-            VoteResponse(group=self.group, sender=sender, to=to, term=term, granted=granted, pre=request.pre)
-        )
+    def _vote(self, request: VoteRequest, granted: bool) -> None:
+        term, blank = request.term if granted else self.term, is_blank(self._state, self._account)
+        about = {"pre": request.pre, "run": request.run, "blank": blank}
+        self._outbox.say(VoteResponse, request.sender, term=term, granted=granted, **about)
 
     def _on_vote_response(self, response: VoteResponse) -> None:
         wanted = (Role.PRE_CANDIDATE, self.term + 1) if response.pre else (Role.CANDIDATE, self.term)
@@ -451,10 +453,6 @@ class RaftNode:
         if valid and (self.role, response.term) == wanted:
             self._votes.add(response.sender)
             self._count_votes()
-
-    def _send(self, message: AnyMessage) -> None:
-        if len(self._outbox) < MOST_WAITING:
-            self._outbox.append(message)
 
     # -- following
 
@@ -466,11 +464,11 @@ class RaftNode:
             self._follow(self.term, request.sender)
         self._heard_at = self._clock
         self._wait_for_leader()
-        if self._state.suspect and (self._trust is None or self._trust[0] != self.term):
-            self._trust = (self.term, request.last)
+        if self._trust is not None:
+            self._trust.contacted(request)
         changes = self._following.take(request) if self._able else []
         if changes is None:
-            self._send(self._rejection(request))
+            self._outbox.add([self._rejection(request)])
             return
         self._reply_due = True
         self._changes += changes
@@ -495,20 +493,23 @@ class RaftNode:
 
     def _regain_trust(self) -> None:
         agreed = min(self._following.agreed, self._account.durable)
-        if self._state.suspect and self._trust and self._trust[0] == self.term and agreed >= self._trust[1]:
-            self._state = msgspec.structs.replace(self._state, suspect=False)
+        state = None if self._trust is None else self._trust.regained(self._state, self._account, agreed)
+        if state is not None:
+            self._state, self._trust = state, None
 
     def _response(self, to: str, written: int | None = None) -> AppendResponse:
         if written is None:
             written = self._following.agreed
+        run = 0 if self._trust is None else self._trust.run
         return AppendResponse(
             group=self.group,
             sender=self.me,
             to=to,
             term=self.term,
-            match=min(written, self._account.durable),
+            match=NO_INDEX if run else min(written, self._account.durable),
             written=written,
             full=self.full,
+            run=run,
         )
 
     # -- leading
@@ -555,7 +556,7 @@ class RaftNode:
         account.commit = index
         if account.history.newest.index <= index and self.me not in self.members.voters:
             self._hand_over(leading.most_advanced())
-            self._outbox += leading.requests(self._clock)
+            self._outbox.add(leading.requests(self._clock))
             self._follow(self.term, "", "it is not a voter any more")
 
     def _is_own(self, index: int) -> bool:
@@ -569,7 +570,7 @@ class RaftNode:
 
     def _hand_over(self, to: str) -> None:
         if to:
-            self._send(TransferRequest(group=self.group, sender=self.me, to=to, term=self.term))
+            self._outbox.say(TransferRequest, to, term=self.term)
 
     def _needs_ready_leader(self) -> Leading:
         if self._leading is None:

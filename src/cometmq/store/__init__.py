@@ -17,6 +17,7 @@ from cometmq.store.ledger.ledger import Ledger
 from cometmq.store.ledger.member_files import (
     TermAndVote,
     forget_suspect,
+    has_forgotten,
     is_suspect,
     read_term,
     write_term,
@@ -82,6 +83,7 @@ __all__ = [
     "Traits",
     "TruncateReport",
     "forget_suspect",
+    "has_forgotten",
     "is_suspect",
     "link_to",
     "links",

@@ -157,3 +157,15 @@ def test_logs_that_contradict_each_other_are_named_with_both_positions(own, mast
     found = contradiction(own, master)
     assert words in found
     assert bool(found) == bool(words)
+
+
+def test_what_a_former_connection_said_of_the_masters_end_is_forgotten():
+    slave = following()
+    slave.received(1.0, 1 << 62)
+    slave.lost(1.0, "gone")
+    slave.turn(1.0 + PAUSE_S, 500, 500)
+    slave.compared(6.0, "")
+    slave.connected(6.0)
+    assert slave.master_end == -1
+    slave.received(6.0, 600)
+    assert slave.master_end == 600

@@ -156,9 +156,9 @@ async def test_a_member_is_replaced_while_the_group_runs(group):
             await asyncio.sleep(0.05)
         while not await joined("promote"):
             await asyncio.sleep(0.05)
+    n7 = group.brokers["n7"].parts.replication
+    await until(lambda: {each.member for each in n7.status().members if each.voter} == set(group.brokers))
     await group.equal()
-    status = await group.status("n7")
-    assert {each.member for each in status.members if each.voter} == set(group.brokers)
     await until(lambda: "Orders" in group.brokers["n7"].parts.tables.topics.table)
     assert (await bodies(group.peers["n7"]))[:3] == [b"0", b"1", b"2"]
     await group.stop(leader)

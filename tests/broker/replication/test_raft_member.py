@@ -147,7 +147,7 @@ async def test_whatever_bytes_come_the_member_goes_on(alone: Alone, tmp_path: Pa
         for _ in range(chance.choice((1, 1, 2, 8))):
             data[chance.randrange(len(data))] = chance.choice((0, 0x7F, 0xFF, chance.randrange(256)))
         try:
-            for message in raft_wire.Frames("g").feed(bytes(data)):
+            for message in raft_wire.Frames("g", "n0").feed(bytes(data)):
                 alone.member.peers.receive(message)
         except CometError:
             refused += 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
+from unittest import mock
 
 import pytest
+from tests.broker.conftest import until
 
-from cometmq.broker.replication import raft_peers, raft_wire
+from cometmq.broker.replication import raft_peers, raft_wire, sparing
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.errors import ProtocolError
 from cometmq.raft import (
@@ -57,7 +60,7 @@ def test_messages_come_as_they_were_sent_however_the_bytes_are_cut(step: int) ->
     data = (
         raft_wire.greeting(GROUP, "n0", "h:1", "h:2") + raft_wire.frame(MESSAGES) + raft_wire.frame([beat()])
     )
-    frames = raft_wire.Frames(GROUP)
+    frames = raft_wire.Frames(GROUP, "n1")
     found = [message for at in range(0, len(data), step) for message in frames.feed(data[at : at + step])]
     assert found == [*MESSAGES, beat()]
     assert frames.greeting is not None
@@ -95,7 +98,7 @@ HELLO = raft_wire.greeting(GROUP, "n0", "h:1", "h:2")
 )
 def test_what_no_member_sends_is_refused(data: bytes, problem: str) -> None:
     with pytest.raises(ProtocolError) as caught:
-        list(raft_wire.Frames(GROUP).feed(data))
+        list(raft_wire.Frames(GROUP, "n1").feed(data))
     assert problem in str(caught.value)
 
 
@@ -239,3 +242,84 @@ async def test_what_is_too_long_for_one_frame_goes_in_several(monkeypatch: pytes
             assert (await other.heard.get()).payload == b"x" * 40_000
     await one.peers.stop()
     await other.peers.stop()
+
+
+async def greet(one: Member, hello: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = one.addr.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(hello)
+    return reader, writer
+
+
+async def sent_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(CLOSED):
+            await reader.readexactly(1)
+    writer.close()
+
+
+async def test_who_bears_the_name_of_another_is_sent_away_before_it_is_heard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = Member("n0")
+    await one.start()
+    said = raft_wire.frame([beat("n1", "n0")])
+    await sent_away(*await greet(one, raft_wire.greeting(GROUP, "n0", "h:1", "h:2") + said))
+    assert "another one calls itself n0, at h:1" in caplog.text
+    _, first = await greet(one, raft_wire.greeting(GROUP, "n1", "h:1", "h:2") + said)
+    await one.heard.get()
+    await sent_away(*await greet(one, raft_wire.greeting(GROUP, "n1", "elsewhere:1", "h:2") + said))
+    assert "two members call themselves n1, at h:1 and at elsewhere:1" in caplog.text
+    assert one.heard.empty()
+    first.write(said)
+    await one.heard.get()
+    first.close()
+    await one.peers.stop()
+
+
+async def test_strangers_are_forgotten_when_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 3)
+    one = Member("n0")
+    await one.start()
+    for number in range(10):
+        _, writer = await greet(one, raft_wire.greeting(GROUP, f"s{number}", "h:1", "h:2"))
+        await until(lambda n=number: f"s{n}" in one.peers.learned)
+        writer.close()
+        await until(lambda: not one.peers.incoming)
+    assert len(one.peers.learned) <= 3
+    await one.peers.stop()
+
+
+async def test_half_frames_have_a_limit_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(raft_peers, "MOST_UNREAD", 100_000)
+    one = Member("n0")
+    await one.start()
+    half = struct.pack(">I", 1 << 20) + bytes(70_000)
+    _, first = await greet(one, raft_wire.greeting(GROUP, "n1", "h:1", "h:2") + half)
+    await until(lambda: sum(each.frames.unread for each in one.peers.incoming) > 70_000)
+    await sent_away(*await greet(one, raft_wire.greeting(GROUP, "n2", "h:1", "h:2") + half))
+    assert "bytes of frames that are not whole" in caplog.text
+    assert [each.sender for each in one.peers.incoming] == ["n1"]
+    first.close()
+    await one.peers.stop()
+
+
+def test_a_frame_has_a_limit_of_messages() -> None:
+    frames = raft_wire.Frames(GROUP, "n1")
+    hello = raft_wire.greeting(GROUP, "n0", "h:1", "h:2")
+    assert len(list(frames.feed(hello + raft_wire.frame([beat()] * raft_wire.MOST_MESSAGES)))) == 1024
+    with pytest.raises(ProtocolError, match="not messages"):
+        list(frames.feed(raft_wire.frame([beat()] * (raft_wire.MOST_MESSAGES + 1))))
+
+
+def test_strangers_get_a_few_lines_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    lines = sparing.Sparing(logging.getLogger("test"))
+    with mock.patch("time.monotonic", return_value=5.0):
+        for number in range(1000):
+            lines.say("stranger %d", number)
+    assert len(caplog.records) == sparing.MOST_LINES
+    with mock.patch("time.monotonic", return_value=66.0):
+        lines.say("stranger")
+    assert caplog.messages[-2:] == ["and 980 more of the like", "stranger"]

@@ -12,6 +12,7 @@ from tests.store.ledger.members import add, again, elect, leader, ledger, member
 from cometmq.broker.replication import raft_state
 from cometmq.raft import HardState, Members, MembersEntry
 from cometmq.store import MessageStore
+from cometmq.store.ledger.member_files import write_suspect
 
 NAMES = frozenset({"n0", "n1", "n2"})
 START = MembersEntry(-1, -1, Members(NAMES))
@@ -34,15 +35,17 @@ def kept(store: MessageStore) -> list[int]:
 
 def test_a_member_without_anything_is_suspect_until_the_group_begins(tmp_path: Path) -> None:
     store = member(tmp_path)
-    assert load(store) == HardState(members=(START,), suspect=True)
+    assert load(store) == HardState(members=(START,), suspect=True, forgot=True)
     store = again(store, clean=False)
     state = load(store)
     assert state.suspect
     more = NAMES | {"n3"}
     assert load(store, more).members == (MembersEntry(-1, -1, Members(more)),)  # the settings still count
     save(store, msgspec.structs.replace(state, term=1, vote="n1"), state)
-    assert load(store).suspect
-    save(store, msgspec.structs.replace(state, suspect=False), state)
+    assert load(store).forgot
+    write_suspect(store.disk, ledger(store).directory, "it has rotted since")
+    assert load(store).forgot
+    save(store, msgspec.structs.replace(state, suspect=False, forgot=False), state)
     assert load(store, more) == HardState(1, "n1", (START,))
     store.close()
 

@@ -28,9 +28,19 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-async def group(tmp_path):
+async def group(tmp_path, monkeypatch):
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)  # who is late when the group begins has no vote before a copy
     async with RaftGroup(tmp_path) as made:
+        await until(lambda: not any(suspect(made, member) for member in made.brokers))
+        monkeypatch.setattr(raft, "SYNC_S", 1000.0)
+        for member in made.addresses:
+            await made.stop(member)
+        await asyncio.gather(*map(made.start, made.addresses))
         yield made
+
+
+def suspect(group, member):
+    return group.brokers[member].parts.replication.facts()["raftSuspect"] == "true"
 
 
 def tables(group, member):
@@ -303,3 +313,38 @@ def test_a_follower_counts_no_versions():
     assert versions.after(version) == version
     versions.counts = True
     assert versions.after(version) == DataVersion(timestamp=7, counter=3, state_version=3)
+
+
+async def test_offsets_that_a_crash_has_lowered_are_older_than_those_of_others(group):
+    member = (await group.leader(), *group.followers())[1]
+    offsets = tables(group, member).offsets
+    offsets.commit("G", "Orders", 0, 99)
+    before = offsets.version = DataVersion(timestamp=1, counter=7, state_version=3)
+    await group.stop(member)
+    (group.root / member / "abort").touch()
+    await group.start(member)
+    offsets = tables(group, member).offsets
+    assert offsets.query("G", "Orders", 0) == 0
+    assert order(offsets.version) < order(before)
+
+
+async def test_who_lost_its_disk_counts_once_it_has_the_tables_too(group, monkeypatch):
+    leader, lost = await group.leader(), group.followers()[0]
+    await create(group.peers[leader], "Kept")
+    await group.stop(lost)
+    group.wipe(lost)
+    await group.start(lost)  # copies nothing for now
+    await group.equal()
+    node = group.brokers[lost].parts.replication
+    await until(lambda: node.status().leader == leader)
+    assert (await group.peers[leader].send("Kept")).code == 0
+    await group.equal()
+    assert suspect(group, lost)
+    (match,) = [each.match for each in (await group.status(leader)).members if each.member == lost]
+    assert match == -1
+    await group.stop(lost)
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)
+    await group.start(lost)
+    await until(lambda: not suspect(group, lost), 20)
+    assert "Kept" in tables(group, lost).topics.table
+    assert "Kept" in (group.root / lost / "config" / "topics.json").read_text()

@@ -27,6 +27,7 @@ from cometmq.broker.replication.ha_master import (
 )
 from cometmq.broker.replication.rates import Rate
 from cometmq.broker.replication.replica_waits import ReplicaWaits
+from cometmq.broker.replication.sparing import Sparing
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Tick, network_of
@@ -110,6 +111,8 @@ class HaServer:
         self._waits: ReplicaWaits[Waiter] = ReplicaWaits()
         self._reading: set[asyncio.Task[None]] = set()
         self._made = 0
+        self._stopped = False
+        self._refused = Sparing(log)
         self._stop_listening: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the slaves")
@@ -131,6 +134,7 @@ class HaServer:
 
     def stop(self) -> None:
         """Close everything; who waits hears that there is no slave."""
+        self._stopped = True
         if self._stop_listening is not None:
             self._stop_listening()
         self._look.cancel()
@@ -152,8 +156,11 @@ class HaServer:
     def opened(self, link: SlaveLink, host: str) -> None:
         """A slave, or somebody else, has connected."""
         assert link.transport is not None
+        if self._stopped:  # accepted just then
+            link.transport.abort()
+            return
         if len(self.links) >= MOST_SLAVES:
-            log.warning("slave %s is refused: there are %d already", link.peer, len(self.links))
+            self._refused.say("slave %s is refused: there are %d already", link.peer, len(self.links))
             link.transport.abort()
             return
         self._made += 1
@@ -274,7 +281,7 @@ class HaServer:
             link.transport.write(data)
 
     def _refuse(self, link: SlaveLink, close: Close) -> None:
-        log.warning("slave %s is disconnected: %s", link.peer, close.reason)
+        self._refused.say("slave %s is disconnected: %s", link.peer, close.reason)
         self._close(link)
 
     def _close(self, link: SlaveLink) -> None:

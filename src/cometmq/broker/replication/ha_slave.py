@@ -173,6 +173,7 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
+            self.master_end = -1  # it may be another one, or have less than before
 
     def lost(self, now: float, reason: str) -> None:
         """The master does not answer, cannot be connected to, has closed the connection, or sent what cannot

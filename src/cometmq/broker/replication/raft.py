@@ -6,6 +6,7 @@ them from the leader, as a slave does from its master; RaftTables sees that none
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -69,6 +70,7 @@ class RaftReplication:
         self._sync = GroupSync(store, tables, client, SYNC_S)
         self._tables = RaftTables(self, tables, client, self._sync)
         tables.replicas = self._tables
+        self._sync.copied = self._settle
         tables.versions.term, tables.versions.counts = 0, False
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
@@ -150,6 +152,15 @@ class RaftReplication:
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
             self._sync.follow("" if known is None else known.broker_addr)
+
+    async def _settle(self) -> None:
+        """A member that lost its disk may count again once it has the tables, too."""
+        member = self._member
+        if member is not None and member.suspect:
+            term = member.node.term
+            with contextlib.suppress(OSError):  # who writes the files says so, and tries again
+                if await self._tables.has_settings_of(term):
+                    member.settled(term)
 
     # -- what its tables ask
 

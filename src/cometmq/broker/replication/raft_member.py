@@ -135,7 +135,7 @@ class RaftMember:
         )  # fmt: skip
         self.peers = Peers(
             group, me, seat.addresses[me], seat.broker_addr,
-            receive=self._receive, heard=self._schedule, met=self._met, blank=self._is_blank,
+            receive=self._receive, heard=self._schedule, met=self._met,
         )  # fmt: skip
         self.leading = False
         self._led = asyncio.Event()  # set when it leads no more
@@ -154,7 +154,6 @@ class RaftMember:
         self._ledger.propose = self.propose
         self._ledger.on_failure = self._not_written
         self._failure: CometError | OSError | None = None
-        self._found()
 
     @property
     def suspect(self) -> bool:
@@ -506,21 +505,13 @@ class RaftMember:
 
     def _met(self) -> None:
         self._use_members()
-        self._found()
         self._office.met()
 
-    def _is_blank(self) -> bool:
-        return self._ledger.last < 0
-
-    def _found(self) -> None:
-        """A new member of a group that begins has a vote once all others have said that they have nothing
-        either. Else it may be one that has lost its disk: then those who acknowledged with it have more."""
-        voters = self.node.members.voters
-        if self._is_blank() and self.me in voters:
-            others = [self.peers.learned.get(each) for each in voters - {self.me}]
-            if all(each is not None and each.blank for each in others):
-                self.node.trust()
-                self._schedule()
+    def settled(self, term: int) -> None:
+        """Topics and groups are those of the leader of this term, and durable."""
+        if self._slow is None and not self._stopped:
+            self.node.settled(term)
+            self._schedule()
 
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""

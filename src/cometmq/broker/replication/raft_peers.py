@@ -15,7 +15,8 @@ from typing import cast
 from cometmq import logs
 from cometmq.broker.replication import raft_wire
 from cometmq.broker.replication.rates import Rate
-from cometmq.errors import CometError
+from cometmq.broker.replication.sparing import Sparing
+from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
 
@@ -27,6 +28,8 @@ SILENCE_S = 60.0
 CONNECT_S = 2.0
 MOST_WAITING = 32 << 20
 """Bytes in the buffer of one connection, above which nothing more is put there."""
+MOST_UNREAD = 4 * raft_wire.LONGEST_FRAME
+"""Bytes of frames that have not come whole, of all connections together: one leader sends at a time."""
 MOST_CONNECTIONS = 64
 """From members: each has one, and a broken one may not be noticed for a while."""
 GREETING_S = 5.0
@@ -44,7 +47,7 @@ class _Incoming(asyncio.Protocol):
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._frames = raft_wire.Frames(peers.group)
+        self.frames = raft_wire.Frames(peers.group, peers.me)
         self.sender = ""
         self.transport: asyncio.Transport | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -60,19 +63,26 @@ class _Incoming(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for message in self._frames.feed(data):
+            for message in self.frames.feed(data):
+                self._know()
                 self._peers.receive(message)
-            if not self.sender and self._frames.greeting is not None:
-                self.sender = self._frames.greeting.sender
-                self._be_patient()
-                self._peers.greeted(self, self._frames.greeting)
+            self._know()
+            self._peers.check_unread(self)
         except CometError as error:
             assert self.transport is not None
-            known = self._frames.greeting
+            known = self.frames.greeting
             name = known.sender if known is not None else self.transport.get_extra_info("peername")
-            log.warning("the connection of raft member %s is closed: %s", name, error)
+            self._peers.refused.say("the connection of raft member %s is closed: %s", name, error)
             self.transport.abort()
         self._peers.heard()
+
+    def _know(self) -> None:
+        """Take note of who speaks, before anything else that it says."""
+        greeting = self.frames.greeting
+        if not self.sender and greeting is not None:
+            self._peers.greeted(self, greeting)
+            self.sender = greeting.sender
+            self._be_patient()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._be_patient()
@@ -159,12 +169,12 @@ class Peers:
         receive: Receive,
         heard: Callable[[], None],
         met: Callable[[], None],
-        blank: Callable[[], bool] = lambda: False,
     ) -> None:
         """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
-        heard: called when all messages of some bytes were received; met: when one has said who it is. blank:
-        whether the log has no entry."""
+        heard: called when all messages of some bytes were received; met: when one has said who it is."""
         self.group = group
+        self.me = me
+        self.refused = Sparing(log)
         self.receive = receive
         self.heard = heard
         self._met = met
@@ -172,7 +182,7 @@ class Peers:
         """What members have said of themselves."""
         self.incoming: set[_Incoming] = set()
         self.stopped = False
-        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, blank())
+        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr)
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 
@@ -188,14 +198,31 @@ class Peers:
         return int(self._server.sockets[0].getsockname()[1])
 
     def greeted(self, connection: _Incoming, greeting: raft_wire.Greeting) -> None:
-        """A member has connected; what it had before is broken."""
+        """A member has connected; what it had before is broken. Raises ProtocolError if another one has its
+        name."""
+        sender = greeting.sender
+        before = self.learned.get(sender)
         for other in list(self.incoming):
-            if other is not connection and other.sender == greeting.sender and other.transport is not None:
+            if other is not connection and other.sender == sender and other.transport is not None:
+                if before is not None and before.addr != greeting.addr:
+                    raise ProtocolError(
+                        f"two members call themselves {sender}, at {before.addr} and at {greeting.addr}: "
+                        "each has a dLegerSelfId of its own"
+                    )
                 other.transport.abort()
-        known = greeting.sender in self.learned or greeting.sender in self._links
-        if known or len(self.learned) < MOST_CONNECTIONS:
-            self.learned[greeting.sender] = greeting
+        if before is None and len(self.learned) >= MOST_CONNECTIONS:  # strangers who are gone are forgotten
+            there = {each.sender for each in self.incoming} | self._links.keys()
+            self.learned = {name: each for name, each in self.learned.items() if name in there}
+        if before is not None or sender in self._links or len(self.learned) < MOST_CONNECTIONS:
+            self.learned[sender] = greeting
             self._met()
+
+    def check_unread(self, connection: _Incoming) -> None:
+        """Raise ProtocolError when a connection's frame is one too many that has not come whole."""
+        if connection.frames.unread > MOST_UNREAD // MOST_CONNECTIONS:
+            unread = sum(each.frames.unread for each in self.incoming)
+            if unread > MOST_UNREAD:
+                raise ProtocolError(f"{unread} bytes of frames that are not whole wait already")
 
     def use(self, addresses: Mapping[str, str]) -> None:
         """These are the other members, id -> "host:port", from now on."""

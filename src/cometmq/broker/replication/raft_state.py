@@ -5,7 +5,7 @@ members entries of the log. It is written before the log changes, so it may name
 be; `load` leaves those out. Whether the log is suspect the store says, and `save` when it is no more.
 
 A member without any of this is a new one, or has lost its disk. Nobody can tell from here, so its log is
-suspect.
+suspect, and its term and vote count as forgotten.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cometmq.store import (
     Ledger,
     TermAndVote,
     forget_suspect,
+    has_forgotten,
     is_suspect,
     read_file,
     read_term,
@@ -51,7 +52,8 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     members = tuple(entry for entry in found.members if _is_in(entry, ledger))
     if members != found.members:  # else they would be back when the log no longer begins in front of them
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
-    return HardState(max(kept.term, 0), kept.vote, members, is_suspect(disk, ledger.directory))
+    suspect, forgot = is_suspect(disk, ledger.directory), has_forgotten(disk, ledger.directory)
+    return HardState(max(kept.term, 0), kept.vote, members, suspect, forgot)
 
 
 def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:

@@ -77,9 +77,16 @@ class GroupSync(MetadataSync):
         self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
+        self.copied: Callable[[], Awaitable[None]] | None = None  # called after each round that has worked
         self._one_copy = asyncio.Lock()  # an older answer must not come after a newer one
         self._wanted = 0  # calls of `settings` so far
         self._copied = 0  # those of them that a copy has covered
+
+    async def sync(self) -> None:
+        """One round. What fails is tried again in the next."""
+        await super().sync()
+        if self.master_addr and not self.failure and self.copied is not None:
+            await self.copied()
 
     async def settings(self) -> None:
         """Copy topics and groups; calls during a copy share the next one. Raises CometError."""
@@ -133,6 +140,16 @@ class RaftTables:
     def follow(self) -> None:
         """Another one has the word."""
         self._tables.versions.counts = False
+
+    async def has_settings_of(self, term: int) -> bool:
+        """Whether topics and groups are those of the leader of a term, since it took messages, and on the
+        disk. Raises OSError."""
+        tables = self._tables
+        if not tables.topics.version.state_version == tables.groups.version.state_version == term:
+            return False
+        await tables.topics_file.saved()
+        await tables.groups_file.saved()
+        return True
 
     def check(self) -> int:
         """See SettingsReplicas."""

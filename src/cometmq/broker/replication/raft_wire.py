@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -21,14 +22,15 @@ MAGIC = "CometMQ raft"
 VERSION = 1
 LONGEST_FRAME = 64 << 20
 """Bytes. A frame carries what `LogView.fit` allows, and one record may be as long as 32 MiB."""
+MOST_MESSAGES = 1024
+"""Of a frame. A tick has a few for each member."""
 
 _LENGTH = struct.Struct(">I")
 _LONGEST_GREETING = 1024
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked; blank: whether
-    its log has no entry."""
+    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked."""
 
     magic: str
     version: int
@@ -36,17 +38,18 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
     sender: str
     addr: str
     broker_addr: str
-    blank: bool = False
 
 
 _encode = msgspec.msgpack.encode
 _greeting = msgspec.msgpack.Decoder(Greeting)
-_messages = msgspec.msgpack.Decoder(list[AnyMessage])
+_messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
+    Annotated[list[AnyMessage], msgspec.Meta(max_length=MOST_MESSAGES)]
+)
 
 
-def greeting(group: str, sender: str, addr: str, broker_addr: str, blank: bool = False) -> bytes:
+def greeting(group: str, sender: str, addr: str, broker_addr: str) -> bytes:
     """The first frame of a connection, which says who speaks."""
-    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr, blank))
+    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr))
     return _LENGTH.pack(len(data)) + data
 
 
@@ -73,12 +76,18 @@ def frame(messages: Sequence[AnyMessage]) -> bytes:
 class Frames:
     """Takes the messages of one connection out of its bytes."""
 
-    def __init__(self, group: str) -> None:
-        """group: what the other side must belong to."""
+    def __init__(self, group: str, me: str) -> None:
+        """group: what the other side must belong to; me: who it must not be."""
         self.greeting: Greeting | None = None
         """Who is at the other end, once it has said so."""
         self._group = group
+        self._me = me
         self._rest = bytearray()
+
+    @property
+    def unread(self) -> int:
+        """Bytes of a frame that has not come whole."""
+        return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
         """The messages that have come whole. Raises ProtocolError for what no member of the group sends."""
@@ -111,6 +120,11 @@ class Frames:
             raise ProtocolError(f"version {found.version} of {found.magic!r} is not known here: {VERSION} is")
         if found.group != self._group or not found.sender:
             raise ProtocolError(f"member {found.sender!r} of group {found.group!r} is not of {self._group!r}")
+        if found.sender == self._me:
+            raise ProtocolError(
+                f"another one calls itself {self._me}, at {found.addr[:80]}: each member has a dLegerSelfId "
+                "of its own, and dLegerPeers must name their addresses rightly"
+            )
         for addr in (found.addr, found.broker_addr):
             if parse_address(addr) is None:
                 raise ProtocolError(f"member {found.sender!r} cannot be reached at {addr[:40]!r}")

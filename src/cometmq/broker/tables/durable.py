@@ -120,10 +120,14 @@ class DurableTables:
         offsets = self.offsets_file.load()
         self.offsets.load(offsets)
         if self.versions.term is not None:
-            version = {"dataVersion": offsets.get("dataVersion")}
-            self.offsets.version = ConsumerOffsetTable.from_plain(version).data_version
+            plain_version = {"dataVersion": offsets.get("dataVersion")}
+            self.offsets.version = ConsumerOffsetTable.from_plain(plain_version).data_version
         if not self._store.recovered.clean:
+            version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
+                if version is not None:  # another member may have the table as it was: that one is newer
+                    older = msgspec.structs.replace(version, counter=version.counter - 1)
+                    self.offsets.version = older
                 log.warning(
                     "the last stop was not clean: offsets of %s were beyond the ends of their queues: %s",
                     key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),

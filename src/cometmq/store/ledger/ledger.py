@@ -27,7 +27,7 @@ from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.entry_index import EntryPlace, sync_all
 from cometmq.store.ledger.log_ends import LogEnds
-from cometmq.store.ledger.member_files import LedgerMark, write_mark, write_suspect
+from cometmq.store.ledger.member_files import LedgerMark, write_forgotten, write_mark
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.entry_runs import entry_runs
 from cometmq.store.log.flush import LogFlusher
@@ -410,8 +410,8 @@ class Ledger:
     # -- keeping ----------------------------------------------------------------------------------
 
     def distrust(self, why: str) -> None:
-        """Note that the log may lack what others of the group count on. Raises OSError."""
-        write_suspect(self._disk, self.directory, why)
+        """Note that log, term and vote may be lost that others of the group count on. Raises OSError."""
+        write_forgotten(self._disk, self.directory, why)
 
     def save(self) -> None:
         """Note how far the log is, on the device when this returns. Raises OSError."""

@@ -1,5 +1,6 @@
-"""The small files of a raft member: `currterm`, its term and vote, `checkpoint`, how far its log is, and
-`suspect`, there while its log lacks entries that it once had.
+"""The small files of a raft member: `currterm`, its term and vote, `checkpoint`, how far its log is,
+`suspect`, there while its log lacks entries that it once had, and `forgot` beside it where term and vote are
+lost, too.
 
 The first two are properties as DLedger 0.3.1 writes them (docs/reference/storage.md, DLedger files). Ours are
 replaced in one step and are on the device when a call returns.
@@ -18,7 +19,7 @@ _TERM, _VOTE = "currTerm", "voteLeader"
 _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
 """Ours alone; Apache's broker ignores it, and drops it with its next checkpoint."""
-_SUSPECT = "suspect"
+_SUSPECT, _FORGOT = "suspect", "forgot"
 _LIMIT = 1 << 16  # bytes
 
 
@@ -77,8 +78,20 @@ def write_suspect(disk: Disk, directory: str, why: str) -> None:
     replace_file(disk, os.path.join(directory, _SUSPECT), why.encode())
 
 
+def has_forgotten(disk: Disk, directory: str) -> bool:
+    """Whether such a member has lost its term and vote, too."""
+    return is_suspect(disk, directory) and disk.facts(os.path.join(directory, _FORGOT)) is not None
+
+
+def write_forgotten(disk: Disk, directory: str, why: str) -> None:
+    """From now on it has, and is suspect. Raises OSError."""
+    replace_file(disk, os.path.join(directory, _FORGOT), why.encode())
+    write_suspect(disk, directory, why)
+
+
 def forget_suspect(disk: Disk, directory: str) -> None:
     """It is whole again. Raises OSError. In any thread."""
+    unlink_any(disk, os.path.join(directory, _FORGOT))
     unlink_any(disk, os.path.join(directory, _SUSPECT))
     disk.fsync_dir(directory)
 

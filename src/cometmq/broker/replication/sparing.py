@@ -1,0 +1,29 @@
+"""Lines about strangers at a port: a few a minute, whatever they do."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+MOST_LINES = 20
+PERIOD_S = 60.0
+
+
+class Sparing:
+    """Says at most MOST_LINES in each period, and with the first one of the next how many there were more."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._begun = -PERIOD_S
+        self._lines = 0
+
+    def say(self, text: str, *values: object) -> None:
+        """A warning, as the logger's."""
+        now = time.monotonic()
+        if now - self._begun >= PERIOD_S:
+            if self._lines > MOST_LINES:
+                self._log.warning("and %d more of the like", self._lines - MOST_LINES)
+            self._begun, self._lines = now, 0
+        self._lines += 1
+        if self._lines <= MOST_LINES:
+            self._log.warning(text, *values)
