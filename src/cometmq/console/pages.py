@@ -1,0 +1,13 @@
+"""All pages. Whoever writes one adds its module's `pages` here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cometmq.console import names
+
+if TYPE_CHECKING:
+    from cometmq.console.app import Console
+
+PAGES: tuple[Callable[[Console], None], ...] = (names.pages,)
