@@ -19,8 +19,8 @@ its line in `pages.py`:
   longer path is registered first where two could match (`/topics/{name:path}/send` before
   `/topics/{name:path}`). The page's query is the dict `view.query`; what somebody chose is put into it, and
   `view.note_query()` writes it into the address, so that the link can be shared.
-- **Texts**: `view.t("topics.count", n=3)`, each as `count = ["{n} topics", "{n} 个"]` in the file of the part.
-  Common words are in `common.toml` and `list.toml`. tests/console/test_texts.py finds missing ones; a
+- **Texts**: `view.t("topics.count", n=3)`, each as `count = ["{n} topics", "{n} 个"]` in the file of the
+  part. Common words are in `common.toml` and `list.toml`. tests/console/test_texts.py finds missing ones; a
   key that is put together (`f"topics.{kind}"`) needs its keys somewhere as whole texts.
 - **Live** values come from feeds, which all open pages share and which ask only while one of them is in
   front: `feed = view.feeds.feed(("topic", name), lambda: ask(view.admin, name), 10.0)`. The key names

@@ -28,6 +28,7 @@ from cometmq.client.cluster.options import namesrv_addresses
 from cometmq.console import texts
 from cometmq.console.accounts import Accounts
 from cometmq.console.audit import Audit
+from cometmq.console.cluster import Cluster
 from cometmq.console.gate import SESSION, Gate
 from cometmq.console.live import Live
 from cometmq.console.page import View, frame, text_element, zone
@@ -101,6 +102,7 @@ class Console:
         self.namesrv = ";".join(namesrv_addresses(self.options.namesrv))
         self.admin = Admin(self.namesrv)
         self.live = Live()
+        self.cluster = Cluster(self.admin, self.live)
         self.accounts = Accounts(data / "users.json")
         self.sessions = Sessions(self.accounts)
         self.audit = Audit(data / "audit.jsonl")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cometmq.console import names
+from cometmq.console import names, overview
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
 
-PAGES: tuple[Callable[[Console], None], ...] = (names.pages,)
+PAGES: tuple[Callable[[Console], None], ...] = (overview.pages, names.pages)
