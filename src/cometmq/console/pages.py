@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cometmq.console import names, overview
+from cometmq.console import names, overview, topic, topics
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
 
-PAGES: tuple[Callable[[Console], None], ...] = (overview.pages, names.pages)
+PAGES: tuple[Callable[[Console], None], ...] = (overview.pages, names.pages, topics.pages, topic.pages)
