@@ -1,20 +1,23 @@
-"""A real cluster, a console over it, and a browser: each once for all tests of pages."""
+"""A real cluster and a console over it, once for all tests of pages; a browser for each module."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from cometmq.remoting import loop_in_thread
 from cometmq.testing import ServerProcess, StandaloneProcess
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+T = TypeVar("T")
 
 READY = r"^The console of .* is ready: "
 WAIT_MS = 20_000
@@ -65,7 +68,8 @@ def console(cluster: StandaloneProcess, tmp_path_factory: pytest.TempPathFactory
         assert "Traceback" not in process.output, process.output
 
 
-@pytest.fixture(scope="session")
+# Its driver has a loop that runs as long as it does: tests of other modules need theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from tests.browser import running_browser
 
@@ -73,7 +77,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _logged_in(browser: Browser, console: RunningConsole) -> list[dict[str, object]]:
     """The cookies of a login: one for all pages, since logins are limited."""
     context = browser.new_context()
@@ -116,3 +120,22 @@ def log_in(page: Page, name: str, password: str) -> None:
 def shown(page: Page, text: str) -> None:
     """Wait until a page shows a text."""
     page.get_by_text(text).first.wait_for(timeout=WAIT_MS)
+
+
+def asked(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives, run on a loop of another thread: the browser's driver has this one."""
+    with loop_in_thread("console-tests") as run:
+        return run(work)
+
+
+def confirm(page: Page, name: str = "") -> None:
+    """Confirm what will be done, with the name where it is wanted."""
+    box = page.get_by_role("alertdialog").last
+    if name:
+        box.get_by_role("textbox").fill(name)
+    box.get_by_role("button", name="Do it").click()
+
+
+def go_on(page: Page) -> None:
+    """Send a form."""
+    page.get_by_role("alertdialog").last.get_by_role("button", name="Go on").click()

@@ -24,7 +24,7 @@ def header(scope: Scope, name: str) -> str:
     wanted = name.encode()
     for key, value in scope["headers"]:
         if key == wanted:
-            return str(value, "latin-1")
+            return str(bytes(value), "latin-1")
     return ""
 
 

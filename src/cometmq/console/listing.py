@@ -91,7 +91,7 @@ class Listing(Generic[T]):
         """Show the rows that `pick` finds in the answers of a feed, with their age."""
         await feed.first(FIRST_S)
         notice = ui.element("div").props("aria-live=polite")
-        age = Age()
+        age = Age(self._view, feed)
 
         def told(reading: Reading[V]) -> None:
             self._view.notice(notice, reading)

@@ -51,6 +51,7 @@ class Feed(Generic[T]):
         self._watchers: dict[object, Callable[[Reading[T]], None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._now = asyncio.Event()
+        self._asking = asyncio.Lock()
 
     @property
     def watched(self) -> bool:
@@ -91,12 +92,18 @@ class Feed(Generic[T]):
         """Ask now, if somebody looks: something has been changed."""
         self._now.set()
 
+    async def fresh(self) -> Reading[T]:
+        """The answer of now, for what is to be changed. All who look are told, too."""
+        async with self._asking:
+            await self._ask_once()
+        return self.latest
+
     async def _poll(self) -> None:
         known = self.latest
         if known.at_s and not known.problem and known.age_s < self.interval_s * FRESH:
             await self._wait(self.interval_s - known.age_s)
         while True:
-            await self._ask_once()
+            await self.fresh()
             await self._wait(self.interval_s)
 
     async def _wait(self, span_s: float) -> None:

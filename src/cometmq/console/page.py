@@ -111,7 +111,7 @@ class View:
         await feed.first(FIRST_S)
         notice = ui.element("div").props("aria-live=polite")
         area = ui.element("div")
-        mark = Age() if age else None
+        mark = Age(self, feed) if age else None
         last: list[V] = []
 
         def told(reading: Reading[V]) -> None:
@@ -293,10 +293,13 @@ class View:
 
 
 class Age:
-    """How old an answer is; it ticks in the browser."""
+    """How old the answer of a feed is, which ticks in the browser, and a button to ask again."""
 
-    def __init__(self) -> None:
-        self._element = ui.element("span").classes("age")
+    def __init__(self, view: View, feed: Feed[Any]) -> None:
+        with ui.element("div").classes("aged"):
+            self._element = ui.element("span").classes("age")
+            button = ui.button(icon="refresh", on_click=feed.refresh).props("flat dense round size=sm")
+        button.props["aria-label"] = button.props["title"] = view.t("common.refresh")
 
     def show(self, reading: Reading[Any]) -> None:
         """Begin anew with a reading."""
@@ -334,34 +337,35 @@ def frame(view: View, current: str) -> Element:
     ui.on("page_seen", lambda event: view.seen(bool(event.args)))
     skip = text_element("a", view.t("frame.skip")).classes("skip")
     skip.props["href"] = "#main"
-    drawer = ui.left_drawer(bordered=True).props("width=220 breakpoint=900 show-if-above")
-    with drawer, ui.element("nav").classes("menu") as menu:
-        menu.props["aria-label"] = view.t("frame.menu")
-        for entry in view.console.menu:
-            with ui.element("a") as link:
-                link.props["href"] = entry.path
-                if entry.path == current:
-                    link.props["aria-current"] = "page"
-                ui.icon(entry.icon, size="20px").props("aria-hidden=true")
-                text_element("span", view.t(entry.title))
-    with ui.header(wrap=False).classes("top"), ui.element("div").classes("bar"):
-        _icon_button(view, "menu", "frame.menu", drawer.toggle)
+    with ui.element("header").classes("top"), ui.element("div").classes("bar"):
+        menu_button = _icon_button(view, "menu", "frame.menu", None)
+        menu_button.on("click", js_handler="() => document.body.classList.toggle('menu-other')")
         brand = text_element("a", "CometMQ").classes("brand")
         brand.props["href"] = "/"
         text_element("span", view.t("frame.cluster", addrs=view.console.namesrv)).classes("where")
-        ui.space()
         _icon_button(view, "contrast", "frame.dark", lambda: _toggle_dark(view))
         _icon_button(view, "translate", "frame.language", lambda: _next_language(view))
         _log_out(view)
-    main = ui.element("main").classes("page")
+    with ui.element("div").classes("shell"):
+        with ui.element("nav").classes("menu") as menu:
+            menu.props["aria-label"] = view.t("frame.menu")
+            for entry in view.console.menu:
+                with ui.element("a") as link:
+                    link.props["href"] = entry.path
+                    if entry.path == current:
+                        link.props["aria-current"] = "page"
+                    ui.icon(entry.icon, size="20px").props("aria-hidden=true")
+                    text_element("span", view.t(entry.title))
+        main = ui.element("main").classes("page")
     main.props["id"] = "main"
     main.props["tabindex"] = "-1"
     return main
 
 
-def _icon_button(view: View, icon: str, key: str, do: Callable[[], Any]) -> None:
+def _icon_button(view: View, icon: str, key: str, do: Callable[[], Any] | None) -> ui.button:
     button = ui.button(icon=icon, on_click=do).props("flat dense round color=white")
     button.props["aria-label"] = button.props["title"] = view.t(key)
+    return button
 
 
 def _log_out(view: View) -> None:

@@ -200,7 +200,7 @@ async def send(view: View, topic: str) -> None:
 async def change(view: View, topic: str) -> None:
     """Ask for other settings of a topic and set them at one broker or all."""
     feed = view.console.cluster.topics()
-    found = await feed.first(5.0)
+    found = await feed.fresh()
     rows = found.value.rows if found.value is not None else []
     configs = next((row.configs for row in rows if row.name == topic), {})
     if not configs:
