@@ -27,7 +27,10 @@ async def made(console: RunningConsole, topic: str, messages: int = 0, group: st
             await admin.send(Message(topic=topic, body=b"%d" % number))
     if group:
         async with PullConsumer(group, namesrv=console.namesrv) as consumer:
-            await consumer.fetch_queues(topic)
+            await consumer.subscribe(topic)
+            for _ in range(20):
+                if await consumer.poll(1.0):
+                    break
             await consumer.commit({MessageQueue(topic, "broker-a", 0): messages // 2})
 
 

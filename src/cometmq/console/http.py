@@ -40,7 +40,7 @@ def cookie(scope: Scope, name: str) -> str:
 def query(scope: Scope, name: str) -> str:
     """A field of the query, "" without it."""
     try:
-        found = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=100)
+        found = parse_qs(str(scope.get("query_string", b""), "latin-1"), max_num_fields=100)
     except ValueError:
         return ""
     return found.get(name, [""])[0]
