@@ -60,12 +60,16 @@ class FakeAdmin:
             GroupQueueProgress(
                 group="g",
                 queue=QueueProgress(
-                    topic="t", broker_name=addr[0], queue_id=queue_id, broker_offset=end, consumer_offset=offset,
+                    topic="t",
+                    broker_name=addr[0],
+                    queue_id=queue_id,
+                    broker_offset=end,
+                    consumer_offset=offset,
                     last_timestamp=queue_id,
                 ),
             )
             for queue_id, end, offset in rows
-        ]  # fmt: skip
+        ]
 
 
 def cluster(admin: Any) -> Cluster:
