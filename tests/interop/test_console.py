@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,21 +26,18 @@ PAGES = {
 }
 
 
-@pytest.fixture(params=SERVER_VERSIONS)
-def apache(
-    request: pytest.FixtureRequest, apache_clusters: Callable[[str], ApacheCluster]
-) -> Iterator[ApacheCluster]:
-    yield apache_clusters(request.param)
-
-
-def test_pages_show_apaches_clusters(apache: ApacheCluster, tmp_path: Path) -> None:
-    with SyncProducer("console-producers", namesrv=apache.namesrv_addr) as producer:
+@pytest.mark.parametrize("version", SERVER_VERSIONS)
+def test_pages_show_apaches_clusters(
+    apache_clusters: Callable[[str], ApacheCluster], version: str, tmp_path: Path
+) -> None:
+    apache = apache_clusters(version)
+    with SyncProducer("console-producers", namesrv=apache.namesrv) as producer:
         producer.send(Message(topic="ConsoleTopic", body=b"x"))
         with (
-            ServerProcess(console_command(apache.namesrv_addr, tmp_path), READY) as process,
+            ServerProcess(console_command(apache.namesrv, tmp_path), READY) as process,
             running_browser() as browser,
         ):
-            console = as_it_says(process, tmp_path, apache.namesrv_addr)
+            console = as_it_says(process, tmp_path, apache.namesrv)
             page = browser.new_context(base_url=console.url).new_page()
             page.set_default_timeout(WAIT_MS)
             page.goto("/login")
