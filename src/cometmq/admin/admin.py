@@ -61,6 +61,7 @@ __all__ = ["Admin", "TopicSettings"]
 T = TypeVar("T")
 ADMIN_GROUP = "admin_ext_group"
 ADMIN_TIMEOUT_S = 5.0
+BROKERS_AT_ONCE = 16  # requests under way where all are asked: one that hangs must not hold up the others
 
 
 class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
@@ -101,29 +102,33 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         info = await self.cluster_info()
         if cluster is not None:
             check_cluster(cluster, info)
-        found: list[BrokerStatus] = []
-        for cluster_name, names in sorted(info.cluster_addr_table.items()):
-            if cluster not in (None, cluster_name):
-                continue
-            for name in sorted(names):
-                data = info.broker_addr_table.get(name)
-                for broker_id, addr in sorted(data.broker_addrs.items()) if data else ():
-                    runtime, problem = {}, ""
-                    try:
-                        runtime = await self.runtime(addr)
-                    except CometError as error:
-                        problem = str(error)
-                    found.append(
-                        BrokerStatus(
-                            cluster_name=cluster_name,
-                            broker_name=name,
-                            broker_id=broker_id,
-                            broker_addr=addr,
-                            runtime=runtime,
-                            role=role_of(runtime, broker_id),
-                            problem=problem,
-                        )
-                    )
+        places = [
+            (cluster_name, name, broker_id, addr)
+            for cluster_name, names in sorted(info.cluster_addr_table.items())
+            if cluster in (None, cluster_name)
+            for name in sorted(names)
+            if (data := info.broker_addr_table.get(name)) is not None
+            for broker_id, addr in sorted(data.broker_addrs.items())
+        ]
+
+        async def status(place: tuple[str, str, int, str]) -> BrokerStatus:
+            cluster_name, name, broker_id, addr = place
+            runtime, problem = {}, ""
+            try:
+                runtime = await self.runtime(addr)
+            except CometError as error:
+                problem = str(error)
+            return BrokerStatus(
+                cluster_name=cluster_name,
+                broker_name=name,
+                broker_id=broker_id,
+                broker_addr=addr,
+                runtime=runtime,
+                role=role_of(runtime, broker_id),
+                problem=problem,
+            )
+
+        found = await for_each(places, status, BROKERS_AT_ONCE)
         return with_lags(found)
 
     async def ha_status(self, broker_addr: str) -> HaRuntimeInfo:

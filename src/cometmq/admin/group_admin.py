@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from cometmq.admin import groups
@@ -161,20 +162,25 @@ class GroupAdmin(ServerAdmin):
             GetBrokerConsumeStatsRequestHeader(is_order=ordered),
             timeout_s=timeout_s,
         )
-        found = []
-        for each in BrokerConsumeStats.decode(answer.body).consume_stats_list:
-            for group, tables in each.items():
-                for queue, offsets in sorted(
-                    (pair for table in tables for pair in table.offset_table.items()),
-                    key=lambda pair: pair[0],
-                ):
-                    progress = QueueProgress(
-                        topic=queue.topic,
-                        broker_name=queue.broker_name,
-                        queue_id=queue.queue_id,
-                        broker_offset=offsets.broker_offset,
-                        consumer_offset=offsets.consumer_offset,
-                        last_timestamp=offsets.last_timestamp,
-                    )
-                    found.append(GroupQueueProgress(group=group, queue=progress))
-        return found
+        # A large broker's answer has megabytes: others go on while it is read.
+        return await asyncio.to_thread(_all_progress, answer.body)
+
+
+def _all_progress(body: bytes | memoryview) -> list[GroupQueueProgress]:
+    found = []
+    for each in BrokerConsumeStats.decode(body).consume_stats_list:
+        for group, tables in each.items():
+            for queue, offsets in sorted(
+                (pair for table in tables for pair in table.offset_table.items()),
+                key=lambda pair: pair[0],
+            ):
+                progress = QueueProgress(
+                    topic=queue.topic,
+                    broker_name=queue.broker_name,
+                    queue_id=queue.queue_id,
+                    broker_offset=offsets.broker_offset,
+                    consumer_offset=offsets.consumer_offset,
+                    last_timestamp=offsets.last_timestamp,
+                )
+                found.append(GroupQueueProgress(group=group, queue=progress))
+    return found

@@ -114,11 +114,17 @@ class ServerAdmin(Client):
 
     async def namesrv_configs(self) -> dict[str, dict[str, str]]:
         """Address -> every setting, of each name server."""
-        found = {}
-        for addr in self.client.namesrv.addrs:
-            answer = await self.client.namesrv.call(addr, RequestCode.GET_NAMESRV_CONFIG)
-            found[addr] = parse_properties(bytes(answer.body).decode("utf-8", "replace"))
-        return found
+        return {addr: await self.namesrv_config(addr) for addr in self.client.namesrv.addrs}
+
+    async def namesrv_config(self, addr: str) -> dict[str, str]:
+        """Every setting of one name server, as text."""
+        answer = await self.client.namesrv.call(addr, RequestCode.GET_NAMESRV_CONFIG)
+        return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
+
+    async def known_by(self, addr: str) -> ClusterInfo:
+        """All clusters, brokers and their addresses, as this name server knows them."""
+        answer = await self.client.namesrv.call(addr, RequestCode.GET_BROKER_CLUSTER_INFO)
+        return ClusterInfo.decode(answer.body)
 
     async def update_namesrv_config(self, settings: Mapping[str, str]) -> list[str]:
         """Change settings of all name servers, which write them to their files; returns their addresses.

@@ -156,8 +156,7 @@ class StatsAdmin(GroupAdmin):
 
     async def topic_table(self, broker_addr: str, *, special: bool = True) -> TopicConfigTable:
         """The topics of a broker without the system's; special: with those of retries and dead letters."""
-        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_TOPIC_CONFIG)
-        table = TopicConfigTable.decode(answer.body)
+        table = await self.topic_configs(broker_addr)
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
         system = set(TopicList.decode(answer.body).topic_list)
         table.topic_config_table = {
@@ -166,6 +165,11 @@ class StatsAdmin(GroupAdmin):
             if name not in system and (special or not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
         }
         return table
+
+    async def topic_configs(self, broker_addr: str) -> TopicConfigTable:
+        """All topics of a broker, the system's as well."""
+        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return TopicConfigTable.decode(answer.body)
 
     async def user_groups(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
         """The groups of a broker without RocketMQ's own."""

@@ -11,6 +11,7 @@ from cometmq.cli.lazy import LazyGroup
 COMMANDS = {
     "standalone": ("cometmq.cli.standalone:standalone", "Run a whole cluster on this machine."),
     "cluster": ("cometmq.cli.cluster:cluster", "Run a cluster of several processes, kill parts and heal it."),
+    "console": ("cometmq.cli.console:console", "Show a cluster in a browser."),
     "raft": ("cometmq.cli.raft:raft", "Look at a raft group, change its leader and its members."),
     "acl": ("cometmq.cli.acl:acl", "Say what an account may do, and which rule decides."),
     "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),

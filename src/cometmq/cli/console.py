@@ -1,0 +1,133 @@
+"""`cometmq console`: the web console of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cometmq.cli.options import HELP, namesrv_option
+from cometmq.cli.serving import log_format_option, serve
+
+if TYPE_CHECKING:
+    from cometmq.console.app import Console
+
+DEFAULT_DATA = Path("~/.cometmq/console")
+DEFAULT_PORT = 8082
+NEEDED = ("nicegui", "argon2")
+
+
+@click.command(context_settings=HELP)
+@namesrv_option
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 is any free port.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 lets other machines in.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="A name by which browsers call it, beside --host and localhost; several times for several.",
+)
+@click.option("--cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate (PEM), for HTTPS.")
+@click.option("--key", type=click.Path(dir_okay=False, path_type=Path), help="Its key, if in another file.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_DATA,
+    help="Where accounts and the audit log lie.",
+)
+@click.option(
+    "--add-user", metavar="NAME", help="Make an account, or give it a new password; print that and end."
+)
+@click.option("--role", type=click.Choice(["admin", "reader"]), default="reader", help="Of --add-user.")
+@click.option("--remove-user", metavar="NAME", help="Remove an account and end.")
+@log_format_option
+@click.option("--with-parent", is_flag=True, hidden=True)
+def console(
+    namesrv: str,
+    port: int,
+    host: str,
+    names: tuple[str, ...],
+    cert: Path | None,
+    key: Path | None,
+    data: Path,
+    add_user: str | None,
+    role: str,
+    remove_user: str | None,
+    with_parent: bool,
+) -> None:
+    """Show a cluster in a browser until Ctrl-C or SIGTERM. The first start makes the account `admin` and
+    prints its password once."""
+    check_installed()
+    data = data.expanduser()
+    if add_user is not None or remove_user is not None:
+        _change_accounts(data, add_user, role, remove_user)
+        return
+    # The framework keeps a directory of its own where it runs, unless it is told where.
+    os.environ["NICEGUI_STORAGE_PATH"] = str(data / "framework")
+    from cometmq.console.app import Console, ConsoleOptions
+
+    options = ConsoleOptions(
+        namesrv=namesrv, data=data, host=host, port=port, names=names, cert=cert, key=key
+    )
+    serve("console", lambda: _made(Console(options), with_parent), announcement)
+
+
+def check_installed() -> None:
+    """Raises ClickException where the console's packages are not there."""
+    missing = [package for package in NEEDED if find_spec(package) is None]
+    if missing:
+        raise click.ClickException(f"{' and '.join(missing)} missing: pip install 'cometmq[console]'")
+
+
+def _made(console: Console, with_parent: bool) -> Console:
+    if with_parent:
+        _end_with_parent()
+    return console
+
+
+def _end_with_parent() -> None:
+    """Stop as on a signal when the standard input ends: the process that started this one is gone."""
+    import signal
+
+    from cometmq.remoting import end_of_input
+
+    async def wait() -> None:
+        gone = asyncio.Event()
+        await end_of_input(gone)
+        await gone.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    _waiting.append(asyncio.ensure_future(wait()))
+
+
+_waiting: list[asyncio.Future[None]] = []
+
+
+def announcement(console: Console) -> str:
+    """What is printed once it serves."""
+    lines = [f"The console of {console.namesrv} is ready: {console.url}"]
+    if console.password is not None:
+        lines.append(f"  first account  admin  password  {console.password}")
+        lines.append("  The password is shown this once. --add-user makes more accounts, or a new password.")
+    if console.exposed:
+        lines.append(f"  WARNING: other machines can reach it, because it listens on {console.options.host}.")
+        if console.options.cert is None:
+            lines.append("  WARNING: passwords go over the network as plain text: give it --cert.")
+    return "\n".join(lines)
+
+
+def _change_accounts(data: Path, add: str | None, role: str, remove: str | None) -> None:
+    from cometmq.console.accounts import Accounts, Role
+
+    accounts = Accounts(data / "users.json")
+    if add is not None:
+        password = accounts.put(add, Role(role))
+        click.echo(f"{add}  {role}  password  {password}")
+    if remove is not None:
+        accounts.remove(remove)
+        click.echo(f"{remove} is removed")

@@ -1,0 +1,265 @@
+"""What many pages ask of the cluster: one request a broker for each of these questions, shared by all
+pages."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from cometmq.admin import Admin, BrokerStatus
+from cometmq.client.cluster.workers import for_each
+from cometmq.console.live import Feed, Live, Rate, Ring
+from cometmq.errors import CometError
+from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic
+
+T = TypeVar("T")
+
+BROKERS_S, TABLES_S, PROGRESS_S = 5.0, 15.0, 30.0
+BROKERS_AT_ONCE = 16
+HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
+"""Six hours of what somebody looked at."""
+MESSAGE_TYPE = "message.type"
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """What the brokers that answered say. missing: broker name -> why it does not answer."""
+
+    rows: list[T]
+    missing: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TopicRow:
+    """A topic of the whole cluster. configs: broker name -> what this broker has of it; queues are those of
+    all brokers together; perm: the bits that all brokers allow."""
+
+    name: str
+    kind: str
+    configs: dict[str, TopicConfig]
+
+    @property
+    def read_queues(self) -> int:
+        return sum(each.read_queue_nums for each in self.configs.values())
+
+    @property
+    def write_queues(self) -> int:
+        return sum(each.write_queue_nums for each in self.configs.values())
+
+    @property
+    def perm(self) -> int:
+        bits = -1
+        for each in self.configs.values():
+            bits &= each.perm
+        return bits
+
+    @property
+    def message_type(self) -> str:
+        types = {(each.attributes or {}).get(MESSAGE_TYPE, "") for each in self.configs.values()}
+        return ", ".join(sorted(filter(None, types)))
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A consumer group of the whole cluster. configs: broker name -> its settings there."""
+
+    name: str
+    configs: dict[str, SubscriptionGroupConfig]
+
+    @property
+    def system(self) -> bool:
+        return is_system_group(self.name)
+
+
+@dataclass
+class Lag:
+    """How far groups are in topics, added up. behind: messages not consumed yet; came, went: what lies before
+    the end of the queues and before the group's offsets; last_ms: store time of the last one consumed."""
+
+    behind: int = 0
+    came: int = 0
+    went: int = 0
+    queues: int = 0
+    last_ms: int = 0
+
+    def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
+        """One more queue."""
+        self.behind += max(0, broker_offset - consumer_offset)
+        self.came += broker_offset
+        self.went += consumer_offset
+        self.queues += 1
+        self.last_ms = max(self.last_ms, last_ms)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far all groups are. pairs: (group, topic) -> Lag; groups: group -> Lag of all its topics; rates: of
+    groups and of topics that groups consume, messages a second since the answer before, empty at first."""
+
+    pairs: dict[tuple[str, str], Lag]
+    groups: dict[str, Lag]
+    group_rates: dict[Hashable, float]
+    topic_rates: dict[Hashable, float]
+    missing: dict[str, str]
+
+    @property
+    def behind(self) -> int:
+        return sum(each.behind for each in self.groups.values())
+
+
+@dataclass(frozen=True)
+class ProducerRow:
+    """A client of a producer group, and the brokers that it is connected to."""
+
+    group: str
+    client: ProducerInfo
+    brokers: tuple[str, ...]
+
+
+@dataclass
+class History:
+    """The last hours of what somebody looked at."""
+
+    put: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
+    get: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
+    behind: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
+
+
+def kind_of(topic: str) -> str:
+    """`normal`, `retry`, `dead` (letters) or `system`."""
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DLQ_PREFIX):
+        return "dead"
+    return "system" if is_system_topic(topic) else "normal"
+
+
+def get_rate(broker: BrokerStatus) -> float:
+    """Messages that consumers got, a second; 5.x spells its key otherwise."""
+    return broker.first_number("getTransferredTps") or broker.first_number("getTransferedTps")
+
+
+class Cluster:
+    """The shared questions, as feeds."""
+
+    def __init__(self, admin: Admin, live: Live) -> None:
+        self._admin = admin
+        self._live = live
+        self._group_rate = Rate()
+        self._topic_rate = Rate()
+        self.history = History()
+
+    def brokers(self) -> Feed[list[BrokerStatus]]:
+        """Every broker with its runtime table."""
+        return self._live.feed("brokers", self._ask_brokers, BROKERS_S)
+
+    def topics(self) -> Feed[Found[TopicRow]]:
+        """Every topic that a master has."""
+        return self._live.feed("topics", self._ask_topics, TABLES_S)
+
+    def groups(self) -> Feed[Found[GroupRow]]:
+        """Every consumer group that a master has."""
+        return self._live.feed("groups", self._ask_groups, TABLES_S)
+
+    def progress(self) -> Feed[Progress]:
+        """How far every group is in every topic: the dearest question."""
+        return self._live.feed("progress", self._ask_progress, PROGRESS_S)
+
+    def producers(self) -> Feed[Found[ProducerRow]]:
+        """Every producer that is connected."""
+        return self._live.feed("producers", self._ask_producers, TABLES_S)
+
+    # -- asking
+
+    async def _ask_brokers(self) -> list[BrokerStatus]:
+        found = await self._admin.brokers()
+        masters = [each for each in found if each.broker_id == MASTER_ID and each.runtime]
+        if masters:
+            now = time.time()
+            self.history.put.add(now, sum(each.first_number("putTps") for each in masters))
+            self.history.get.add(now, sum(map(get_rate, found)))
+        return found
+
+    async def _each_master(self, ask: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], dict[str, str]]:
+        """Broker name -> its answer, and name -> why there is none. A broker without its master is asked at
+        the slave that stands in for it. Raises if none answers."""
+        table = (await self._admin.cluster_info()).broker_addr_table
+        answers: dict[str, T] = {}
+        missing: dict[str, str] = {}
+        failures: list[CometError] = []
+
+        async def one(name: str) -> None:
+            addrs = table[name].broker_addrs
+            try:
+                answers[name] = await ask(addrs[min(addrs)])
+            except CometError as error:
+                missing[name] = str(error)
+                failures.append(error)
+
+        names = sorted(name for name, data in table.items() if data.broker_addrs)
+        await for_each(names, one, BROKERS_AT_ONCE)
+        if failures and not answers:
+            raise failures[0]
+        return dict(sorted(answers.items())), missing
+
+    async def _ask_topics(self) -> Found[TopicRow]:
+        answers, missing = await self._each_master(self._admin.topic_configs)
+        tables = ((name, table.topic_config_table) for name, table in answers.items())
+        merged = _by_name(tables)
+        return Found([TopicRow(name, kind_of(name), merged[name]) for name in sorted(merged)], missing)
+
+    async def _ask_groups(self) -> Found[GroupRow]:
+        answers, missing = await self._each_master(self._admin.group_table)
+        merged = _by_name(answers.items())
+        return Found([GroupRow(name, merged[name]) for name in sorted(merged)], missing)
+
+    async def _ask_progress(self) -> Progress:
+        answers, missing = await self._each_master(self._admin.broker_consume_stats)
+        pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
+        groups: defaultdict[str, Lag] = defaultdict(Lag)
+        ends: dict[tuple[str, str, int], int] = {}
+        for answer in answers.values():
+            for row in answer:
+                queue = row.queue
+                values = (queue.broker_offset, queue.consumer_offset, queue.last_timestamp)
+                pairs[row.group, queue.topic].add(*values)
+                groups[row.group].add(*values)
+                ends[queue.topic, queue.broker_name, queue.queue_id] = queue.broker_offset
+        came: defaultdict[Hashable, int] = defaultdict(int)
+        for (topic, _, _), end in ends.items():
+            came[topic] += end
+        now = time.time()
+        found = Progress(
+            pairs=dict(pairs),
+            groups=dict(groups),
+            group_rates=self._group_rate.of(now, {name: lag.went for name, lag in groups.items()}),
+            topic_rates=self._topic_rate.of(now, dict(came)),
+            missing=missing,
+        )
+        self.history.behind.add(now, found.behind)
+        return found
+
+    async def _ask_producers(self) -> Found[ProducerRow]:
+        answers, missing = await self._each_master(self._admin.producers)
+        clients: dict[tuple[str, str], ProducerInfo] = {}
+        brokers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, table in answers.items():
+            for group, infos in table.items():
+                for info in infos:
+                    clients[group, info.client_id] = info
+                    brokers[group, info.client_id].append(name)
+        rows = [ProducerRow(key[0], clients[key], tuple(brokers[key])) for key in sorted(clients)]
+        return Found(rows, missing)
+
+
+def _by_name(tables: Iterable[tuple[str, dict[str, T]]]) -> dict[str, dict[str, T]]:
+    """Name -> broker -> what it has of that name."""
+    merged: defaultdict[str, dict[str, T]] = defaultdict(dict)
+    for broker, table in tables:
+        for name, config in table.items():
+            merged[name][broker] = config
+    return merged

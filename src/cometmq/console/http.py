@@ -1,0 +1,120 @@
+"""What the gate reads of requests and writes as answers, in ASGI's terms; nothing here decides anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Iterable[tuple[str, str]]
+
+FORM_MAX = 8192
+_FIELDS_MAX = 16
+_SCRIPT = re.compile(rb"<script(?=[\s>])")
+
+
+def header(scope: Scope, name: str) -> str:
+    """A request's header, "" without it; the first of several."""
+    wanted = name.encode()
+    for key, value in scope["headers"]:
+        if key == wanted:
+            return str(bytes(value), "latin-1")
+    return ""
+
+
+def cookie(scope: Scope, name: str) -> str:
+    """The value of a cookie, "" without it."""
+    for part in header(scope, "cookie").split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
+    return ""
+
+
+def query(scope: Scope, name: str) -> str:
+    """A field of the query, "" without it."""
+    try:
+        found = parse_qs(str(scope.get("query_string", b""), "latin-1"), max_num_fields=100)
+    except ValueError:
+        return ""
+    return found.get(name, [""])[0]
+
+
+async def form(receive: Receive) -> dict[str, str] | None:
+    """The fields of a posted form, None for one that is too long or ends early."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > FORM_MAX:
+            return None
+        if not message.get("more_body"):
+            break
+    try:
+        fields = parse_qs(
+            body.decode("utf-8"),
+            keep_blank_values=True,
+            max_num_fields=_FIELDS_MAX,
+            strict_parsing=bool(body),
+        )
+    except ValueError:
+        return None
+    return {name: values[0] for name, values in fields.items()}
+
+
+async def answer(send: Send, status: int, body: bytes, headers: Headers = (), *, kind: str = "") -> None:
+    """A whole answer. kind: its media type."""
+    kind = kind or "text/plain; charset=utf-8"
+    lines = [("content-type", kind), ("content-length", str(len(body))), *headers]
+    start = {"type": "http.response.start", "status": status, "headers": encoded(lines)}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+async def redirect(send: Send, where: str, headers: Headers = ()) -> None:
+    """Have the browser ask for another page."""
+    await answer(send, 303, b"", [("location", where), *headers])
+
+
+def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def with_headers(send: Send, added: Headers, nonce: str) -> Send:
+    """A `send` that puts headers in place of those of the same names, and the nonce into the script elements
+    of an HTML page: they are the template's, since names and bodies are escaped where they are put in."""
+    fresh = encoded(added)
+    names = {name for name, _ in fresh}
+    held: list[Message] = []
+    body: list[bytes] = []
+
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [(name, value) for name, value in message["headers"] if name.lower() not in names]
+            kinds = [value for name, value in headers if name.lower() == b"content-type"]
+            message["headers"] = headers + fresh
+            if not (kinds and kinds[0].startswith(b"text/html")):
+                await send(message)
+            else:
+                held.append(message)
+        elif message["type"] == "http.response.body" and held:
+            body.append(message.get("body", b""))
+            if not message.get("more_body"):
+                page = _SCRIPT.sub(b'<script nonce="%s"' % nonce.encode(), b"".join(body))
+                start = held.pop()
+                start["headers"] = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+                start["headers"].append((b"content-length", str(len(page)).encode()))
+                await send(start)
+                await send({"type": "http.response.body", "body": page})
+        else:
+            await send(message)
+
+    return send_on

@@ -1,0 +1,16 @@
+"""All pages. Whoever writes one adds its module's `pages` here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cometmq.console import brokers, group, groups, names, overview, producers, topic, topics
+
+if TYPE_CHECKING:
+    from cometmq.console.app import Console
+
+PAGES: tuple[Callable[[Console], None], ...] = (
+    *(overview.pages, brokers.pages, names.pages, topics.pages, topic.pages, groups.pages, group.pages),
+    producers.pages,
+)

@@ -1,0 +1,89 @@
+"""Groups in a real browser: members, differences, progress, skip, settings, deletion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.console.conftest import RunningConsole, asked, confirm, go_on, shown
+from tests.console.test_topics import CLUSTER, made
+
+from cometmq.admin import Admin
+from cometmq.client import SyncPushConsumer
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+async def make_group(console: RunningConsole, group: str) -> None:
+    async with Admin(console.namesrv) as admin:
+        async for _ in admin.update_group(SubscriptionGroupConfig(group_name=group), cluster=CLUSTER):
+            pass
+
+
+async def config(console: RunningConsole, group: str) -> SubscriptionGroupConfig | None:
+    async with Admin(console.namesrv) as admin:
+        found = await admin.group_configs(group)
+        return found[0].config if found else None
+
+
+def test_a_group_that_is_behind_is_found_and_its_backlog_skipped(page: Page, console: RunningConsole) -> None:
+    asked(made(console, "slow-topic", 10, "slow-group"))
+    page.goto("/groups?q=slow")
+    page.get_by_label("Ask again now").click()
+    page.get_by_role("link", name="slow-group").click()
+    shown(page, "Nobody of this group is online.")
+    page.get_by_role("button", name="Skip the backlog").click()
+    go_on(page)
+    shown(page, "0 messages would be consumed once more, 5 would be skipped.")
+    go_on(page)
+    confirm(page, "slow-group")
+    shown(page, "1 queues are where they should be.")
+
+
+def listened(_messages: object) -> None: ...
+
+
+def test_members_that_differ_are_told(page: Page, console: RunningConsole) -> None:
+    asked(made(console, "mixed-topic"))
+    with (
+        SyncPushConsumer("mixed-group", listened, {"mixed-topic": "a"}, namesrv=console.namesrv),
+        SyncPushConsumer("mixed-group", listened, {"mixed-topic": "b"}, namesrv=console.namesrv),
+    ):
+        page.goto("/groups/mixed-group")
+        shown(page, "Members subscribe topic mixed-topic differently.")
+        page.locator("section", has_text="Members").get_by_role("row").nth(2).wait_for()
+
+
+def test_settings_are_changed_and_a_group_is_deleted(page: Page, console: RunningConsole) -> None:
+    asked(make_group(console, "changed-group"))
+    page.goto("/groups/changed-group")
+    page.get_by_role("button", name="Change settings").click()
+    page.get_by_label("Most retries").fill("3")
+    go_on(page)
+    shown(page, "retry_max_times=3")
+    confirm(page)
+    shown(page, "Done.")
+    found = asked(config(console, "changed-group"))
+    assert found is not None
+    assert found.retry_max_times == 3
+    page.get_by_role("button", name="Delete").click()
+    confirm(page, "changed-group")
+    page.wait_for_url("**/groups")
+    assert asked(config(console, "changed-group")) is None
+
+
+def test_a_group_is_made(page: Page, console: RunningConsole) -> None:
+    page.goto("/groups")
+    page.get_by_role("button", name="Make a group").click()
+    page.get_by_role("alertdialog").get_by_label("Group").fill("fresh-group")
+    go_on(page)
+    confirm(page)
+    page.wait_for_url("**/groups/fresh-group")
+    assert asked(config(console, "fresh-group")) is not None
+
+
+def test_a_group_nobody_knows_says_so(page: Page) -> None:
+    page.goto("/groups/nobody%22%3E%3Cimg%20src=x%3E")
+    shown(page, "no consumer group named nobody")
+    assert page.locator("main img").count() == 0
