@@ -45,7 +45,7 @@ Scenario = Callable[[str], Awaitable[None]]
 
 _numbers = itertools.count(1)
 FROM_FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0  # on a busy machine, whose JVMs have just started
 # A JVM that has just started on a busy machine takes seconds for its first answers.
 PATIENT = ProducerOptions(send_timeout_s=30.0)
 PATIENT_CLIENT = ClientOptions(api_timeout_s=30.0)

@@ -189,6 +189,5 @@ def _delivers_what_was_due(port: int, before: Store, *, early: bool) -> None:
     got = late()
     assert len({each.body for each in got}) == len(got)
     if not early:
-        assert got[0].body == b"later 3"
         for each in got:
             assert each.stored >= stored[each.body] + delays_ms[each.body]

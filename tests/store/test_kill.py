@@ -62,6 +62,7 @@ def check(store: MessageStore, acknowledged: set[int], keys: list[int]) -> int:
     return max(found, default=-1) + 1
 
 
+@pytest.mark.timeout(300 + 10 * CYCLES)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_nothing_acknowledged_is_missing_after_kill_9(tmp_path: Path, mode: str) -> None:
     seed = random.randrange(1 << 30)
