@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from cometmq.console import (
     brokers,
+    dead,
+    dead_group,
     group,
     groups,
     message,
@@ -25,5 +27,5 @@ if TYPE_CHECKING:
 PAGES: tuple[Callable[[Console], None], ...] = (
     *(overview.pages, brokers.pages, names.pages, topics.pages, topic.pages, groups.pages, group.pages),
     producers.pages,
-    *(messages.pages, message.pages, trace.pages),
+    *(messages.pages, message.pages, trace.pages, dead.pages, dead_group.pages),
 )
