@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,7 +88,7 @@ def pages(console: Console) -> None:
     @console.page("/dead/{group:path}", "dead.title", under="/dead")
     async def letters(view: View, group: str) -> None:
         view.title(view.t("dead.of_group", group=group))
-        with ui.element("div").classes("actions"):
+        with ui.element("div").classes("list-tools"):
             view.link(view.t("dead.to_group"), path_of("groups", group))
         asking = Asking(view, lambda place: _find(view, asking, place, group))
         asking.moment("begin", "dead.begin")
@@ -125,18 +125,18 @@ def _draw(view: View, wanted: Selection, found: Letters) -> None:
         view.note(view.t("dead.more", n=f"{len(rows):,}"), "problem")
     listing: Listing[DeadLetterView]
 
-    def of_chosen(do: Callable[[Selection, str], object]) -> Callable[[], object]:
-        return lambda: do(*_chosen(view, wanted, listing.chosen))
+    async def chosen() -> None:
+        await resend(view, *_chosen(view, wanted, listing.chosen))
 
-    def of_all(do: Callable[[Selection, str], object]) -> Callable[[], object]:
-        said = f"{len(rows):,}{'+' if found.more else ''}"
-        return lambda: do(wanted, said)
+    async def everything() -> None:
+        await resend(view, wanted, f"{len(rows):,}{'+' if found.more else ''}")
 
-    with ui.element("div").classes("actions"):
-        if view.may_change and rows:
-            view.button("dead.resend", of_chosen(lambda *given: resend(view, *given)), icon="replay")
-            view.button("dead.resend_all", of_all(lambda *given: resend(view, *given)), icon="replay")
-        if rows:
+    if view.may_change and rows:
+        with ui.element("div").classes("actions"):
+            view.button("dead.resend", chosen, icon="replay")
+            view.button("dead.resend_all", everything, icon="replay")
+    if rows:
+        with ui.element("div").classes("list-tools"):
             view.button("dead.as_json", lambda: export(view, wanted, "jsonl"), icon="download")
             view.button("dead.as_csv", lambda: export(view, wanted, "csv"), icon="download")
     listing = Listing(

@@ -59,10 +59,11 @@ def pages(console: Console) -> None:
 
 
 def _draw(view: View, message: MessageExt) -> None:
-    with ui.element("div").classes("actions"):
+    with ui.element("div").classes("list-tools"):
         view.link(view.t("one_message.trace"), f"/trace?{urlencode({'id': message.msg_id})}")
         view.link(view.t("one_message.others"), messages_of(message.topic))
-        if view.may_change and kind_of(message.topic) == "normal":
+    if view.may_change and kind_of(message.topic) == "normal":
+        with ui.element("div").classes("actions"):
             view.button("one_message.again", lambda: send_again(view, message), icon="replay")
     view.facts(_facts(view, message))
     with view.section("one_message.properties"):
@@ -113,7 +114,7 @@ def _body(view: View, message: MessageExt) -> None:
         ways = {"json": view.t("one_message.json"), **ways}
     ways = {"text": view.t("one_message.text"), **ways}
     first = "text" if is_text(body) else "hex"
-    with ui.element("div").classes("actions"):
+    with ui.element("div").classes("list-tools"):
         way = ui.toggle(ways, value=first).props("no-caps")
         way.props["aria-label"] = view.t("one_message.shown_as")
         view.button("one_message.download", lambda: ui.download.content(body, "body.bin"), icon="download")

@@ -136,7 +136,7 @@ async def _show_newest(
 
     def draw(found: Newest) -> None:
         view.note(view.t("messages.newest", n=f"{len(found.messages):,}", all=f"{found.stored:,}"))
-        with ui.element("div").classes("actions"):
+        with ui.element("div").classes("list-tools"):
             if before != ALWAYS_MS:
                 view.button("messages.newer", lambda: turn(None), icon="first_page")
             if found.before_ms is not None:
