@@ -109,12 +109,23 @@ async def test_what_is_read_is_bounded(
     assert [len(each.body) for each in found.messages] == [module.PREVIEW] * 6
     assert found.messages[0].store_size > 0
 
-    def size(found: Newest) -> tuple[int, bool]:
-        return len(found.messages), found.before_ms is not None
+    monkeypatch.setattr(module, "BYTES_MAX", 1)
+    pages = await all_pages(admin, topic, 500)
+    assert len(pages[0].messages) < 6 or len({each.store_timestamp_ms for each in found.messages}) == 1
+    assert sum(len(page.messages) for page in pages) == 6
 
-    monkeypatch.setattr(module, "BYTES_MAX", found.messages[0].store_size + 1)
-    assert size(await admin.newest(ReadRange(topic=topic, count=1))) == (1, True)
-    assert size(await admin.newest(ReadRange(topic=topic, count=3))) != (6, False)
+
+async def test_with_little_to_read_no_queue_is_left_out(
+    admin: Admin, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await filled(admin, broker, 40, queues=8)
+    monkeypatch.setattr(module, "BYTES_MAX", 1)
+
+    pages = await all_pages(admin, topic, 500)
+
+    assert sorted(number for page in pages for number in bodies(page)) == list(range(40))
+    times = [each.store_timestamp_ms for page in pages for each in page.messages]
+    assert times == sorted(times, reverse=True)
 
 
 async def test_a_time_that_a_broker_names_only_nearly(

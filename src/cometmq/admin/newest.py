@@ -19,7 +19,7 @@ QUEUES_AT_ONCE = 16
 PREVIEW = 256
 """Bytes of each body that are kept."""
 BYTES_MAX = 64 << 20
-"""Bytes of messages that are read at most; what one pull brings may come on top of it."""
+"""Bytes of messages that are read; the last step of each queue comes on top of it."""
 TIES_MAX = 1000
 """Messages of one millisecond that a page may have more than it should."""
 
@@ -56,11 +56,10 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
     found: list[MessageExt] = []
     while heap:
         tail = tails[heap[0][-1]]
-        last_ms = found[-1].store_timestamp_ms if found else None
-        if len(found) >= count and (
-            -heap[0][0] != last_ms or len(found) >= count + TIES_MAX or budget.left <= 0
-        ):
-            break
+        if found and (len(found) >= count or budget.left <= 0):
+            tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page begins before this time
+            if not tied or len(found) >= count + TIES_MAX:
+                break
         found.append(tail.read.pop())
         if not tail.read:
             await tail.fill()
@@ -126,11 +125,14 @@ class _Tail:
         return min(at, end)
 
     async def fill(self) -> None:
-        """Read a step that holds something, unless the queue or the budget is at its end."""
+        """Read a step that holds something, unless the queue is at its end. Where much has been read already
+        it is a message at a time; no queue is left out, as what is newest in it would be missing."""
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms
-        while self.left and not self.read and self.budget.left > 0:
-            begin = at = max(self._first, self._end - self.step)
+        step = self.step if self.budget.left > 0 else 1
+        while self.left and not self.read:
+            begin = at = max(self._first, self._end - step)
+            step = min(2 * step, PULL_BATCH)
             while at < self._end:
                 some, following = await self._pull(at, self._end - at)
                 self.read += [

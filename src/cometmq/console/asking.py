@@ -32,7 +32,9 @@ class Asking:
             return self._view.t("common.too_long", most=most) if len(str(said or "")) > most else None
 
         with self._bar:
-            made = ui.input(self._view.t(key), value=self._view.query.get(name, ""), validation=problem)
+            made = ui.input(
+                self._view.t(key), value=self._view.query.get(name, "")[:most], validation=problem
+            )
         made.props(f"outlined dense clearable maxlength={most} autocomplete=off")
         made.on("keydown.enter", self.ask)
         self._fields[name] = made

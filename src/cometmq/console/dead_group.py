@@ -104,7 +104,7 @@ def selection(asking: Asking, group: str) -> Selection:
     """What the fields say. Raises ConfigError for a time that ends before it begins."""
     return Selection(
         group=group,
-        ids=frozenset(asking.value("ids").replace(",", " ").split()[:IDS_MAX]),
+        ids=frozenset(asking.value("ids").replace(",", " ").split()),
         topic=asking.value("topic") or None,
         key=asking.value("key") or None,
         begin_ms=asking.time("begin"),
@@ -149,7 +149,7 @@ def _columns() -> list[Column[DeadLetterView]]:
     return [
         Column("died", "dead.died", lambda row: row.store_timestamp, "time"),
         Column(
-            "id", "messages.id", lambda row: row.msg_id, searched=True,
+            "msg", "messages.id", lambda row: row.msg_id, searched=True,
             link=lambda row: path_of("messages", row.offset_msg_id),
         ),
         Column("topic", "dead.topic", lambda row: row.original_topic, searched=True),
@@ -248,7 +248,7 @@ async def export(view: View, wanted: Selection, kind: str) -> None:
     data = await asyncio.to_thread(csv_file if kind == "csv" else json_lines, found)
     media = "text/csv" if kind == "csv" else "application/jsonl"
     view.console.audit.add(
-        view.session.name, view.session.address, "dead.export", wanted.group,
+        view.session.name, view.session.address, "export", wanted.group,
         {"count": str(len(found)), "kind": kind},
     )  # fmt: skip
     with view.client:

@@ -45,7 +45,7 @@ def message_columns() -> list[Column[MessageExt]]:
     """The columns of messages in lists."""
     return [
         Column("stored", "messages.stored", lambda row: row.store_timestamp_ms, "time"),
-        Column("id", "messages.id", lambda row: row.msg_id, link=message_path, searched=True),
+        Column("msg", "messages.id", lambda row: row.msg_id, link=message_path, searched=True),
         Column("tag", "messages.tag", lambda row: row.tags or "", searched=True),
         Column("keys", "messages.keys", lambda row: " ".join(row.keys), searched=True),
         Column("queue", "messages.queue", lambda row: f"{row.broker_name}:{row.queue_id}"),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cometmq.console.app import Console
 
 KINDS = {"send": "trace.send", "call": "trace.call", "check": "trace.check", "recall": "trace.recall"}
-IDS_MAX = 32 * ID_MAX
-"""Characters: a batch of Java's has the ids of its messages, joined by commas."""
+BATCH_MAX = 32
+"""Ids of a batch of Java's, joined by commas, that are looked for."""
 
 
 def pages(console: Console) -> None:
@@ -33,7 +33,7 @@ def pages(console: Console) -> None:
     async def trace(view: View) -> None:
         view.title(view.t("trace.title"))
         asking = Asking(view, lambda place: _find(view, asking, place))
-        asking.text("id", "messages.id", IDS_MAX)
+        asking.text("id", "messages.id", BATCH_MAX * ID_MAX)
         asking.text("topic", "messages.topic", NAME_MAX)
         asking.text("key", "messages.key", KEY_MAX)
         asking.text("trace", "trace.topic", NAME_MAX).props["placeholder"] = TRACE_TOPIC
@@ -44,7 +44,7 @@ def pages(console: Console) -> None:
 async def _find(view: View, asking: Asking, place: Element) -> None:
     msg_id, topic, key = (asking.value(name) for name in ("id", "topic", "key"))
     traced_in = asking.value("trace") or TRACE_TOPIC
-    if msg_id:
+    if msg_id and msg_id.count(",") < BATCH_MAX:
         await view.fill(place, view.admin.traces(msg_id, traced_in), lambda found: _draw(view, found))
     elif topic and key:
         question = view.admin.messages_by_key(topic, key, KEY_HITS_MAX)
@@ -172,7 +172,7 @@ def _send_columns(view: View) -> list[Column[Span]]:
         Column("tag", "messages.tag", lambda row: row.tags),
         Column("keys", "messages.keys", lambda row: row.keys),
         Column("at", "trace.store_host", lambda row: row.store_host),
-        Column("id", "trace.offset_id", lambda row: row.offset_msg_id, link=_message_path),
+        Column("which", "trace.offset_id", lambda row: row.offset_msg_id, link=_message_path),
         client,
     ]
 
@@ -192,7 +192,7 @@ def _check_columns(view: View) -> list[Column[Span]]:
         _group_column(view, None),
         state,
         Column("check", "trace.from_check", lambda row: row.what == "check", "flag"),
-        Column("id", "trace.transaction", lambda row: row.msg_id),
+        Column("which", "trace.transaction", lambda row: row.msg_id),
         Column("at", "trace.store_host", lambda row: row.store_host),
         client,
     ]
