@@ -182,7 +182,8 @@ class Ring:
             del self._times[0], self._values[0]
 
     def points(self, gap_s: float) -> list[tuple[float, float | None]]:
-        """All values with their times; None where nothing came for longer than `gap_s`: nobody looked then."""
+        """All values with their times; None where nothing came for longer than `gap_s`: nobody looked
+        then."""
         found: list[tuple[float, float | None]] = []
         for at_s, value in zip(self._times, self._values, strict=True):
             if found and at_s - found[-1][0] > gap_s:
