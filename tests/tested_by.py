@@ -60,7 +60,8 @@ client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
-console/test_app.py: console/actions console/forms console/listing console/page console/pages
+console/test_app.py: console/actions console/asking console/dead_group console/forms console/listing
+    console/message console/page console/pages
 console/test_brokers.py: console/charts console/overview console/producers console/settings
 console/test_gate.py: console/attempts console/http console/login
 console/test_groups.py: console/group

@@ -23,6 +23,9 @@ PAGES = {
     "/topics/ConsoleTopic": "Queues to write",
     "/groups?kind=system": "TOOLS_CONSUMER",
     "/producers": "console-producers",
+    "/messages?topic=ConsoleTopic": "The newest 1 of",
+    "/messages?topic=ConsoleTopic&begin=2020-01-01T00:00:00&end=2099-01-01T00:00:00": "The newest 1 of",
+    "/dead": "No group has given up on a message.",
 }
 
 

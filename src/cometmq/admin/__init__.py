@@ -10,6 +10,7 @@ from cometmq.admin.errors import (
     UnknownNameError,
 )
 from cometmq.admin.messages import ReadRange
+from cometmq.admin.newest import Newest
 from cometmq.admin.offsets import Reset
 from cometmq.admin.values import (
     BrokerStatus,
@@ -37,6 +38,7 @@ from cometmq.admin.values import (
     StatsSpan,
     TopicStats,
     TopicUse,
+    TraceView,
     TrackType,
     Undone,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "MessageNotFound",
     "MessageTrack",
     "MessageView",
+    "Newest",
     "OffsetWay",
     "PermChange",
     "QueueProgress",
@@ -79,6 +82,7 @@ __all__ = [
     "TopicSettings",
     "TopicStats",
     "TopicUse",
+    "TraceView",
     "TrackType",
     "Undone",
     "UnknownNameError",

@@ -18,6 +18,7 @@ import msgspec
 from cometmq.admin import dead_letters, groups, messages
 from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
+from cometmq.admin.newest import Newest, newest
 from cometmq.admin.offsets import OffsetAdmin
 from cometmq.admin.servers import check_cluster
 from cometmq.admin.stats import StatsAdmin
@@ -240,6 +241,11 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         """Messages of a topic, queue after queue, without committing anything."""
         return messages.read(self.client, wanted, group)
 
+    async def newest(self, wanted: messages.ReadRange) -> Newest:
+        """The newest messages of a range, all queues together, the newest first, with the beginnings of their
+        bodies. Raises NoRouteError, UnknownNameError, BrokerError."""
+        return await newest(self.client, wanted)
+
     def queue_bounds(self, wanted: messages.ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
         """Each queue of a range, where `read` begins in it, and the offset behind its last message."""
         return messages.queue_bounds(self.client, wanted)
@@ -323,9 +329,12 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
 
     # -- dead letters
 
-    async def dead_letter_counts(self) -> list[DeadLetterCount]:
-        """The groups that have a dead-letter topic, with what is stored there."""
-        topics = [topic for topic in await self.topics() if topic.startswith(DLQ_PREFIX)]
+    async def dead_letter_counts(self, groups: Iterable[str] | None = None) -> list[DeadLetterCount]:
+        """The groups that have a dead-letter topic, or these of them, with what is stored there."""
+        if groups is None:
+            topics = [topic for topic in await self.topics() if topic.startswith(DLQ_PREFIX)]
+        else:
+            topics = [DLQ_PREFIX + group for group in groups]
         return await for_each(topics, self._dead_letter_count, lookups.TOPICS_AT_ONCE)
 
     async def _dead_letter_count(self, topic: str) -> DeadLetterCount:

@@ -113,7 +113,7 @@ def _columns(view: View) -> list[Column[BrokerStatus]]:
     return [
         Column("cluster", "brokers.cluster", lambda row: row.cluster_name, searched=True),
         Column("name", "brokers.name", lambda row: row.broker_name, searched=True),
-        Column("id", "brokers.id", lambda row: row.broker_id, "number"),
+        Column("number", "brokers.id", lambda row: row.broker_id, "number"),
         Column("role", "brokers.role", lambda row: row.role or None),
         Column("addr", "brokers.addr", lambda row: row.broker_addr, searched=True,
                link=lambda row: path_of("brokers", row.broker_addr)),

@@ -74,6 +74,7 @@ def pages(console: Console) -> None:
     @console.page("/groups/{name:path}", "groups.title", under="/groups")
     async def group(view: View, name: str) -> None:
         view.title(name)
+        view.link(view.t("group.dead"), path_of("dead", name))
         feed = view.feeds.feed(("group", name), lambda: ask(view.admin, name), INTERVAL_S)
         if view.may_change:
             _actions(view, name)

@@ -21,6 +21,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 SEARCH_WAIT_MS = 300
+_OWN = {"id", "links", "classes", "acts"}
+"""What a row in the browser has besides its columns."""
 # What stands in these templates is ours alone; the values come as data, which Vue shows as text.
 _HEAD = """
 <q-tr :props="props">%s<q-th v-for="col in props.cols" :key="col.name" :props="props" scope="col"
@@ -72,6 +74,8 @@ class Listing(Generic[T]):
         actions: Sequence[RowAction[T]] = (),
         classes: Callable[[T], dict[str, str]] | None = None,
     ) -> None:
+        if own := _OWN & {column.name for column in columns}:
+            raise ValueError(f"a row has {sorted(own)} besides its columns: name them otherwise")
         self._view = view
         self._columns = columns
         self._key = key

@@ -15,6 +15,7 @@ from cometmq.console.cluster import Lag, kind_of
 from cometmq.console.cluster import Progress as GroupsProgress
 from cometmq.console.forms import Form, millis
 from cometmq.console.listing import Listing
+from cometmq.console.messages import messages_of
 from cometmq.console.page import View
 from cometmq.console.reset import ask_reset
 from cometmq.console.rows import Column, ListState, path_of
@@ -53,6 +54,7 @@ def pages(console: Console) -> None:
     @console.page("/topics/{name:path}", "topics.title", under="/topics")
     async def topic(view: View, name: str) -> None:
         view.title(name)
+        view.link(view.t("topic.messages"), messages_of(name))
         feed = view.feeds.feed(("topic", name), lambda: ask(view.admin, name), INTERVAL_S)
         if view.may_change:
             _actions(view, name)

@@ -1,0 +1,159 @@
+"""The newest messages of a topic, all its queues together: for people who look, a page after the other."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cometmq.admin.messages import PULL_BATCH, ReadRange, bounds, queues_of
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import broker_addrs
+from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.workers import for_each
+from cometmq.message import MessageExt, MessageQueue, PullStatus
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
+
+QUEUES_AT_ONCE = 16
+PREVIEW = 256
+"""Bytes of each body that are kept."""
+BYTES_MAX = 64 << 20
+"""Bytes of messages that are read; the last step of each queue comes on top of it."""
+TIES_MAX = 1000
+"""Messages of one millisecond that a page may have more than it should."""
+
+
+class Newest(msgspec.Struct, frozen=True, kw_only=True):
+    """messages: the newest first, bodies cut to PREVIEW bytes; stored: about how many the range has in all,
+    since brokers name the place of a time nearly; before_ms: the end of the range that the next page has,
+    None if this is the last. Where over TIES_MAX messages have one time, some of them are left out."""
+
+    messages: list[MessageExt]
+    stored: int
+    before_ms: int | None
+
+
+async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
+    """The newest `wanted.count` messages of a range, by store time. Raises NoRouteError, UnknownNameError,
+    BrokerError."""
+    route = await client.namesrv.route(wanted.topic)
+    addrs = broker_addrs(route)
+    queues = queues_of(route, wanted)
+    count = wanted.count if wanted.count is not None else PULL_BATCH
+    budget = _Budget(BYTES_MAX)
+    step = max(1, min(PULL_BATCH, 2 * count // max(1, len(queues))))
+
+    async def opened(queue: MessageQueue) -> _Tail:
+        tail = _Tail(client, addrs[queue.broker_name], queue, wanted, step, budget)
+        await tail.open()
+        await tail.fill()
+        return tail
+
+    tails = await for_each(queues, opened, QUEUES_AT_ONCE)
+    heap = [(*tail.newest, number) for number, tail in enumerate(tails) if tail.read]
+    heapq.heapify(heap)
+    found: list[MessageExt] = []
+    while heap:
+        tail = tails[heap[0][-1]]
+        if found and (len(found) >= count or budget.left <= 0):
+            tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page begins before this time
+            if not tied or len(found) >= count + TIES_MAX:
+                break
+        found.append(tail.read.pop())
+        if not tail.read:
+            await tail.fill()
+        number = heap[0][-1]
+        heapq.heapreplace(heap, (*tail.newest, number)) if tail.read else heapq.heappop(heap)
+    more = bool(heap) or any(tail.left for tail in tails)
+    return Newest(
+        messages=found,
+        stored=sum(tail.stored for tail in tails),
+        before_ms=found[-1].store_timestamp_ms if more and found else None,
+    )
+
+
+@dataclass
+class _Budget:
+    left: int
+
+
+@dataclass
+class _Tail:
+    """A queue that is read backwards. read: messages of the last steps, the newest at the end."""
+
+    client: ClientInstance
+    addr: str
+    queue: MessageQueue
+    wanted: ReadRange
+    step: int
+    budget: _Budget
+    read: list[MessageExt] = field(default_factory=list)
+    stored: int = 0
+    _first: int = 0
+    _end: int = 0
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """What the queues are ordered by."""
+        return -self.read[-1].store_timestamp_ms, -self.read[-1].queue_offset
+
+    @property
+    def left(self) -> bool:
+        return self._end > self._first
+
+    async def open(self) -> None:
+        """Find out where the range lies in the queue."""
+        self._first, end = await bounds(self.client, self.addr, self.queue, self.wanted)
+        if self.wanted.end_ms is not None:
+            end = await self._end_by_time(end, self.wanted.end_ms)
+        self._end = max(self._first, end)
+        self.stored = self._end - self._first
+
+    async def _end_by_time(self, end: int, end_ms: int) -> int:
+        """The offset behind the last message older than a time: a 4.9 broker names one nearby."""
+        at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
+        at = max(self._first, min(at, end))
+        while at < end:
+            some, following = await self._pull(at, min(PULL_BATCH, end - at))
+            newer = next((each for each in some if each.store_timestamp_ms >= end_ms), None)
+            if newer is not None:
+                return newer.queue_offset
+            if following <= at:
+                break
+            at = following
+        return min(at, end)
+
+    async def fill(self) -> None:
+        """Read a step that holds something, unless the queue is at its end. Where much has been read already
+        it is a message at a time; no queue is left out, as what is newest in it would be missing."""
+        begin_ms = self.wanted.begin_ms or 0
+        end_ms = self.wanted.end_ms
+        step = self.step if self.budget.left > 0 else 1
+        while self.left and not self.read:
+            begin = at = max(self._first, self._end - step)
+            step = min(2 * step, PULL_BATCH)
+            while at < self._end:
+                some, following = await self._pull(at, self._end - at)
+                self.read += [
+                    each
+                    for each in some
+                    if each.queue_offset < self._end
+                    and each.store_timestamp_ms >= begin_ms
+                    and (end_ms is None or each.store_timestamp_ms < end_ms)
+                ]
+                if following <= at:
+                    break
+                at = following
+            self._end = begin
+
+    async def _pull(self, at: int, count: int) -> tuple[list[MessageExt], int]:
+        """Messages from an offset on, and where to go on; the same offset where there is nothing more."""
+        request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
+        result = await self.client.brokers.pull(self.addr, self.queue, request)
+        if result.status is PullStatus.NO_NEW_MSG:
+            return [], at
+        for each in result.messages:
+            self.budget.left -= each.store_size
+            each.body = each.body[:PREVIEW]
+        return result.messages, result.next_begin_offset

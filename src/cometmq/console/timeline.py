@@ -1,0 +1,160 @@
+"""What clients' traces say of a message, as spans of time: its send, the calls of listeners, checks of its
+transaction. What a trace does not say is None: no time is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cometmq.admin import TraceView
+from cometmq.protocol.traces import ConsumeCode, EndTransaction, MessageType, Pub, Recall, SubAfter, SubBefore
+
+ROWS_MAX = 500
+"""Spans that are drawn."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One of them. kind: `send`, `call`, `check`, `recall`; who: the group, None where nobody says it; begin
+    and end in ms, equal for what is a moment; state: how it ended, as the trace says it, None where it does
+    not; good: whether that is well, None: not known; tries: retries before it."""
+
+    kind: str
+    who: str | None
+    begin_ms: int | None
+    end_ms: int | None
+    cost_ms: int | None
+    state: str | None
+    good: bool | None
+    client: str
+    tries: int = 0
+    store_host: str = ""
+    topic: str = ""
+    msg_id: str = ""
+    tags: str = ""
+    keys: str = ""
+    what: str = ""
+    offset_msg_id: str = ""
+
+
+def spans(views: Iterable[TraceView]) -> list[Span]:
+    """The spans of a message, sends first, then group by group, the oldest first."""
+    found: list[Span] = []
+    begun: dict[tuple[str, str], TraceView] = {}
+    ended: dict[tuple[str, str], TraceView] = {}
+    for view in views:
+        trace = view.trace
+        if isinstance(trace, SubBefore):
+            begun.setdefault((trace.request_id, trace.msg_id), view)
+        elif isinstance(trace, SubAfter):
+            ended.setdefault((trace.request_id, trace.msg_id), view)
+        elif isinstance(trace, Pub):
+            found.append(_send(view, trace))
+        elif isinstance(trace, EndTransaction):
+            found.append(_check(view, trace))
+        else:
+            found.append(_recall(view, trace))
+    keys = list(begun) + [key for key in ended if key not in begun]
+    found += [_call(begun.get(key), ended.get(key)) for key in keys]
+    order = {"send": 0, "check": 1, "recall": 2, "call": 3}
+    found.sort(key=lambda each: (order[each.kind], each.who or "", _time(each) or 0))
+    return found[:ROWS_MAX]
+
+
+def _time(span: Span) -> int | None:
+    return span.begin_ms if span.begin_ms is not None else span.end_ms
+
+
+def _send(view: TraceView, trace: Pub) -> Span:
+    return Span(
+        kind="send", who=trace.group, begin_ms=trace.timestamp_ms,
+        end_ms=trace.timestamp_ms + max(0, trace.cost_ms), cost_ms=trace.cost_ms,
+        state="SUCCESS" if trace.success else "FAILED", good=trace.success,
+        client=trace.client_host or view.client_host, store_host=trace.store_host or "",
+        topic=trace.topic or "", msg_id=trace.msg_id, tags=trace.tags or "", keys=trace.keys or "",
+        what=_name(MessageType, trace.message_type), offset_msg_id=trace.offset_msg_id or "",
+    )  # fmt: skip
+
+
+def _check(view: TraceView, trace: EndTransaction) -> Span:
+    good = {"COMMIT_MESSAGE": True, "ROLLBACK_MESSAGE": False}.get(trace.state)
+    return Span(
+        kind="check", who=trace.group, begin_ms=trace.timestamp_ms, end_ms=trace.timestamp_ms, cost_ms=None,
+        state=trace.state, good=good, client=view.client_host, store_host=trace.store_host or "",
+        topic=trace.topic or "", msg_id=trace.transaction_id or trace.msg_id, tags=trace.tags or "",
+        keys=trace.keys or "", what="check" if trace.from_check else "end",
+    )  # fmt: skip
+
+
+def _recall(view: TraceView, trace: Recall) -> Span:
+    return Span(
+        kind="recall", who=trace.group, begin_ms=trace.timestamp_ms, end_ms=trace.timestamp_ms, cost_ms=None,
+        state="SUCCESS" if trace.success else "FAILED", good=trace.success, client=view.client_host,
+        topic=trace.topic or "", msg_id=trace.msg_id,
+    )  # fmt: skip
+
+
+def _call(before: TraceView | None, after: TraceView | None) -> Span:
+    """A listener's call: of its two records either may be missing."""
+    begun = before.trace if before is not None and isinstance(before.trace, SubBefore) else None
+    ended = after.trace if after is not None and isinstance(after.trace, SubAfter) else None
+    client = before or after
+    begin_ms = begun.timestamp_ms if begun is not None else None
+    end_ms = cost_ms = state = good = None
+    if ended is not None:
+        cost_ms, good = ended.cost_ms, ended.success
+        state = _name(ConsumeCode, ended.context_code) if ended.context_code else None
+        state = state or ("SUCCESS" if ended.success else "FAILED")
+        end_ms = ended.timestamp_ms
+        if end_ms is None and begin_ms is not None:
+            end_ms = begin_ms + max(0, ended.cost_ms)
+        if begin_ms is not None and end_ms is not None:
+            end_ms = max(begin_ms, end_ms)  # clocks are set
+    return Span(
+        kind="call",
+        who=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),
+        begin_ms=begin_ms, end_ms=end_ms, cost_ms=cost_ms, state=state, good=good,
+        client=client.client_host if client is not None else "",
+        tries=begun.retry_times if begun is not None else 0,
+        msg_id=(begun or ended).msg_id if (begun or ended) is not None else "",  # type: ignore[union-attr]
+    )  # fmt: skip
+
+
+def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
+    """A number's name; of a later version's the number."""
+    try:
+        return kind(number).name
+    except ValueError:
+        return str(number)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Where a span is drawn, in percent of the whole."""
+
+    span: Span
+    left: float
+    width: float
+
+
+def bars(found: Sequence[Span]) -> tuple[list[Bar], int, int]:
+    """The spans that have a time, and the first and the last ms of the whole. One without an end is a
+    moment."""
+    known = [(each, begin) for each in found if (begin := _time(each)) is not None]
+    if not known:
+        return [], 0, 0
+    first = min(begin for _, begin in known)
+    last = max(max(begin, each.end_ms or begin) for each, begin in known)
+    whole = max(1, last - first)
+    return (
+        [
+            Bar(
+                each,
+                round((begin - first) * 100 / whole, 3),
+                round((max(begin, each.end_ms or begin) - begin) * 100 / whole, 3),
+            )
+            for each, begin in known
+        ],
+        first,
+        last,
+    )

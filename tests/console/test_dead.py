@@ -1,0 +1,150 @@
+"""Dead letters in a real browser: chosen, shown as text, exported, sent again; readers only look."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+from tests.console.conftest import WAIT_MS, RunningConsole, asked, confirm, go_on, log_in, shown
+from tests.console.test_app import add_user
+from tests.console.test_messages import HOSTILE, no_markup
+from tests.console.test_topics import made
+
+from cometmq.admin import Admin, Selection
+from cometmq.console.dead_group import select
+from cometmq.message import Message
+from cometmq.protocol.ids import decode_offset_id
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+async def died(console: RunningConsole, group: str, topic: str, count: int) -> None:
+    """Have a group give up on messages whose property `n` is their number."""
+    async with Admin(console.namesrv) as admin:
+        for number in range(count):
+            message = Message(
+                topic, f"=body {number} {HOSTILE}".encode(), tags=HOSTILE, keys=[f"key{number}"],
+                properties={"n": str(number), HOSTILE: HOSTILE},
+            )  # fmt: skip
+            place = decode_offset_id((await admin.send(message)).offset_msg_id)
+            stored = await admin.client.brokers.view_message(place.host, place.physical_offset)
+            await admin.client.brokers.send_message_back(place.host, stored, group, delay_level=-1)
+        async with asyncio.timeout(20):
+            while f"%DLQ%{group}" not in await admin.topics():
+                await asyncio.sleep(0.01)
+
+
+async def retried(console: RunningConsole, group: str) -> int:
+    """Messages in a group's retry topic."""
+    async with Admin(console.namesrv) as admin:
+        if f"%RETRY%{group}" not in await admin.topics():
+            return 0
+        return sum(each.max_offset for each in await admin.topic_status(f"%RETRY%{group}"))
+
+
+async def test_a_selection_ends_by_count_and_time() -> None:
+    class Endless:
+        async def dead_letters(self, _wanted: Selection):  # type: ignore[no-untyped-def]
+            while True:
+                await asyncio.sleep(0)
+                if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    yield message_of(b"abc")
+
+    found = await select(Endless(), Selection(group="g"), 5, keep=2)  # type: ignore[arg-type]
+    assert ([each.body for each in found.found], found.more) == ([b"ab"] * 5, True)
+
+    class Silent(Endless):
+        async def dead_letters(self, _wanted: Selection):  # type: ignore[no-untyped-def]
+            await asyncio.sleep(60)
+            yield message_of(b"")
+
+    late = await select(Silent(), Selection(group="g"), 5, within_s=0.01)  # type: ignore[arg-type]
+    assert (late.found, late.more) == ([], True)
+
+
+def message_of(body: bytes):  # type: ignore[no-untyped-def]
+    from cometmq.message import MessageExt
+
+    return MessageExt("%DLQ%g", body)
+
+
+def test_letters_are_chosen_exported_and_sent_again(page: Page, console: RunningConsole) -> None:
+    asked(made(console, "dying"))
+    asked(died(console, "mortals", "dying", 5))
+    page.goto("/dead")
+    page.get_by_role("link", name="mortals", exact=True).click()
+    shown(page, "5 of 5")
+    no_markup(page)
+    page.get_by_label("SQL over the properties").fill("n >= 3")
+    page.get_by_role("button", name="Find", exact=True).click()
+    shown(page, "2 of 2")
+    page.wait_for_function("location.search.includes('sql=')")
+
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export as CSV").click()
+    rows = list(csv.reader(io.StringIO(download.value.path().read_text(), newline="")))
+    assert [row[13][:8] for row in rows] == ["body", "'=body 3", "'=body 4"]
+
+    page.get_by_role("button", name="Send the chosen again").click()
+    shown(page, "Choose letters in the list first.")
+    page.get_by_role("row").nth(1).get_by_role("checkbox").click()
+    page.get_by_role("button", name="Send the chosen again").click()
+    go_on(page)
+    shown(page, "Dead letters of group mortals will be sent to it again: 1.")
+    confirm(page)
+    shown(page, "1 sent again, 0 left out, 0 failed")
+    assert asked(retried(console, "mortals")) == 1
+
+    page.get_by_role("button", name="Send all found again").click()
+    page.get_by_label("At most a second").fill("100")
+    go_on(page)
+    confirm(page)
+    shown(page, "1 sent again, 1 left out, 0 failed")
+    assert asked(retried(console, "mortals")) == 2
+    entries = [json.loads(line) for line in console.audit.splitlines()]
+    found = [(each["action"], each["result"]) for each in entries if each["target"] == "mortals"]
+    assert found == [("export", "ok"), ("dead.resend", "ok"), ("dead.resend", "ok")]
+
+    page.goto("/dead/mortals?sql=n%20%3E%3E%203")
+    shown(page, "unavailable just now")
+    page.goto("/dead/%3Cimg%20src=x%20onerror=alert(1)%3E")
+    shown(page, "no consumer group named")
+    no_markup(page)
+
+
+def test_readers_only_look_and_who_becomes_one_sends_nothing(
+    browser: Browser, console: RunningConsole
+) -> None:
+    asked(made(console, "dying2"))
+    asked(died(console, "watched", "dying2", 1))
+    before = asked(retried(console, "watched"))
+    context = browser.new_context(base_url=console.url)
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto("/login?next=/dead/watched")
+    log_in(page, "dora", add_user(console, "dora", "admin"))
+    page.get_by_role("button", name="Send all found again").click()
+    go_on(page)
+    password = add_user(console, "dora", "reader")
+    confirm(page)
+    page.wait_for_url("**/login**")
+    entry = json.loads(console.audit.splitlines()[-1])
+    assert (entry["user"], entry["action"], entry["result"]) == ("dora", "dead.resend", "refused")
+    assert asked(retried(console, "watched")) == before
+
+    page.goto("/login?next=/dead/watched")
+    log_in(page, "dora", password)
+    shown(page, "1 of 1")
+    assert page.get_by_role("button", name="Export as CSV").count() == 1
+    assert page.get_by_role("button", name="again", exact=False).filter(has_text="Send").count() == 0
+    assert page.get_by_role("checkbox").count() == 0
+    page.get_by_role("main").get_by_role("link").last.click()
+    shown(page, "Properties")
+    shown(page, "No group consumes its topic.")
+    for name in ("Send again as a new message", "Have it processed now"):
+        assert page.get_by_role("button", name=name).count() == 0
+    context.close()
