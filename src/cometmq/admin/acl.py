@@ -33,8 +33,8 @@ class AclVersion(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """Requests 50 to 53 and our own 21006 and 21007, each to one broker of those that `admin` reaches. They raise BrokerError and
-    RemotingError."""
+    """Requests 50 to 53 and our own 21006 and 21007, each to one broker of those that `admin` reaches. They
+    raise BrokerError and RemotingError."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin

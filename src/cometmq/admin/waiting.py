@@ -1,4 +1,4 @@
-"""What brokers hold back: timer messages by pages over all brokers, and transactions that nobody has ended."""
+"""What brokers hold back: timer messages, by pages over all brokers, and transactions without end."""
 
 from __future__ import annotations
 

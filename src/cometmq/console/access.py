@@ -75,9 +75,7 @@ async def _ask_one(admin: Admin, cluster: str, name: str, addr: str) -> BrokerAc
         listed = await accounts.listed(addr)
     except CometError as error:
         return BrokerAccess(cluster, name, addr, versions, None, problem=str(error))
-    return BrokerAccess(
-        cluster, name, addr, versions, listed.accounts, listed.global_white_remote_addresses
-    )
+    return BrokerAccess(cluster, name, addr, versions, listed.accounts, listed.global_white_remote_addresses)
 
 
 def merged(brokers: Sequence[BrokerAccess]) -> list[AccountRow]:
@@ -240,9 +238,7 @@ async def verdicts(admin: Admin, given: dict[str, str]) -> list[tuple[str, bool 
     """(address, whether it is allowed, the rule that decides), None and the problem where a broker does not
     say."""
     info = await admin.cluster_info()
-    addrs = sorted(
-        addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values()
-    )
+    addrs = sorted(addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values())
 
     async def one(addr: str) -> tuple[str, bool | None, str]:
         try:
@@ -257,7 +253,11 @@ async def verdicts(admin: Admin, given: dict[str, str]) -> list[tuple[str, bool 
 
 
 def _verdicts(view: View, found: list[tuple[str, bool | None, str]]) -> None:
-    words = {True: ("access.allowed", "good"), False: ("access.denied", "bad"), None: ("common.unknown", "warn")}
+    words = {
+        True: ("access.allowed", "good"),
+        False: ("access.denied", "bad"),
+        None: ("common.unknown", "warn"),
+    }
     for addr, allowed, reason in found:
         key, kind = words[allowed]
         view.note(f"{view.t(key)}: {reason} ({addr})", kind)

@@ -71,11 +71,13 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         group_perms=_joined(groups.value),
     )
     done = await _everywhere(
-        view, "access.put", key, str(cluster.value),
+        view, "acl.put", key, str(cluster.value),
         [view.t("access.will_put", name=key, cluster=str(cluster.value))],
         lambda addr: Accounts(view.admin).put(addr, header),
         details={
-            "admin": str(header.admin), "topics": header.topic_perms or "", "groups": header.group_perms or "",
+            "admin": str(header.admin),
+            "topics": header.topic_perms or "",
+            "groups": header.group_perms or "",
             "default": f"{header.default_topic_perm} {header.default_group_perm}",
             "white": header.white_remote_address or "", "secret": "new" if header.secret_key else "kept",
         },
@@ -96,7 +98,7 @@ async def ask_deletion(view: View, key: str) -> None:
     if own is not None and own.access_key == key:
         says.append(view.t("access.own"))
     await _everywhere(
-        view, "access.delete", key, str(cluster.value), says,
+        view, "acl.delete", key, str(cluster.value), says,
         lambda addr: Accounts(view.admin).delete(addr, key), danger=True,
     )  # fmt: skip
 
@@ -112,7 +114,7 @@ async def ask_white(view: View) -> None:
     wanted = _joined(patterns.value).split(",")
     name = str(cluster.value)
     await _everywhere(
-        view, "access.white", name, name,
+        view, "acl.white", name, name,
         [view.t("access.will_white", cluster=name, patterns=", ".join(wanted) or view.t("common.nothing"))],
         lambda addr: Accounts(view.admin).set_white(addr, wanted),
         details={"patterns": ",".join(wanted)}, danger=True,

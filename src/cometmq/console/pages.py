@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cometmq.console import brokers, group, groups, names, overview, producers, topic, topics
+from cometmq.console import (
+    access,
+    brokers,
+    group,
+    groups,
+    jobs,
+    names,
+    overview,
+    people,
+    producers,
+    timers,
+    topic,
+    topics,
+    transactions,
+)
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -13,4 +27,5 @@ if TYPE_CHECKING:
 PAGES: tuple[Callable[[Console], None], ...] = (
     *(overview.pages, brokers.pages, names.pages, topics.pages, topic.pages, groups.pages, group.pages),
     producers.pages,
+    *(timers.pages, transactions.pages, access.pages, jobs.pages, people.pages),
 )

@@ -42,17 +42,21 @@ async def ask(accounts: Accounts) -> list[Person]:
 
 def pages(console: Console) -> None:
     """Put the page in."""
-    changing = asyncio.Lock()
     attempts = Attempts(BURST, REFILL_S)
 
     @console.page("/accounts", "people.title", menu=140, icon="manage_accounts")
     async def people(view: View) -> None:
         view.title(view.t("people.title"))
-        view.facts([(view.t("people.you"), view.session.name), (view.t("people.role"), _role(view, view.session.role))])
+        view.facts(
+            [
+                (view.t("people.you"), view.session.name),
+                (view.t("people.role"), _role(view, view.session.role)),
+            ]
+        )
         with ui.element("div").classes("actions"):
-            view.button("people.own", lambda: own_password(view, changing, attempts), icon="password")
+            view.button("people.own", lambda: own_password(view, attempts), icon="password")
             if view.may_change:
-                view.button("people.add", lambda: add(view, changing), icon="person_add")
+                view.button("people.add", lambda: add(view), icon="person_add")
         if not view.may_change:
             view.note(view.t("people.reader"))
             return
@@ -65,9 +69,9 @@ def pages(console: Console) -> None:
             lambda row: row.name,
             default=ListState(sort="name"),
             actions=[
-                RowAction[Person]("new", "people.new", lambda row: new_password(view, changing, row)),
-                RowAction[Person]("role", "people.other_role", lambda row: other_role(view, changing, row)),
-                RowAction[Person]("remove", "people.remove", lambda row: remove(view, changing, row)),
+                RowAction[Person]("new", "people.new", lambda row: new_password(view, row)),
+                RowAction[Person]("role", "people.other_role", lambda row: other_role(view, row)),
+                RowAction[Person]("remove", "people.remove", lambda row: remove(view, row)),
             ],
         )
         feed = view.feeds.feed(FEED, lambda: ask(view.console.accounts), INTERVAL_S)
@@ -78,7 +82,7 @@ def _role(view: View, role: Role) -> str:
     return view.t("frame.admin" if role is Role.ADMIN else "frame.reader")
 
 
-async def add(view: View, changing: asyncio.Lock) -> None:
+async def add(view: View) -> None:
     """Make an account, and show its password once."""
     form = Form(view, view.t("people.add"), [view.t("people.add_says")])
     name = form.text("people.name", most=NAME_MAX, needed=True)
@@ -90,44 +94,41 @@ async def add(view: View, changing: asyncio.Lock) -> None:
     if person.name in view.console.accounts.names():
         raise AccountError(view.t("people.there", name=person.name))
     await _with_password(
-        view, changing, "account.add", person,
+        view, "account.add", person,
         [view.t("people.will_add", name=person.name, role=_role(view, person.role))],
     )  # fmt: skip
 
 
-async def new_password(view: View, changing: asyncio.Lock, person: Person) -> None:
+async def new_password(view: View, person: Person) -> None:
     """Give somebody who has forgotten his a new one."""
-    await _with_password(
-        view, changing, "account.new_password", person, [view.t("people.will_new", name=person.name)]
-    )
+    await _with_password(view, "account.new_password", person, [view.t("people.will_new", name=person.name)])
 
 
-async def _with_password(
-    view: View, changing: asyncio.Lock, name: str, person: Person, says: list[str]
-) -> None:
+async def _with_password(view: View, name: str, person: Person, says: list[str]) -> None:
     made: list[str] = []
 
     async def work(_progress: Progress) -> None:
-        async with changing:
-            accounts = view.console.accounts
-            made.append(await asyncio.to_thread(accounts.put, person.name, person.role))
-            _keep(view, person.name)
+        made.append(await _put(view, person.name, person.role))
 
     action = Action(
-        name=name, target=person.name, says=says, work=work, refresh=[FEED], details={"role": person.role.value}
+        name=name,
+        target=person.name,
+        says=says,
+        work=work,
+        refresh=[FEED],
+        details={"role": person.role.value},
     )
     if await act(view, action):
         await show_secret(view, view.t("people.password_of", name=person.name), made[0])
 
 
-async def other_role(view: View, changing: asyncio.Lock, person: Person) -> None:
+async def other_role(view: View, person: Person) -> None:
     """Make a reader an administrator, or the other way round."""
     _not_oneself(view, person)
     role = Role.READER if person.role is Role.ADMIN else Role.ADMIN
 
     async def work(_progress: Progress) -> None:
-        async with changing:
-            await asyncio.to_thread(view.console.accounts.set_role, person.name, role)
+        view.console.accounts.set_role(person.name, role)
 
     await act(
         view,
@@ -142,13 +143,12 @@ async def other_role(view: View, changing: asyncio.Lock, person: Person) -> None
     )
 
 
-async def remove(view: View, changing: asyncio.Lock, person: Person) -> None:
+async def remove(view: View, person: Person) -> None:
     """Remove an account."""
     _not_oneself(view, person)
 
     async def work(_progress: Progress) -> None:
-        async with changing:
-            await asyncio.to_thread(view.console.accounts.remove, person.name)
+        view.console.accounts.remove(person.name)
 
     await act(
         view,
@@ -168,14 +168,18 @@ def _not_oneself(view: View, person: Person) -> None:
         raise AccountError(view.t("people.oneself"))
 
 
-def _keep(view: View, name: str) -> None:
-    """Let the session of one who changed his own password go on; his others end."""
-    account = view.console.accounts.get(name)
-    if name == view.session.name and account is not None:
-        view.session.account = account
+async def _put(view: View, name: str, role: Role, wanted: str | None = None) -> str:
+    """Write an account with a new password, and return that. The session of one who changes his own goes on;
+    his others end."""
+    accounts, session = view.console.accounts, view.session
+    password, account = await asyncio.to_thread(accounts.prepared, name, role, wanted)
+    accounts.take(name, account)
+    if name == session.name:
+        session.account = account
+    return password
 
 
-async def own_password(view: View, changing: asyncio.Lock, attempts: Attempts) -> None:
+async def own_password(view: View, attempts: Attempts) -> None:
     """Everybody may change his own, readers too: who knows the present one."""
     form = Form(view, view.t("people.own"), [view.t("people.own_says")])
     present = form.text("people.present", most=PASSWORD_MAX, needed=True)
@@ -191,12 +195,10 @@ async def own_password(view: View, changing: asyncio.Lock, attempts: Attempts) -
     for field in (wanted, again):
         field.props("type=password autocomplete=new-password")
     if await form.asked():
-        await set_own(view, changing, attempts, str(present.value), str(wanted.value))
+        await set_own(view, attempts, str(present.value), str(wanted.value))
 
 
-async def set_own(
-    view: View, changing: asyncio.Lock, attempts: Attempts, present: str, wanted: str
-) -> None:
+async def set_own(view: View, attempts: Attempts, present: str, wanted: str) -> None:
     """Check the present password and set another. Raises NotAllowed."""
     session, console = view.session, view.console
     result = "refused"
@@ -209,9 +211,7 @@ async def set_own(
         if await console.accounts.check(session.name, present) is None:
             raise NotAllowed(view.t("people.wrong"))
         attempts.passed(session.name)
-        async with changing:
-            await asyncio.to_thread(console.accounts.put, session.name, session.role, wanted)
-            _keep(view, session.name)
+        await _put(view, session.name, session.role, wanted)
         result = "ok"
     finally:
         console.audit.add(session.name, session.address, "account.own_password", session.name, result=result)
