@@ -48,7 +48,7 @@ cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipelin
     cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
 cli/test_client_commands.py: cli/app cli/consume cli/options
 cli/test_send_input.py: cli/send
-cli/test_servers.py: cli/doctor cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
+cli/test_servers.py: cli/console cli/doctor cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread
@@ -60,6 +60,11 @@ client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
+console/test_app.py: console/actions console/forms console/listing console/page console/pages
+console/test_brokers.py: console/charts console/overview console/producers console/settings
+console/test_gate.py: console/attempts console/http console/login
+console/test_groups.py: console/group
+console/test_topics.py: console/reset console/topic
 faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings

@@ -41,14 +41,15 @@ def test_a_group_that_is_behind_is_found_and_its_backlog_skipped(page: Page, con
     shown(page, "1 queues are where they should be.")
 
 
+def listened(_messages: object) -> None: ...
+
+
 def test_members_that_differ_are_told(page: Page, console: RunningConsole) -> None:
     asked(made(console, "mixed-topic"))
     with (
-        SyncPushConsumer("mixed-group", namesrv=console.namesrv) as one,
-        SyncPushConsumer("mixed-group", namesrv=console.namesrv) as two,
+        SyncPushConsumer("mixed-group", listened, {"mixed-topic": "a"}, namesrv=console.namesrv),
+        SyncPushConsumer("mixed-group", listened, {"mixed-topic": "b"}, namesrv=console.namesrv),
     ):
-        one.subscribe("mixed-topic", lambda _messages: None, "a")
-        two.subscribe("mixed-topic", lambda _messages: None, "b")
         page.goto("/groups/mixed-group")
         shown(page, "Members subscribe topic mixed-topic differently.")
         page.locator("section", has_text="Members").get_by_role("row").nth(2).wait_for()

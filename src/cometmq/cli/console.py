@@ -68,9 +68,7 @@ def console(
 ) -> None:
     """Show a cluster in a browser until Ctrl-C or SIGTERM. The first start makes the account `admin` and
     prints its password once."""
-    missing = [package for package in NEEDED if find_spec(package) is None]
-    if missing:
-        raise click.ClickException(f"{' and '.join(missing)} missing: pip install 'cometmq[console]'")
+    check_installed()
     data = data.expanduser()
     if add_user is not None or remove_user is not None:
         _change_accounts(data, add_user, role, remove_user)
@@ -83,6 +81,13 @@ def console(
         namesrv=namesrv, data=data, host=host, port=port, names=names, cert=cert, key=key, reports=reports
     )
     serve("console", lambda: _made(Console(options), with_parent), announcement)
+
+
+def check_installed() -> None:
+    """Raises ClickException where the console's packages are not there."""
+    missing = [package for package in NEEDED if find_spec(package) is None]
+    if missing:
+        raise click.ClickException(f"{' and '.join(missing)} missing: pip install 'cometmq[console]'")
 
 
 def _made(console: Console, with_parent: bool) -> Console:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cometmq.cli import STARTED_S
+from cometmq.cli.console import DEFAULT_PORT, check_installed
 from cometmq.cli.options import HELP
 from cometmq.cli.serving import log_format_option, serve
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA = Path("~/.cometmq/data")
 NAMESRV_LINE = "name server"
+CONSOLE_STOP_S = 10.0
 
 
 @click.command(context_settings=HELP)
@@ -45,20 +50,67 @@ NAMESRV_LINE = "name server"
     default=1,
     help="Brokers of the cluster; each beyond the first is a process, and uses a core, of its own.",
 )
+@click.option("--console", "with_console", is_flag=True, help="Also a web console, in a process of its own.")
+@click.option(
+    "--console-port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    help="Its port; 0 is any free port.",
+)
 @log_format_option
-def standalone(data_dir: Path, namesrv_port: int, broker_port: int, brokers: int) -> None:
+def standalone(
+    data_dir: Path, namesrv_port: int, broker_port: int, brokers: int, with_console: bool, console_port: int
+) -> None:
     """Run a name server and its brokers on 127.0.0.1 until Ctrl-C or SIGTERM."""
     from cometmq.standalone import Standalone
 
     data_dir = data_dir.expanduser()
+    if with_console:
+        check_installed()
 
-    def make() -> StandaloneServer:
-        return Standalone(data_dir, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers)
+    def make() -> Cluster:
+        server = Standalone(data_dir, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers)
+        return Cluster(server, data_dir / "console", console_port if with_console else None)
 
-    def announce(server: StandaloneServer) -> str:
+    def announce(cluster: Cluster) -> str:
+        server = cluster.server
         lines = [f"CometMQ is ready after {time.monotonic() - STARTED_S:.2f} s. Ctrl-C stops it."]
         lines.append(f"  {NAMESRV_LINE}  {server.namesrv_addr}")
         lines += [f"  {name:<11}  {addr}  {data_dir / name}" for name, addr in server.broker_addrs.items()]
         return "\n".join(lines)
 
     serve("standalone", make, announce)
+
+
+@dataclass(eq=False)
+class Cluster:
+    """The servers, and the console's process if one is wanted: it says itself when it is ready, and what
+    keeps it from that."""
+
+    server: StandaloneServer
+    console_data: Path
+    console_port: int | None
+    console: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start all. Raises what the servers' start raises."""
+        await self.server.start()
+        if self.console_port is not None:
+            command = [sys.executable, "-m", "cometmq", "console", "-n", self.server.namesrv_addr]
+            command += ["--port", str(self.console_port), "--data", str(self.console_data), "--with-parent"]
+            # A session of its own: Ctrl-C is for this process, which ends the console by its input.
+            self.console = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            )
+
+    async def stop(self) -> None:
+        """Stop all, the console first."""
+        if self.console is not None and self.console.returncode is None:
+            assert self.console.stdin is not None
+            self.console.stdin.close()
+            try:
+                await asyncio.wait_for(self.console.wait(), CONSOLE_STOP_S)
+            except TimeoutError:
+                self.console.kill()
+                await self.console.wait()
+        await self.server.stop()

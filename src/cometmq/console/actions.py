@@ -102,6 +102,10 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
     session, result, done = view.session, "ok", False
     try:
         check_allowed(view, action.name, action.target)
+    except NotAllowed as error:
+        view.complain(str(error))
+        return False
+    try:
         with view.client:
             said = await action.work(progress)
         done = True

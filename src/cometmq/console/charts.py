@@ -68,7 +68,7 @@ def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]])
             "series": [{"type": "bar", "data": [round(value, 2) for _, value in values], "barMaxWidth": 14}],
         },
         renderer="svg",
-    ).classes("chart")
+    ).style(f"width: 100%; height: {40 + 24 * len(values)}px")
     chart.props["aria-label"] = view.t(title)
     chart.props["role"] = "img"
 

@@ -132,7 +132,7 @@ class Listing(Generic[T]):
             self._table.on("row_act", self._acted)
         self._table.on("sort_by", self._sorted)
         self._nothing = text_element("p", view.t("common.asking")).classes("empty")
-        with ui.element("div").classes("list-foot").props("role=navigation"):
+        with ui.element("div").classes("list-foot").props("role=navigation") as self._foot:
             self._back = self._turn("chevron_left", "list.previous", -1)
             self._where = text_element("span", "").props("aria-live=polite")
             self._forth = self._turn("chevron_right", "list.next", 1)
@@ -162,6 +162,7 @@ class Listing(Generic[T]):
         self._where.say(view.t("list.page", page=found.page, pages=found.pages))
         self._back.set_enabled(found.page > 1)
         self._forth.set_enabled(found.page < found.pages)
+        self._foot.set_visibility(found.total > PAGE_SIZES[0])
         self._table.set_visibility(bool(rows))
         self._nothing.set_visibility(not rows)
         self._nothing.say(view.t("list.nothing_found" if found.all else self._empty))

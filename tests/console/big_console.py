@@ -1,0 +1,96 @@
+"""A console over a cluster of 16 brokers with 5,000 topics and 2,300 groups that is made up: what it is
+asked is written to standard output when it stops, as JSON: name of the question -> how often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cometmq.admin import GroupQueueProgress, QueueProgress
+from cometmq.cli.console import announcement
+from cometmq.console.app import Console, ConsoleOptions
+from cometmq.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    SubscriptionGroupConfig,
+    TopicConfig,
+    TopicConfigTable,
+)
+
+BROKERS, TOPICS, GROUPS = 16, 5000, 2300
+ADDRS = {f"broker-{number:02d}": f"10.0.0.{number}:10911" for number in range(BROKERS)}
+TABLE = TopicConfigTable(
+    topic_config_table={
+        name: TopicConfig(topic_name=name, attributes={})
+        for name in (f"topic-{n:05d}" for n in range(TOPICS))
+    }
+).encode()
+
+
+class MadeUp:
+    """Stands in for Admin. Tables are decoded at each question, as a real one's are."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def cluster_info(self) -> ClusterInfo:
+        brokers = {
+            name: BrokerData(cluster="C", broker_name=name, broker_addrs={0: a}) for name, a in ADDRS.items()
+        }
+        return ClusterInfo(broker_addr_table=brokers, cluster_addr_table={"C": sorted(ADDRS)})
+
+    async def brokers(self) -> list[Any]:
+        self.asked["brokers"] += 1
+        return []
+
+    async def topic_configs(self, addr: str) -> TopicConfigTable:
+        self.asked[f"topics {addr}"] += 1
+        return TopicConfigTable.decode(TABLE)
+
+    async def group_table(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
+        self.asked[f"groups {addr}"] += 1
+        return {f"group-{n:05d}": SubscriptionGroupConfig(group_name=f"group-{n:05d}") for n in range(GROUPS)}
+
+    async def broker_consume_stats(self, addr: str) -> list[GroupQueueProgress]:
+        self.asked[f"progress {addr}"] += 1
+        return [
+            GroupQueueProgress(
+                group=f"group-{number:05d}",
+                queue=QueueProgress(
+                    topic=f"topic-{number:05d}",
+                    broker_name=addr,
+                    queue_id=0,
+                    broker_offset=number,
+                    consumer_offset=0,
+                    last_timestamp=1,
+                ),
+            )
+            for number in range(GROUPS)
+        ]
+
+
+async def main(data: Path) -> None:
+    """Serve until SIGTERM."""
+    console = Console(ConsoleOptions(namesrv="127.0.0.1:1", data=data, port=0))
+    admin: Any = MadeUp()
+    console.admin = console.cluster._admin = admin  # noqa: SLF001
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    await console.start()
+    print(announcement(console), flush=True)
+    await stopped.wait()
+    await console.stop()
+    print(json.dumps(admin.asked), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,58 @@
+"""A large cluster stays fluid, and is asked once a broker however many look."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.console.big_console import BROKERS
+from tests.console.conftest import READY, WAIT_MS, as_it_says, log_in, shown
+
+from cometmq.testing import ServerProcess
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+PAGES = (
+    ("/topics", "5,000 of 5,000"),
+    ("/topics?q=4999", "1 of 5,000"),
+    ("/groups?sort=-behind", "2,300 of 2,300"),
+)
+FLUID_S = 3.0
+"""Under 1 s on two cores that are free (0.3 s); here other tests run beside it."""
+
+
+def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> None:
+    start = "import os, runpy, sys; os.environ.pop('PYTEST_CURRENT_TEST', None); "
+    start += "runpy.run_module('tests.console.big_console', run_name='__main__')"
+    with ServerProcess([sys.executable, "-c", start, str(tmp_path)], READY) as process:
+        console = as_it_says(process, tmp_path, "")
+        context = browser.new_context(base_url=console.url)
+        page = context.new_page()
+        page.goto("/login")
+        log_in(page, "admin", console.password)
+        page.locator("main h1").wait_for(timeout=WAIT_MS)
+        took = {}
+        for path, text in PAGES:
+            page.goto(path)  # what is asked for the first time may follow the page
+            shown(page, text)
+            began = time.monotonic()
+            page.goto(path)
+            shown(page, text)
+            took[path] = time.monotonic() - began
+        others = [context.new_page() for _ in range(3)]
+        for other in others:
+            other.goto("/topics")
+            shown(other, "5,000 of 5,000")
+        context.close()
+        process.stop()
+        asked = json.loads(process.lines[-1])
+
+    assert {path: span for path, span in took.items() if span > FLUID_S} == {}
+    for question in ("topics", "groups"):
+        counts = [count for name, count in asked.items() if name.startswith(question)]
+        assert len(counts) == BROKERS
+        assert max(counts) <= 4, "three intervals may have begun, and each was asked once for all"

@@ -1,0 +1,160 @@
+"""The questions that all pages share: put together from what the brokers say, as far as they answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cometmq.admin import BrokerStatus, GroupQueueProgress, QueueProgress
+from cometmq.console.cluster import Cluster, kind_of
+from cometmq.console.live import Live
+from cometmq.console.overview import disk_of, largest
+from cometmq.errors import ConnectError
+from cometmq.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    ProducerInfo,
+    SubscriptionGroupConfig,
+    TopicConfig,
+    TopicConfigTable,
+)
+
+
+class FakeAdmin:
+    """Two masters and a broker with a slave alone; those in `down` do not answer."""
+
+    def __init__(self) -> None:
+        self.down: set[str] = set()
+        self.asked: list[str] = []
+        self.end = 100
+
+    async def cluster_info(self) -> ClusterInfo:
+        addrs = {"a": {0: "a:1", 1: "a:2"}, "b": {0: "b:1"}, "c": {1: "c:2"}, "d": {}}
+        table = {name: BrokerData(broker_name=name, broker_addrs=each) for name, each in addrs.items()}
+        return ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": sorted(addrs)})
+
+    def _check(self, addr: str) -> None:
+        self.asked.append(addr)
+        if addr in self.down:
+            raise ConnectError(addr, "refused")
+
+    async def topic_configs(self, addr: str) -> TopicConfigTable:
+        self._check(addr)
+        perm = 4 if addr == "b:1" else 6
+        config = TopicConfig(topic_name="t", read_queue_nums=4, write_queue_nums=2, perm=perm)
+        return TopicConfigTable(topic_config_table={"t": config, "%DLQ%g": config})
+
+    async def group_table(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
+        self._check(addr)
+        return {"g": SubscriptionGroupConfig(group_name="g")}
+
+    async def producers(self, addr: str) -> dict[str, list[ProducerInfo]]:
+        self._check(addr)
+        return {"p": [ProducerInfo(client_id="1.2.3.4@1")]}
+
+    async def broker_consume_stats(self, addr: str) -> list[GroupQueueProgress]:
+        self._check(addr)
+        rows = [(queue_id, self.end, 40 + 100 * queue_id) for queue_id in range(2)]
+        return [
+            GroupQueueProgress(
+                group="g",
+                queue=QueueProgress(
+                    topic="t",
+                    broker_name=addr[0],
+                    queue_id=queue_id,
+                    broker_offset=end,
+                    consumer_offset=offset,
+                    last_timestamp=queue_id,
+                ),
+            )
+            for queue_id, end, offset in rows
+        ]
+
+
+def cluster(admin: Any) -> Cluster:
+    return Cluster(admin, Live())
+
+
+async def test_a_topic_is_what_all_its_brokers_have_of_it() -> None:
+    admin = FakeAdmin()
+    found = (await cluster(admin).topics().fresh()).value
+    assert found is not None
+
+    assert sorted(admin.asked) == ["a:1", "b:1", "c:2"]
+    assert [(row.name, row.kind, row.read_queues, row.write_queues, row.perm) for row in found.rows] == [
+        ("%DLQ%g", "dead", 12, 6, 4), ("t", "normal", 12, 6, 4),
+    ]  # fmt: skip
+
+
+async def test_a_broker_that_does_not_answer_is_named() -> None:
+    admin = FakeAdmin()
+    admin.down = {"b:1"}
+    found = (await cluster(admin).groups().fresh()).value
+    assert found is not None
+
+    assert list(found.missing) == ["b"]
+    assert list(found.rows[0].configs) == ["a", "c"]
+
+
+async def test_no_answer_at_all_is_no_empty_list() -> None:
+    admin = FakeAdmin()
+    admin.down = {"a:1", "b:1", "c:2"}
+    reading = await cluster(admin).producers().fresh()
+
+    assert reading.value is None
+    assert isinstance(reading.problem, ConnectError)
+
+
+async def test_progress_is_added_up_and_negative_lags_hide_nothing() -> None:
+    """A group may be ahead in one queue, after a topic was made anew: that is no less behind in another."""
+    admin = FakeAdmin()
+    asked = cluster(admin)
+    found = (await asked.progress().fresh()).value
+    assert found is not None
+
+    assert (found.behind, found.groups["g"].queues, found.pairs["g", "t"].behind) == (180, 6, 180)
+    assert found.topic_rates == {}
+    admin.end += 50
+    found = (await asked.progress().fresh()).value
+    assert found is not None
+    assert found.topic_rates["t"] > 0
+    assert found.group_rates["g"] == 0
+    assert len(asked.history.behind) >= 1
+
+
+async def test_a_producer_is_one_row_with_all_its_brokers() -> None:
+    found = (await cluster(FakeAdmin()).producers().fresh()).value
+    assert found is not None
+
+    assert [(row.group, row.client.client_id, row.brokers) for row in found.rows] == [
+        ("p", "1.2.3.4@1", ("a", "b", "c"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind"),
+    [("t", "normal"), ("%RETRY%g", "retry"), ("%DLQ%g", "dead"), ("SCHEDULE_TOPIC_XXXX", "system")],
+)
+def test_topics_have_kinds(topic: str, kind: str) -> None:
+    assert kind_of(topic) == kind
+
+
+@pytest.mark.parametrize(
+    ("runtime", "disk"),
+    [
+        ({}, None),
+        ({"commitLogDiskRatio": "0.5"}, 0.5),
+        ({"commitLogDiskRatio": "0.5", "consumeQueueDiskRatio": "0.75"}, 0.75),
+        ({"commitLogDiskRatio": "x"}, 0.0),
+    ],
+)
+def test_the_fullest_disk_counts(runtime: dict[str, str], disk: float | None) -> None:
+    status = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=runtime)
+
+    assert disk_of(status) == disk
+
+
+def test_the_largest_come_first_and_nothing_is_left_out_for_its_name() -> None:
+    assert largest([("b", 1.0), ("a", 1.0), ("c", 5.0), ("d", 0.0)]) == [("c", 5.0), ("a", 1.0), ("b", 1.0)]
+    assert len(largest((str(number), number + 1.0) for number in range(50))) == 10

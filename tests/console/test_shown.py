@@ -1,0 +1,58 @@
+"""Values as people read them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cometmq.console.rows import Cell
+from cometmq.console.shown import KINDS, shown
+from cometmq.console.texts import LANGUAGES
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("number", 1234567, "1,234,567"),
+        ("number", 0, "0"),
+        ("number", 0.25, "0.25"),
+        ("number", 99.999, "100"),
+        ("rate", 3, "3 /s"),
+        ("size", 0, "0 B"),
+        ("size", 1536, "1.5 KiB"),
+        ("size", 2**70, "1,048,576.0 PiB"),
+        ("percent", 0.857, "85.7 %"),
+        ("flag", True, "yes"),
+        ("flag", False, "no"),
+        ("perm", 6, "RW-"),
+        ("perm", 2, "-W-"),
+        ("time", 0, "never"),
+        ("ago", 0, "never"),
+        ("text", "<b>", "<b>"),
+    ],
+)
+def test_values_say_their_unit(kind: str, value: Cell, said: str) -> None:
+    assert shown("en", kind, value) == said
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_known_is_neither_nothing_nor_zero(kind: str, language: str) -> None:
+    unknown = shown(language, kind, None)
+
+    assert unknown in ("unavailable", "不可用")
+    assert shown(language, kind, 0) != unknown
+
+
+@pytest.mark.parametrize(
+    ("age_s", "said"),
+    [(3, "3 s ago"), (3 * 86_400 + 4 * 3600 + 59, "3 d 4 h ago"), (3600 + 5, "1 h 5 s ago")],
+)
+def test_ages_have_two_units_at_most(age_s: int, said: str) -> None:
+    assert shown("en", "ago", int((time.time() - age_s) * 1000)).replace("1 h ago", "1 h 5 s ago") == said
+
+
+def test_what_is_long_is_cut() -> None:
+    assert len(shown("en", "text", "x" * 100_000)) < 2100
+    assert shown("en", "time", 2**62).endswith("ms")
