@@ -10,7 +10,7 @@ from tests.console.conftest import RunningConsole, shown
 from cometmq.pipeline.base.report import Report
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 HOSTILE = """<!DOCTYPE html><title>Evil &lt;i&gt;</title><h1>evil report</h1>
 <script>parent.document.title = 'pwned'; document.body.append('script ran')</script>
@@ -43,7 +43,12 @@ def test_jobs_are_listed_and_a_report_is_shown(page: Page, reports: None) -> Non
     shown(page, '"lag": "<b>17</b>"')
 
 
-def test_a_report_can_do_nothing(page: Page, reports: None) -> None:
+def test_a_report_can_do_nothing(
+    browser: Browser, console: RunningConsole, _logged_in: list[dict[str, object]], reports: None
+) -> None:
+    context = browser.new_context(base_url=console.url)  # one whose browser may complain
+    context.add_cookies(_logged_in)  # type: ignore[arg-type]
+    page = context.new_page()
     page.goto("/jobs")
     page.get_by_role("link", name="nightly/evil.html").click()
     page.frame_locator("iframe.report").get_by_text("evil report").wait_for()
@@ -53,6 +58,7 @@ def test_a_report_can_do_nothing(page: Page, reports: None) -> None:
     assert page.frame_locator("iframe.report").get_by_text("script ran").count() == 0
     assert page.title() == "Evil <i> · CometMQ"
     assert page.url.endswith("/jobs/nightly/evil.html")
+    context.close()
 
 
 def test_a_path_leads_nowhere_else(page: Page, reports: None) -> None:

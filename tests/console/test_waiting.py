@@ -34,9 +34,9 @@ async def timed(console: RunningConsole, topic: str, count: int) -> None:
     """Send messages that come in an hour, one a second, and one at a delay level."""
     async with Producer("timed", namesrv=console.namesrv) as producer:
         for number in range(count):
-            message = Message(topic, b"<b>%d</b>" % number, tags="T", keys=[f"key-{number}"])
-            await producer.send(message, delay_ms=3_600_000 + number * 1000)
-        await producer.send(Message(topic, b"level"), delay_level=18)
+            later_ms = 3_600_000 + number * 1000
+            await producer.send(Message(topic, b"<b>%d</b>" % number, keys=[f"key-{number}"], delay_ms=later_ms))
+        await producer.send(Message(topic, b"level", delay_level=18))
 
 
 async def begun(console: RunningConsole, topic: str) -> None:
@@ -50,7 +50,7 @@ async def begun(console: RunningConsole, topic: str) -> None:
 def test_timers_are_found_and_taken_back(page: Page, console: RunningConsole) -> None:
     asked(timed(console, "alarms", 30))
     page.goto("/timers")
-    page.get_by_label("Topic").fill("alarms")
+    page.get_by_role("textbox", name="Topic").fill("alarms")
     page.get_by_role("button", name="Show").click()
     page.wait_for_url("**/timers?topic=alarms")
     shown(page, "31 of 31")

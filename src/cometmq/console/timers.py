@@ -112,7 +112,7 @@ def _columns() -> list[Column[WaitingMessage]]:
             "topic", "timers.topic", lambda row: row.topic, searched=True,
             link=lambda row: path_of("topics", row.topic),
         ),
-        Column("id", "timers.id", lambda row: row.message.msg_id, searched=True),
+        Column("message", "timers.id", lambda row: row.message.msg_id, searched=True),
         Column("tag", "timers.tag", lambda row: row.message.tags or "", searched=True),
         Column("keys", "timers.keys", lambda row: " ".join(row.message.keys), searched=True),
         Column("level", "timers.level", lambda row: row.delay_level or "", "text"),

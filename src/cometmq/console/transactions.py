@@ -66,7 +66,7 @@ def _columns(title: str, at: Callable[[HalfMessage], int]) -> list[Column[HalfMe
         ),
         Column("group", "transactions.group", lambda row: row.group, searched=True),
         Column("checks", "transactions.checks", lambda row: row.checks, "number"),
-        Column("id", "transactions.id", lambda row: row.message.msg_id, searched=True),
+        Column("message", "transactions.id", lambda row: row.message.msg_id, searched=True),
         Column("keys", "transactions.keys", lambda row: " ".join(row.message.keys), searched=True),
         Column("from", "transactions.from", lambda row: row.message.born_host),
         Column("broker", "transactions.broker", lambda row: row.message.broker_name, searched=True),
