@@ -224,3 +224,23 @@ def test_a_console_that_others_reach_says_so(tmp_path: Path) -> None:
     assert "other machines can reach it" in said(host="0.0.0.0")
     assert "plain text" in said(host="10.0.0.1")
     assert "plain text" not in said(host="10.0.0.1", cert=tmp_path / "x.pem")
+
+
+def test_a_cluster_that_is_away_is_unavailable_and_not_empty(browser: Browser, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        namesrv = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with ServerProcess(console_command(namesrv, tmp_path), READY) as process:
+            console = as_it_says(process, tmp_path, namesrv)
+            context = browser.new_context(base_url=console.url)
+            page = context.new_page()
+            page.goto("/login")
+            log_in(page, "admin", console.password)
+            for path in ("/", "/topics", "/groups/x"):
+                page.goto(path)
+                shown(page, "This is unavailable just now.")
+                assert page.get_by_text("There is no").count() == 0, path
+            page.goto("/names")
+            shown(page, "does not answer")
+            context.close()
+            assert "Traceback" not in process.output, process.output

@@ -150,11 +150,19 @@ def test_a_ring_holds_the_newest_values_at_its_step() -> None:
         ring.add(at_s, at_s * 2.0)
 
     assert len(ring) == 3
-    assert list(ring)[-1] == (95.0, 190.0)
-    times = [at_s for at_s, _ in ring]
-    assert times[1] - times[0] >= 10
-    ring.add(50.0, 1.0)
-    assert list(ring)[-1] == (95.0, 190.0)
+    points = ring.points(60)
+    assert points[-1] == (95.0, 190.0)
+    assert points[1][0] - points[0][0] >= 10
+    ring.add(50.0, 1.0)  # the clock was set back
+    assert ring.points(60) == points
+
+
+def test_a_time_in_which_nobody_looked_is_a_gap_and_no_line() -> None:
+    ring = Ring(10, 1.0)
+    for at_s in (0.0, 10.0, 500.0):
+        ring.add(at_s, 1.0)
+
+    assert [value for _, value in ring.points(100)] == [1.0, 1.0, None, 1.0]
 
 
 @pytest.mark.parametrize(

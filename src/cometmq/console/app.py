@@ -237,6 +237,7 @@ class Console:
             pages(self)
         _page_of_last_resort(self)
         core.app.config.socket_io_js_transports = ["websocket"]
+        core.sio.on("log", _ignore)
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}
         outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         ui.run_with(
@@ -260,6 +261,10 @@ class Console:
             secure=secure,
         )
         return GZipMiddleware(gate, minimum_size=1024, compresslevel=4)
+
+
+def _ignore(*_given: object) -> None:
+    """Of what browsers may ask: the framework would write their words into our log, line ends and all."""
 
 
 class _Server(uvicorn.Server):

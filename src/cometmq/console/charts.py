@@ -10,6 +10,8 @@ from nicegui import ui
 from cometmq.console.live import Ring
 from cometmq.console.page import View, text_element
 
+GAP_S = 120.0
+"""Longer than any question waits: a line that goes on over it would be made up."""
 _GREY = "#888"
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444")
 _TEXT = {"color": _GREY, "fontSize": 11}
@@ -32,7 +34,12 @@ class Lines:
                     "textStyle": _TEXT,
                     # Text of the chart's own drawing: no HTML is made of names.
                     "tooltip": {"trigger": "axis", "renderMode": "richText"},
-                    "xAxis": {"type": "time", "axisLabel": _TEXT, "splitLine": {"show": False}},
+                    "xAxis": {
+                        "type": "time",
+                        "minInterval": 60_000,
+                        "axisLabel": _TEXT,
+                        "splitLine": {"show": False},
+                    },
                     "yAxis": {"type": "value", "name": view.t(unit), "min": 0, "axisLabel": _TEXT},
                     "series": [
                         {"name": view.t(name), "type": "line", "showSymbol": False, "data": []}
@@ -47,7 +54,10 @@ class Lines:
     def show(self, *rings: Ring) -> None:
         """Draw the rings, in the order of the names."""
         for series, ring in zip(self._chart.options["series"], rings, strict=True):
-            series["data"] = [[round(at_s * 1000), round(value, 2)] for at_s, value in ring]
+            series["data"] = [
+                [round(at_s * 1000), None if value is None else round(value, 2)]
+                for at_s, value in ring.points(GAP_S)
+            ]
         self._chart.update()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -181,8 +181,15 @@ class Ring:
         if len(self._times) > self._size:
             del self._times[0], self._values[0]
 
-    def __iter__(self) -> Iterator[tuple[float, float]]:
-        return iter(zip(self._times, self._values, strict=True))
+    def points(self, gap_s: float) -> list[tuple[float, float | None]]:
+        """All values with their times; None where nothing came for longer than `gap_s`: nobody looked
+        then."""
+        found: list[tuple[float, float | None]] = []
+        for at_s, value in zip(self._times, self._values, strict=True):
+            if found and at_s - found[-1][0] > gap_s:
+                found.append((found[-1][0] + gap_s / 2, None))
+            found.append((at_s, value))
+        return found
 
     def __len__(self) -> int:
         return len(self._times)
