@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PAGES = (
     *("/", "/brokers", "/names", "/topics", "/topics/TBW102", "/groups", "/groups/TOOLS_CONSUMER"),
-    "/producers",
+    *("/producers", "/timers", "/transactions", "/access", "/jobs", "/accounts"),
 )
 HOSTILE = "'\"><img src=x onerror=\"document.title='pwned'\">{{7*7}}${7*7}`"
 

@@ -23,7 +23,10 @@ PAGES = {
     "/topics/ConsoleTopic": "Queues to write",
     "/groups?kind=system": "TOOLS_CONSUMER",
     "/producers": "console-producers",
+    "/transactions": "No transaction waits",
+    "/accounts": "administrator",
 }
+UNKNOWN_TO_APACHE = {"/timers": "This is unavailable just now.", "/access": "has no access control"}
 
 
 @pytest.mark.parametrize("version", SERVER_VERSIONS)
@@ -47,6 +50,9 @@ def test_pages_show_apaches_clusters(
                 page.locator("main h1").first.wait_for()
                 shown(page, text)
                 assert page.locator(".problem").count() == 0, f"{path}: {page.locator('main').inner_text()}"
+            for path, text in UNKNOWN_TO_APACHE.items():
+                page.goto(path)
+                shown(page, text)
             page.goto("/brokers")
             page.locator("main td a").first.click()
             shown(page, "brokerClusterName")

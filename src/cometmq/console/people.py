@@ -53,7 +53,7 @@ def pages(console: Console) -> None:
                 (view.t("people.role"), _role(view, view.session.role)),
             ]
         )
-        with ui.element("div").classes("actions"):
+        with ui.element("div").classes("list-tools"):
             view.button("people.own", lambda: own_password(view, attempts), icon="password")
             if view.may_change:
                 view.button("people.add", lambda: add(view), icon="person_add")

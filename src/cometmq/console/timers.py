@@ -97,7 +97,7 @@ def _where(view: View, found: TimerPage, key: str, *, later: bool) -> None:
         return
     view.note(view.t("timers.waiting", n=f"{len(found.rows):,}", all=f"{found.waiting:,}"))
     others = {name: view.query[name] for name in ("topic",) if name in view.query}
-    with ui.element("div").classes("actions"):
+    with ui.element("div").classes("list-tools"):
         if later:
             view.link(view.t("timers.first"), f"/timers?{urlencode(others)}")
         if found.more:
