@@ -59,9 +59,7 @@ def guarded_page(browser: Browser, guarded: RunningConsole) -> Iterator[Page]:
     context.close()
 
 
-def test_accounts_are_made_explained_changed_and_deleted(
-    guarded_page: Page, guarded: RunningConsole
-) -> None:
+def test_accounts_are_made_explained_changed_and_deleted(guarded_page: Page, guarded: RunningConsole) -> None:
     page = guarded_page
     shown(page, "Orders=PUB|SUB, In=SUB")
     page.get_by_role("button", name="Add an account").click()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.console.conftest import RunningConsole, shown
+from tests.console.conftest import RunningConsole, log_in, shown
 
 from cometmq.pipeline.base.report import Report
 
@@ -43,13 +43,11 @@ def test_jobs_are_listed_and_a_report_is_shown(page: Page, reports: None) -> Non
     shown(page, '"lag": "<b>17</b>"')
 
 
-def test_a_report_can_do_nothing(
-    browser: Browser, console: RunningConsole, _logged_in: list[dict[str, object]], reports: None
-) -> None:
+def test_a_report_can_do_nothing(browser: Browser, console: RunningConsole, reports: None) -> None:
     context = browser.new_context(base_url=console.url)  # one whose browser may complain
-    context.add_cookies(_logged_in)  # type: ignore[arg-type]
     page = context.new_page()
-    page.goto("/jobs")
+    page.goto("/login?next=/jobs")
+    log_in(page, "admin", console.password)
     page.get_by_role("link", name="nightly/evil.html").click()
     page.frame_locator("iframe.report").get_by_text("evil report").wait_for()
     frame = page.locator("iframe.report")

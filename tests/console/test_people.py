@@ -66,7 +66,10 @@ def test_a_reader_changes_his_own_password_alone(
         shown(each, "Administrators manage the other accounts.")
     assert own.get_by_role("row").count() == 0
     assert own.get_by_role("button", name="Add an account").count() == 0
-    for present, told in (("wrong", "The present password is wrong."), (password, "Your password is changed.")):
+    for present, told in (
+        ("wrong", "The present password is wrong."),
+        (password, "Your password is changed."),
+    ):
         own.get_by_role("button", name="Change my password").click()
         own.get_by_label("Present password").fill(present)
         own.get_by_label("New password", exact=True).fill(WORD)

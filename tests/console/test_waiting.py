@@ -35,7 +35,9 @@ async def timed(console: RunningConsole, topic: str, count: int) -> None:
     async with Producer("timed", namesrv=console.namesrv) as producer:
         for number in range(count):
             later_ms = 3_600_000 + number * 1000
-            await producer.send(Message(topic, b"<b>%d</b>" % number, keys=[f"key-{number}"], delay_ms=later_ms))
+            await producer.send(
+                Message(topic, b"<b>%d</b>" % number, keys=[f"key-{number}"], delay_ms=later_ms)
+            )
         await producer.send(Message(topic, b"level", delay_level=18))
 
 
