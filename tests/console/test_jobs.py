@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 HOSTILE = """<!DOCTYPE html><title>Evil &lt;i&gt;</title><h1>evil report</h1>
 <script>parent.document.title = 'pwned'; document.body.append('script ran')</script>
-<img src="x" onerror="top.location = 'http://127.0.0.1:1/'"><meta http-equiv="refresh" content="0;url=//127.0.0.1:1/">
+<img src="x" onerror="top.location = 'http://127.0.0.1:1/'">
+<meta http-equiv="refresh" content="0;url=//127.0.0.1:1/">
 <form action="//127.0.0.1:1/"><input name=x></form>"""
 
 
