@@ -22,9 +22,8 @@ admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups a
     admin/topic_admin admin/values
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
-broker/test_decision.py: broker/access/rights
+broker/test_decision.py: broker/access/explain broker/access/rights
 broker/test_ending.py: broker/send/half broker/transactions/records
-broker/test_guard.py: broker/access/requests
 broker/test_model.py: broker/transactions/service
 broker/test_offset_requests.py: broker/base/compat
 broker/test_progress.py: broker/base/times
@@ -60,8 +59,9 @@ client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
-console/test_app.py: console/actions console/asking console/dead_group console/forms console/listing
-    console/message console/page console/pages
+console/test_app.py: console/access_changes console/actions console/asking console/dead_group console/forms
+    console/listing console/message console/page console/pages console/secret console/timers
+    console/transactions
 console/test_brokers.py: console/charts console/overview console/producers console/settings
 console/test_gate.py: console/attempts console/http console/login
 console/test_groups.py: console/group

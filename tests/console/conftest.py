@@ -34,6 +34,11 @@ class RunningConsole:
     namesrv: str
 
     @property
+    def reports(self) -> Path:
+        """What pipeline jobs have left, where the console was started with it."""
+        return self.data / "reports"
+
+    @property
     def audit(self) -> str:
         """The audit log."""
         return (self.data / "audit.jsonl").read_text()
@@ -63,7 +68,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProc
 @pytest.fixture(scope="session")
 def console(cluster: StandaloneProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
     data = tmp_path_factory.mktemp("console")
-    with ServerProcess(console_command(cluster.namesrv, data), READY) as process:
+    (data / "reports").mkdir()
+    command = console_command(cluster.namesrv, data, "--reports", str(data / "reports"))
+    with ServerProcess(command, READY) as process:
         yield as_it_says(process, data, cluster.namesrv)
         assert "Traceback" not in process.output, process.output
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PAGES = (
     *("/", "/brokers", "/names", "/topics", "/topics/TBW102", "/groups", "/groups/TOOLS_CONSUMER"),
     *("/producers", "/messages?topic=TBW102", "/trace", "/dead", "/dead/TOOLS_CONSUMER"),
+    *("/timers", "/transactions", "/access", "/jobs", "/accounts"),
 )
 HOSTILE = "'\"><img src=x onerror=\"document.title='pwned'\">{{7*7}}${7*7}`"
 

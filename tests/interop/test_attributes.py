@@ -68,7 +68,8 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
     assert not attributes_of(tmp_path, "Short")
 
     ours = CometBroker(tmp_path, names, settings=SETTINGS)
-    assert minimum(ours.port, "Short") == floor  # hidden again: that stands in a table of our own
+    assert minimum(ours.port, "Short") >= floor  # hidden again: that stands in a table of our own
+    floor = minimum(ours.port, "Short")  # it may have grown after it was asked for
     assert bodies(ours.port, "Short", floor) == [*sent[floor:], b"by Apache"]
     assert bodies(ours.port, "Purged", 20) == [b"by Apache"]
     with wire.Connection(ours.port) as connection:

@@ -26,7 +26,10 @@ PAGES = {
     "/messages?topic=ConsoleTopic": "The newest 1 of",
     "/messages?topic=ConsoleTopic&begin=2020-01-01T00:00:00&end=2099-01-01T00:00:00": "The newest 1 of",
     "/dead": "No group has given up on a message.",
+    "/transactions": "No transaction waits",
+    "/accounts": "administrator",
 }
+UNKNOWN_TO_APACHE = {"/timers": "This is unavailable just now.", "/access": "has no access control"}
 
 
 @pytest.mark.parametrize("version", SERVER_VERSIONS)
@@ -50,6 +53,9 @@ def test_pages_show_apaches_clusters(
                 page.locator("main h1").first.wait_for()
                 shown(page, text)
                 assert page.locator(".problem").count() == 0, f"{path}: {page.locator('main').inner_text()}"
+            for path, text in UNKNOWN_TO_APACHE.items():
+                page.goto(path)
+                shown(page, text)
             page.goto("/brokers")
             page.locator("main td a").first.click()
             shown(page, "brokerClusterName")

@@ -9,12 +9,14 @@ import msgspec
 from cometmq.admin.admin import Admin
 from cometmq.admin.errors import UnknownNameError
 from cometmq.errors import BodyError
-from cometmq.protocol.bodies import DataVersion
+from cometmq.protocol.bodies import AclAccounts, DataVersion
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     AclConfigVersionResponseHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
+    ExplainAccessRequestHeader,
+    ExplainAccessResponseHeader,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
 )
 
@@ -31,8 +33,8 @@ class AclVersion(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """Requests 50 to 53, each to one broker of those that `admin` reaches. They raise BrokerError and
-    RemotingError."""
+    """Requests 50 to 53 and our own 21006 and 21007, each to one broker of those that `admin` reaches. They
+    raise BrokerError and RemotingError."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -61,6 +63,24 @@ class Accounts:
             global_white_addrs=",".join(patterns), acl_file_full_path=file
         )
         await self._admin.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+
+    async def listed(self, addr: str) -> AclAccounts:
+        """The accounts of a CometMQ broker without their secrets, and its global white lists."""
+        return AclAccounts.decode(
+            (await self._admin.client.brokers.call(addr, RequestCode.LIST_ACCOUNTS)).body
+        )
+
+    async def explain(
+        self, addr: str, user: str, action: str, resource: str = "", host: str = ""
+    ) -> tuple[bool, str]:
+        """Whether an account may do something at a CometMQ broker, and the rule that decides: as
+        `cometmq acl explain` says it."""
+        header = ExplainAccessRequestHeader(
+            user=user, action=action, resource=resource or None, host=host or None
+        )
+        answer = await self._admin.client.brokers.call(addr, RequestCode.EXPLAIN_ACCESS, header)
+        found = answer.header(ExplainAccessResponseHeader)
+        return found.allowed, found.reason
 
     async def versions(self, addr: str) -> list[AclVersion]:
         """The files of a broker."""

@@ -7,6 +7,7 @@ import os
 import click
 
 from cometmq.cli.options import HELP, check_utf8
+from cometmq.errors import ConfigError
 from cometmq.text import printable, printable_json
 
 ACTIONS = ("pub", "sub", "admin")
@@ -39,21 +40,17 @@ def explain(
     """
     import msgspec
 
-    from cometmq.broker.access.accounts import Perm
+    from cometmq.broker.access.explain import explained
     from cometmq.broker.access.files import AclFiles
-    from cometmq.broker.access.rights import Rights, group_right, topic_right
 
     check_utf8(user, resource, host)
-    kind, _, name = resource.rpartition(":")
-    if kind not in ("", "topic", "group") or bool(name) == (action == "admin"):
-        raise click.UsageError("RESOURCE is topic:NAME or group:NAME, and none with admin.")
-    perm = Perm.PUB if action == "pub" else Perm.SUB
-    rights: Rights | None = None
-    if action != "admin":
-        rights = [group_right(name) if kind == "group" else topic_right(perm, name)]
     files = AclFiles(_directory(config_file, conf))
-    policy = files.load()
-    verdict = policy.decide(user, lambda: rights, host, lambda _account: True)
+    try:
+        verdict = explained(files.load(), user, action, resource, host)
+    except ConfigError as error:
+        if error.key != "RESOURCE":
+            raise
+        raise click.UsageError(str(error)) from None
     if as_json:
         answer = {"user": user, "action": action, "resource": resource, "allowed": verdict.allowed}
         click.echo(

@@ -41,6 +41,11 @@ NEEDED = ("nicegui", "argon2")
     help="Where accounts and the audit log lie.",
 )
 @click.option(
+    "--reports",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with what pipeline jobs have written, to be shown.",
+)
+@click.option(
     "--add-user", metavar="NAME", help="Make an account, or give it a new password; print that and end."
 )
 @click.option("--role", type=click.Choice(["admin", "reader"]), default="reader", help="Of --add-user.")
@@ -55,6 +60,7 @@ def console(
     cert: Path | None,
     key: Path | None,
     data: Path,
+    reports: Path | None,
     add_user: str | None,
     role: str,
     remove_user: str | None,
@@ -72,7 +78,7 @@ def console(
     from cometmq.console.app import Console, ConsoleOptions
 
     options = ConsoleOptions(
-        namesrv=namesrv, data=data, host=host, port=port, names=names, cert=cert, key=key
+        namesrv=namesrv, data=data, host=host, port=port, names=names, cert=cert, key=key, reports=reports
     )
     serve("console", lambda: _made(Console(options), with_parent), announcement)
 

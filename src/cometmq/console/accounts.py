@@ -24,10 +24,12 @@ from cometmq.private import make_private_directory, open_private
 log = logs.logger(__name__)
 
 FIRST_NAME = "admin"
+PASSWORD_MIN = 12
 PASSWORD_MAX = 256
 """Characters; a hash of more would only be work."""
 ACCOUNTS_MAX = 1000
-_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+NAME_MAX = 64
+_NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{NAME_MAX}}}")
 _SECRET_BYTES = 15
 _AT_ONCE = 2  # hashes that are computed; each takes 64 MiB and a tenth of a second
 _WAITING_MAX = 32
@@ -135,28 +137,54 @@ class Accounts:
         """Make the first account where there is none yet: its password, else None. Raises AccountError."""
         return None if self.names() else self.put(FIRST_NAME, Role.ADMIN)
 
-    def put(self, name: str, role: Role) -> str:
+    def put(self, name: str, role: Role, password: str | None = None) -> str:
         """Make an account, or give one a new password and role; returns the password, which is kept nowhere.
-        Raises AccountError."""
+        password: None for one that is made here. Raises AccountError."""
+        password, account = self.prepared(name, role, password)
+        self.take(name, account)
+        return password
+
+    def prepared(self, name: str, role: Role, password: str | None = None) -> tuple[str, Account]:
+        """The password and the account that `put` would make, for `take`. Hashing takes a tenth of a second:
+        for a thread. Raises AccountError."""
         if not _NAME.fullmatch(name):
-            raise AccountError(f"{name!r} is no name: 1 to 64 of A-Z a-z 0-9 . _ @ -")
+            raise AccountError(f"{name!r} is no name: 1 to {NAME_MAX} of A-Z a-z 0-9 . _ @ -")
+        if password is not None and not PASSWORD_MIN <= len(password) <= PASSWORD_MAX:
+            raise AccountError(f"a password has {PASSWORD_MIN} to {PASSWORD_MAX} characters")
+        if password is None:
+            password = secrets.token_urlsafe(_SECRET_BYTES)
+        return password, Account(self._hasher.hash(password), role)
+
+    def take(self, name: str, account: Account) -> None:
+        """Write an account that `prepared` has made. Raises AccountError."""
         self._read()
         if len(self._known) >= ACCOUNTS_MAX and name not in self._known:
             raise AccountError(f"there are {ACCOUNTS_MAX} accounts already")
-        password = secrets.token_urlsafe(_SECRET_BYTES)
-        self._write({**self._known, name: Account(self._hasher.hash(password), role)})
-        return password
+        self._change({**self._known, name: account})
+
+    def set_role(self, name: str, role: Role) -> None:
+        """Give an account another role; its sessions end. Raises AccountError as `remove` does."""
+        self._read()
+        self._change({**self._known, name: Account(self._there(name).hash, role)})
 
     def remove(self, name: str) -> None:
         """Remove an account; its sessions end. Raises AccountError for one that is not there, and for the
         last that may change things."""
         self._read()
+        self._there(name)
+        self._change({each: account for each, account in self._known.items() if each != name})
+
+    def _there(self, name: str) -> Account:
         if name not in self._known:
             raise AccountError(f"there is no account {name!r}: {', '.join(sorted(self._known)) or 'none'}")
-        left = {each: account for each, account in self._known.items() if each != name}
-        if not any(account.role is Role.ADMIN for account in left.values()):
-            raise AccountError(f"{name!r} is the last admin: make another first")
-        self._write(left)
+        return self._known[name]
+
+    def _change(self, accounts: dict[str, Account]) -> None:
+        """Write other accounts; the last that may change things stays."""
+        admins = [name for name, account in self._known.items() if account.role is Role.ADMIN]
+        if admins and not any(account.role is Role.ADMIN for account in accounts.values()):
+            raise AccountError(f"{admins[0]!r} is the last admin: make another first")
+        self._write(accounts)
 
     def _write(self, accounts: dict[str, Account]) -> None:
         path, fresh = str(self._path), f"{self._path}.new"

@@ -69,7 +69,7 @@ class MenuEntry:
 class ConsoleOptions:
     """namesrv: name servers, None as of the client. data: directory of accounts and audit log. host and port:
     where to listen, 0 any free port. names: more names that browsers call it by. cert and key: files of a
-    certificate, for TLS."""
+    certificate, for TLS. reports: the directory with what pipeline jobs have left."""
 
     namesrv: str | None = None
     data: Path
@@ -78,6 +78,7 @@ class ConsoleOptions:
     names: Sequence[str] = ()
     cert: Path | None = None
     key: Path | None = None
+    reports: Path | None = None
 
 
 class ConsoleError(CometError):

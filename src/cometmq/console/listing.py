@@ -21,7 +21,9 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 SEARCH_WAIT_MS = 300
-_OWN = {"id", "links", "classes", "acts"}
+KEY = "$key"
+"""Of a row, beside its columns, whose names have no such sign."""
+_OWN = {"links", "classes", "acts"}
 """What a row in the browser has besides its columns."""
 # What stands in these templates is ours alone; the values come as data, which Vue shows as text.
 _HEAD = """
@@ -32,15 +34,15 @@ _HEAD = """
 """
 _CHOOSE_ALL = '<q-th auto-width><q-checkbox dense v-model="props.selected" aria-label="*" /></q-th>'
 _CELL = """
-<q-td :props="props" :data-label="props.col.label"><a v-if="props.row.links[props.col.name]"
- :href="props.row.links[props.col.name]">{{ props.value }}</a><span v-else
- :class="props.row.classes[props.col.name]">
+<q-td :props="props" :data-label="props.col.label"><a v-if="props.row.$links[props.col.name]"
+ :href="props.row.$links[props.col.name]">{{ props.value }}</a><span v-else
+ :class="props.row.$classes[props.col.name]">
 {{ props.value }}</span></q-td>
 """
 _ACTIONS = """
 <q-td :props="props"><q-btn v-for="act in props.col.acts" :key="act.name" dense no-caps outline size="sm"
- class="q-mr-xs" :label="act.label" :aria-label="act.label + ': ' + props.row.id"
- @click="$parent.$emit('row_act', {id: props.row.id, act: act.name})" /></q-td>
+ class="q-mr-xs" :label="act.label" :aria-label="act.label + ': ' + props.row.$key"
+ @click="$parent.$emit('row_act', {id: props.row.$key, act: act.name})" /></q-td>
 """
 
 
@@ -113,7 +115,7 @@ class Listing(Generic[T]):
     @property
     def chosen(self) -> list[T]:
         """The rows that are chosen and still there."""
-        return [self._shown[row["id"]] for row in self._table.selected if row["id"] in self._shown]
+        return [self._shown[row[KEY]] for row in self._table.selected if row[KEY] in self._shown]
 
     # -- drawing
 
@@ -126,7 +128,7 @@ class Listing(Generic[T]):
                 search.classes("list-search").on_value_change(self._searched)
             self._count = text_element("span", "").classes("note").props("role=status")
         self._table = ui.table(
-            rows=[], columns=[], row_key="id", selection="multiple" if choose else None, pagination=0
+            rows=[], columns=[], row_key=KEY, selection="multiple" if choose else None, pagination=0
         )
         self._table.classes("list full-width").props("flat bordered dense hide-bottom hide-pagination")
         self._table.add_slot("header", _HEAD % (_CHOOSE_ALL if choose else ""))
@@ -191,14 +193,14 @@ class Listing(Generic[T]):
         if self._actions:
             acts = [{"name": each.name, "label": self._view.t(each.title)} for each in self._actions]
             label = self._view.t("list.actions")
-            heads.append({"name": "acts", "field": "id", "label": label, "align": "left", "acts": acts})
+            heads.append({"name": "acts", "field": KEY, "label": label, "align": "left", "acts": acts})
         return heads
 
     def _row(self, key: str, item: T) -> dict[str, Any]:
         row: dict[str, Any] = {
-            "id": key,
-            "links": {each.name: each.link(item) for each in self._columns if each.link is not None},
-            "classes": self._classes(item) if self._classes is not None else {},
+            KEY: key,
+            "$links": {each.name: each.link(item) for each in self._columns if each.link is not None},
+            "$classes": self._classes(item) if self._classes is not None else {},
         }
         for column in self._columns:
             row[column.name] = self._view.shown(column.kind, column.value(item))

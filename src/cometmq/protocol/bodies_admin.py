@@ -292,3 +292,26 @@ class TimerMetrics(Body):
 
     timing_count: dict[str, TimerMetric] = empty(dict)
     data_version: DataVersion | None = None
+
+
+# -- accounts
+
+
+class AclAccount(Body):
+    """An account without its secret; permissions as in plain_acl.yml. file: the one that it is in."""
+
+    access_key: str = always("")
+    white_remote_address: str = always("")
+    admin: bool = always(False)
+    default_topic_perm: str = always("")
+    default_group_perm: str = always("")
+    topic_perms: list[str] = empty(list)
+    group_perms: list[str] = empty(list)
+    file: str = always("")
+
+
+class AclAccounts(Body):
+    """The accounts of a broker (code 21006, ours), and its global white lists, by file."""
+
+    accounts: list[AclAccount] = empty(list)
+    global_white_remote_addresses: dict[str, list[str]] = empty(dict)

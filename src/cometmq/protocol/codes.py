@@ -144,6 +144,8 @@ class RequestCode(IntEnum):
     GET_RAFT_STATUS = 21003  # ours
     CHANGE_RAFT_GROUP = 21004  # ours
     COPY_SETTINGS = 21005  # ours
+    LIST_ACCOUNTS = 21006  # ours
+    EXPLAIN_ACCESS = 21007  # ours
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -142,6 +142,24 @@ class AclConfigVersionResponseHeader(Header, gc=False):
     all_acl_file_version: str | None = None
 
 
+class ExplainAccessRequestHeader(Header, gc=False):
+    """Code 21007, ours: whether an account may do something, and by which rule. action: pub, sub or admin;
+    resource: `topic:NAME`, `group:NAME`, or NAME, a topic; none with admin. host: the client's address, for
+    white lists."""
+
+    user: str
+    action: str
+    resource: str | None = None
+    host: str | None = None
+
+
+class ExplainAccessResponseHeader(Header, gc=False):
+    """Answer to 21007."""
+
+    allowed: bool
+    reason: str
+
+
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """Answer to 25; the fields are ours. Keys with blanks between: those that count from the next start on,
     and those that nobody knows, which were ignored."""

@@ -92,6 +92,11 @@ class AclFiles:
         none = DataVersion(timestamp=0, counter=0)
         return {path: each.content.version or none for path, each in self._read.items()}
 
+    @property
+    def contents(self) -> dict[str, AclFile]:
+        """What each file says, by its path."""
+        return {path: each.content for path, each in self._read.items()}
+
     # -- changes by request
 
     def put(self, account: Account) -> Policy:

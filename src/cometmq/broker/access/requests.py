@@ -1,29 +1,32 @@
 """Requests 50 to 53: accounts and white lists changed in the files that they are in
-(docs/reference/remoting.md, ACL)."""
+(docs/reference/remoting.md, ACL). Ours: 21006 and 21007, what they are and allow."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from cometmq import logs
-from cometmq.broker.access.accounts import Account, account_of, to_plain
+from cometmq.broker.access.accounts import Account, AclFile, account_of, to_plain
 from cometmq.broker.access.addresses import split_patterns
 from cometmq.broker.access.decision import Policy
+from cometmq.broker.access.explain import explained
 from cometmq.broker.access.guard import Guard
 from cometmq.broker.base.address import BrokerAddress, host_port
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, ConfigError
-from cometmq.protocol.bodies import DataVersion
+from cometmq.protocol.bodies import AclAccount, AclAccounts, DataVersion
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     AclConfigVersionResponseHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
+    ExplainAccessRequestHeader,
+    ExplainAccessResponseHeader,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
 )
 from cometmq.remoting import Connection
@@ -94,6 +97,27 @@ class AclRequests:
         )
         return frame.response(header=header)
 
+    async def list_accounts(self, _connection: Connection, frame: Frame) -> Frame:
+        """All accounts without their secrets, and the global white lists. Our own request."""
+        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
+        async with guard.lock:
+            body = await asyncio.to_thread(_listing, guard.files.contents)
+        return frame.response(body=body)
+
+    def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
+        """Whether an account may do something, by what is in force. Our own request."""
+        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
+        header = frame.header(ExplainAccessRequestHeader)
+        try:
+            verdict = explained(
+                guard.policy, header.user, header.action, header.resource or "", header.host or ""
+            )
+        except ConfigError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        return frame.response(
+            header=ExplainAccessResponseHeader(allowed=verdict.allowed, reason=verdict.reason)
+        )
+
     def _guard(self, frame: Frame, code: int) -> Guard:
         if self.guard is None:
             raise CommandError(code, "this broker has no access control (aclEnable=false)")
@@ -135,3 +159,23 @@ def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> 
 
 def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _listing(contents: Mapping[str, AclFile]) -> bytes:
+    accounts = [
+        AclAccount(
+            access_key=account.access_key,
+            white_remote_address=plain["whiteRemoteAddress"],
+            admin=account.admin,
+            default_topic_perm=plain["defaultTopicPerm"],
+            default_group_perm=plain["defaultGroupPerm"],
+            topic_perms=plain["topicPerms"],
+            group_perms=plain["groupPerms"],
+            file=path,
+        )
+        for path, content in contents.items()
+        for account in content.accounts
+        for plain in [to_plain(account)]
+    ]
+    white = {path: [each.text for each in content.white] for path, content in contents.items()}
+    return AclAccounts(accounts=accounts, global_white_remote_addresses=white).encode()

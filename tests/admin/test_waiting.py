@@ -1,0 +1,79 @@
+"""What brokers hold back, over two brokers: timer messages by pages, transactions without end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.admin.commands.test_messages import Wavering
+
+from cometmq.admin import Admin
+from cometmq.admin.waiting import Place, closed_by, given_up, half_messages, timer_page
+from cometmq.client import Producer, TransactionProducer
+from cometmq.message import Message, MessageQueue, TransactionState
+from cometmq.standalone import Standalone
+
+HOUR_MS = 3_600_000
+
+
+async def test_timers_of_all_brokers_come_page_by_page_in_the_order_of_their_times(tmp_path: Path) -> None:
+    with Standalone(tmp_path, 0, 0, brokers=2).run_in_thread() as cluster:
+        async with (
+            asyncio.timeout(60),
+            Admin(cluster.namesrv_addr) as admin,
+            Producer("p", namesrv=cluster.namesrv_addr) as producer,
+        ):
+            await producer.send(Message("T", b"now"))
+            for number in range(150):
+                queue = MessageQueue("T", "broker-a" if number % 3 else "broker-b", 0)
+                # Some come at the same time.
+                await producer.send(
+                    Message("T", b"%d" % number, delay_ms=HOUR_MS + number // 5 * 1000), queue=queue
+                )
+            await producer.send(Message("other", b"x", delay_ms=HOUR_MS))
+            bodies: list[bytes] = []
+            times: list[int] = []
+            after: dict[str, Place] = {}
+            pages = 0
+            while True:
+                page = await timer_page(admin, "T", after=after, size=40)
+                assert page.waiting == 151
+                bodies += [bytes(row.message.body) for row in page.rows]
+                times += [row.deliver_at_ms for row in page.rows]
+                after, pages = page.after, pages + 1
+                if not page.more:
+                    break
+            assert pages == 4
+            assert sorted(map(int, bodies)) == list(range(150))
+            assert times == sorted(times)
+            assert len((await timer_page(admin)).rows) == 100
+            assert page.missing == {}
+
+
+async def test_a_transaction_waits_until_it_is_ended_or_given_up(tmp_path: Path) -> None:
+    settings = {"transactionTimeOut": "1500", "transactionCheckInterval": "100", "transactionCheckMax": "1"}
+    listener = Wavering()
+    with Standalone(tmp_path, 0, 0, settings=settings).run_in_thread() as cluster:
+        producer = TransactionProducer("PG", listener, namesrv=cluster.namesrv_addr)
+        async with asyncio.timeout(60), Admin(cluster.namesrv_addr) as admin, producer:
+            assert (await half_messages(admin)).rows == []
+            assert (await given_up(admin)).rows == []
+            listener.state = TransactionState.COMMIT
+            await producer.send_in_transaction(Message("T", b"done"))
+            listener.state = TransactionState.UNKNOWN
+            sent = await producer.send_in_transaction(Message("T", b"open", keys=["k"]))
+            (row,) = (await half_messages(admin)).rows
+            assert (row.topic, row.group, row.checks) == ("T", "PG", 0)
+            assert (row.message.msg_id, list(row.message.keys)) == (sent.msg_id, ["k"])
+            while not (old := await given_up(admin)).rows:
+                await asyncio.sleep(0.1)
+            assert [(each.message.msg_id, each.group, each.checks) for each in old.rows] == [
+                (sent.msg_id, "PG", 1)
+            ]
+            assert (await half_messages(admin)).rows == []
+
+
+def test_an_op_names_one_half_message_or_several() -> None:
+    assert closed_by(b"7") == [7]
+    assert closed_by(b"7,8,") == [7, 8]
+    assert closed_by(b"x,-1,\xff,9999999999999999999999") == []

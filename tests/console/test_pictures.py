@@ -1,0 +1,54 @@
+"""Every page as it looks: light, dark, and on a phone. With COMETMQ_PICTURES the pictures are kept there."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.console.conftest import WAIT_MS, RunningConsole, asked
+from tests.console.test_app import PAGES
+from tests.console.test_topics import made
+from tests.console.test_waiting import begun, timed
+
+from cometmq.pipeline.base.report import Report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+KEPT = os.environ.get("COMETMQ_PICTURES")
+SIZES = {"light": (1280, 900), "dark": (1280, 900), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="module")
+def something(console: RunningConsole) -> None:
+    """Something to be seen on most pages."""
+    asked(made(console, "orders", 40, "billing"))
+    asked(timed(console, "reminders", 5))
+    asked(begun(console, "bookings"))
+    report = Report("Audit of orders")
+    report.fact("complete", True)
+    report.bars("Found", {"missing": 3.0, "late": 1.0}, "messages")
+    report.write(str(console.reports / "orders.html"))
+
+
+@pytest.mark.parametrize("look", SIZES)
+def test_every_page_has_its_picture(
+    page: Page, console: RunningConsole, something: None, look: str, tmp_path: Path
+) -> None:
+    width, height = SIZES[look]
+    page.set_viewport_size({"width": width, "height": height})
+    theme = {"name": "cometmq_theme", "value": "dark" if look == "dark" else "light", "url": console.url}
+    page.context.add_cookies([theme])  # type: ignore[list-item]
+    directory = Path(KEPT) if KEPT else tmp_path
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in (*PAGES, "/jobs/orders.html"):
+        page.goto(path)
+        page.locator("main h1").first.wait_for(timeout=WAIT_MS)
+        page.evaluate("document.fonts.ready.then(() => 0)")  # icons are letters of a font
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+        name = re.sub(r"\W+", "-", path).strip("-") or "overview"
+        page.screenshot(path=directory / f"{name}-{look}.png")
+        assert (directory / f"{name}-{look}.png").stat().st_size > 5_000

@@ -1,0 +1,101 @@
+"""Timer messages and transactions that wait, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.console.conftest import RunningConsole, asked, confirm, shown
+
+from cometmq.client import Producer, TransactionProducer
+from cometmq.console.timers import places_of
+from cometmq.message import Message, MessageExt, TransactionState
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+class Undecided:
+    """A transaction listener that knows nothing, or what it is told."""
+
+    def __init__(self, state: TransactionState = TransactionState.UNKNOWN) -> None:
+        self.state = state
+
+    def execute_local_transaction(self, message: MessageExt, argument: object) -> TransactionState:
+        del message, argument
+        return self.state
+
+    def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        del message
+        return self.state
+
+
+async def timed(console: RunningConsole, topic: str, count: int) -> None:
+    """Send messages that come in an hour, one a second, and one at a delay level."""
+    async with Producer("timed", namesrv=console.namesrv) as producer:
+        for number in range(count):
+            later_ms = 3_600_000 + number * 1000
+            await producer.send(
+                Message(topic, b"<b>%d</b>" % number, keys=[f"key-{number}"], delay_ms=later_ms)
+            )
+        await producer.send(Message(topic, b"level", delay_level=18))
+
+
+async def begun(console: RunningConsole, topic: str) -> None:
+    """Begin two transactions, of which one is committed."""
+    for state in (TransactionState.COMMIT, TransactionState.UNKNOWN):
+        listener = Undecided(state)
+        async with TransactionProducer("bookers", listener, namesrv=console.namesrv) as producer:
+            await producer.send_in_transaction(Message(topic, b"half", keys=[state.name]))
+
+
+def test_timers_are_found_and_taken_back(page: Page, console: RunningConsole) -> None:
+    asked(timed(console, "alarms", 30))
+    page.goto("/timers")
+    page.get_by_role("textbox", name="Topic").fill("alarms")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**/timers?topic=alarms")
+    shown(page, "31 of 31")
+    shown(page, "Page 1 of 2")
+    page.get_by_label("Key or id").fill("key-7")
+    page.get_by_label("Key or id").press("Enter")
+    page.wait_for_url("**/timers?topic=alarms&key=key-7")
+    shown(page, "All messages that wait with this key or id.")
+    assert page.get_by_role("row").count() == 2
+    page.get_by_role("button", name="Take back").click()
+    shown(page, "will not be delivered")
+    confirm(page)
+    shown(page, "Taken back")
+    page.goto("/timers?topic=alarms")
+    shown(page, "30 of 30")
+    entry = json.loads(console.audit.splitlines()[-1])
+    assert (entry["action"], entry["result"], entry["details"]["topic"]) == ("timer.cancel", "ok", "alarms")
+
+
+def test_one_at_a_delay_level_cannot_be_taken_back(page: Page, console: RunningConsole) -> None:
+    asked(timed(console, "levels", 0))
+    page.goto("/timers?topic=levels")
+    page.get_by_role("button", name="Take back").click()
+    shown(page, "cannot be taken back")
+
+
+def test_a_place_of_a_link_that_is_none_is_the_beginning(page: Page) -> None:
+    assert places_of('{"broker-a":[5,7]}') == {"broker-a": (5, 7)}
+    for said in ("", "x", "[1]", '{"a":[1]}', '{"a":["x",1]}', '{"a":[1,2]}' + " " * 5000):
+        assert places_of(said) == {}
+    page.goto("/timers?after=%7B%22broker-a%22%3A%5B9999999999999%2C1%5D%7D")
+    shown(page, "From the first one on")
+    page.get_by_role("link", name="From the first one on").click()
+    page.wait_for_function("location.search == ''")
+
+
+def test_a_transaction_that_nobody_has_ended_is_shown_with_its_group(
+    page: Page, console: RunningConsole
+) -> None:
+    asked(begun(console, "bookings"))
+    page.goto("/transactions")
+    shown(page, "bookers")
+    waiting = page.locator("section", has_text="Transactions that wait")
+    assert waiting.get_by_text("UNKNOWN").count() == 1
+    assert waiting.get_by_text("COMMIT", exact=True).count() == 0
+    shown(page, "No transaction was given up.")
