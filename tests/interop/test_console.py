@@ -25,8 +25,8 @@ PAGES = {
     "/producers": "console-producers",
     "/messages?topic=ConsoleTopic": "The newest 1 of",
     "/messages?topic=ConsoleTopic&begin=2020-01-01T00:00:00&end=2099-01-01T00:00:00": "The newest 1 of",
-    "/dead": "No group has given up on a message.",
-    "/transactions": "No transaction waits",
+    "/dead": "Messages that a group gave up on.",
+    "/transactions": "Half messages that were neither committed nor rolled back",
     "/accounts": "administrator",
 }
 UNKNOWN_TO_APACHE = {"/timers": "This is unavailable just now.", "/access": "has no access control"}
