@@ -174,6 +174,7 @@ BROKER_REQUESTS = {
             "order": "false",
         }
     ),
+    18: Request({}, json.dumps({"topicConfigList": [{"topicName": "TopicA", "perm": 6}]}).encode()),
     21: Request({}),
     25: Request({}, b"traceTopicEnable=false\n"),
     26: Request({}),
@@ -229,6 +230,7 @@ BROKER_REQUESTS = {
     215: Request({"topic": "TopicB"}),
     222: Request({"topic": "TopicA", "group": "CG", "timestamp": "0", "isForce": "true"}),
     223: Request({"topic": "TopicA", "group": "CG", "clientAddr": ""}),
+    225: Request({}, json.dumps({"groupConfigList": [GROUP]}).encode()),
     300: Request({"topic": "TopicA"}),
     301: Request({"filterServerAddr": "127.0.0.1:1", "token": "0"}),
     303: Request({"topic": "TopicA", "group": "CG"}),
@@ -270,6 +272,8 @@ BROKER_REQUESTS = {
     908: Request({"masterFlushOffset": "5"}),
     21001: Request({"topic": "TopicA", "queueId": "0", "before": "0", "execute": "false"}),
     21002: Request({"topic": "TopicA", "key": "k1", "maxMsgNums": "3", "afterMs": "0", "afterPosition": "0"}),
+    21006: Request({}),
+    21007: Request({"user": "somebody", "action": "pub", "resource": "topic:TopicA"}),
 }
 
 
