@@ -196,10 +196,10 @@ async def test_few_of_their_answers_are_put_together_at_once(
     seen: list[int] = []
     real = Lookup._newest  # noqa: SLF001 - the step that puts an answer together
 
-    async def watched(lookup: Lookup, positions: list[int], max_bytes: int) -> list[bytes]:
+    async def watched(lookup: Lookup, topic: str, positions: list[int], max_bytes: int) -> list[bytes]:
         under_way.append(0)
         seen.append(len(under_way))
-        found = await real(lookup, positions, max_bytes)
+        found = await real(lookup, topic, positions, max_bytes)
         under_way.pop()
         return found
 
@@ -243,7 +243,7 @@ async def test_lost_messages_are_passed_over_a_few_in_a_turn(
     for base in store.log.segments[1:]:
         store.files.descriptors.drop(store.log.path_of(base))
         store.disk.unlink(store.log.path_of(base))
-    turns = Turns(monkeypatch, Lookup, "_store_time")
+    turns = Turns(monkeypatch, Lookup, "store_time_at")
     lost = store.lookups.offset_by_time(queue_of(store), START_MS + 10**9, None)
     assert 0 < await turns.watched(lost) < KEYED // 2
     assert turns.calls > KEYED // 2
