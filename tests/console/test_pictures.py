@@ -12,6 +12,7 @@ from tests.console.conftest import WAIT_MS, RunningConsole, asked
 from tests.console.test_app import PAGES
 from tests.console.test_topics import made
 from tests.console.test_waiting import begun, timed
+from tests.long_form import long_form
 
 from cometmq.pipeline.base.report import Report
 
@@ -34,7 +35,10 @@ def something(console: RunningConsole) -> None:
     report.write(str(console.reports / "orders.html"))
 
 
-@pytest.mark.parametrize("look", SIZES)
+@pytest.mark.parametrize(
+    "look",
+    [look if look == "phone" else pytest.param(look, marks=long_form("the same pages, wider")) for look in SIZES],
+)
 def test_every_page_has_its_picture(
     page: Page, console: RunningConsole, something: None, look: str, tmp_path: Path
 ) -> None:

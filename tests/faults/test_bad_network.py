@@ -145,7 +145,6 @@ class Load:
 async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None:
     """A producer and two consumers for COMETMQ_NETWORK_MINUTES, through proxies that never rest."""
     dice, load, topic = random.Random(SEED), Load(), f"load-{SEED}"
-    end = time.monotonic() + MINUTES * 60
     samples: list[float] = []
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
@@ -156,6 +155,7 @@ async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None
         for _ in range(2):
             member = PushConsumer("g-load", load.listener, topic, options=CONSUMER, **clients)
             await stack.enter_async_context(member)
+        end = time.monotonic() + MINUTES * 60
         sending = asyncio.create_task(load.send(producer, topic, end))
         for number in itertools.count():
             if sending.done():

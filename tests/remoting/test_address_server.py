@@ -49,17 +49,17 @@ class Pages:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.serving += 1
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.asked.append(head.split()[1].decode())
-        await self.waits.wait()
         try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.asked.append(head.split()[1].decode())
+            await self.waits.wait()
             for begin in range(0, len(self.answer), self.piece):
                 writer.write(self.answer[begin : begin + self.piece])
                 await writer.drain()
                 await asyncio.sleep(0)
             if self.keeps_open:
                 await reader.read()
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass  # it had enough
         writer.close()
         self.serving -= 1

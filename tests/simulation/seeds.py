@@ -17,7 +17,7 @@ from tests.simulation.run import Plan, Run, plan_of
 CLUSTERS = 20
 """Each so many-th seed is a run of whole brokers and clients; the others are lives of a raft group, whose
 core alone is real."""
-_STEPS = 20
+_STEPS = 16
 """Of such a life: shorter than in tests/raft, for many more seeds."""
 _BETWEEN_COLLECTIONS = 10
 
