@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 from pathlib import Path
 from typing import Self
 
 from tests.broker.conftest import Peer, until
+from tests.ports import HOST, free_port
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
@@ -20,14 +20,6 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
 from cometmq.standalone import small_files
-
-HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class RaftGroup:
@@ -67,7 +59,7 @@ class RaftGroup:
             "brokerName": "broker-a",
             "brokerIP1": HOST,
             "bindAddress": HOST,
-            "listenPort": str(self._ports.get(member, 0)),
+            "listenPort": str(self._ports.setdefault(member, free_port())),
             "vipChannelEnable": "false",
             "namesrvAddr": self.namesrv,
             "storePathRootDir": str(self.root / member),
@@ -77,7 +69,7 @@ class RaftGroup:
             "dLegerSelfId": member,
         }
         broker = Broker(BrokerConfig.from_properties({**own, **self.settings, **settings}))
-        self._ports[member] = await broker.start()
+        await broker.start()
         self.brokers[member] = broker
         self.peers[member] = Peer(broker.addr)
         return broker

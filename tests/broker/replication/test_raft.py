@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 from tests.broker.conftest import Peer, commit, records, running, until
-from tests.broker.replication.raft_group import RaftGroup, free_port
+from tests.broker.replication.raft_group import RaftGroup
+from tests.ports import free_port
 
 from cometmq.broker.replication import raft, raft_member
 from cometmq.broker.tables.topics import READ_WRITE, topic_of
