@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.accounts import Account, Accounts, Role
-from cometmq.console.attempts import Attempts
-from cometmq.console.audit import Audit
-from cometmq.console.people import set_own
-from cometmq.console.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
+from cometmq.console.door.accounts import Account, Accounts, Role
+from cometmq.console.door.attempts import Attempts
+from cometmq.console.door.audit import Audit
+from cometmq.console.door.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
+from cometmq.console.pages.people import set_own
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
