@@ -23,7 +23,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from tests.interop.jars import java_tool, resolve
-from tests.interop.processes import Process, free_port
+from tests.interop.processes import Process
+from tests.ports import free_port
 
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
 from cometmq.pipeline.jobs.archive import archive

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.interop.processes import free_port
+from tests.ports import free_port
 
 from benchmarks.load import Load, run_load
 from benchmarks.processes import back_memory

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from tests.ports import free_port
 
 _READY_S = 30.0
 _NOBODY = 65534
@@ -55,12 +56,6 @@ def _postgres_programs() -> Path:
     return Path(found).resolve().parent
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def _serving(process: subprocess.Popen[bytes], connect: Callable[[], Any], log: Path) -> Iterator[None]:
     """Wait until a server answers, and end it afterwards. connect: a connection, or it raises."""
@@ -82,7 +77,7 @@ def _serving(process: subprocess.Popen[bytes], connect: Callable[[], Any], log: 
 @contextlib.contextmanager
 def redis_server(directory: Path) -> Iterator[int]:
     """The port of a Redis server of its own."""
-    port, log = _free_port(), directory / "redis.log"
+    port, log = free_port(), directory / "redis.log"
     command = [
         _redis_program(),
         "--port",
@@ -109,7 +104,7 @@ def postgres_server() -> Iterator[str]:
     programs = _postgres_programs()
     with tempfile.TemporaryDirectory(prefix="cometmq-pg-") as name:
         directory = Path(name)
-        data, log, port = directory / "data", directory / "log", _free_port()
+        data, log, port = directory / "data", directory / "log", free_port()
         start: dict[str, Any] = {"cwd": directory, "env": {**os.environ, "LC_ALL": "C", "TZ": "UTC"}}
         if os.geteuid() == 0:
             os.chown(directory, _NOBODY, _NOBODY)

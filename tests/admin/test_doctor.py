@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from tests.broker.conftest import Peer
 from tests.certificates import Certificates
+from tests.ports import free_port
 
 from cometmq.admin import Admin, TopicSettings
 from cometmq.admin.doctor import Finding, examine
@@ -83,11 +84,6 @@ async def hostile_broker(path: Path, runtime: dict[str, str]) -> AsyncIterator[t
             yield namesrv, addr
     finally:
         await server.stop()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def only(findings: list[Finding]) -> Finding:

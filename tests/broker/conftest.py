@@ -219,8 +219,8 @@ async def held(cluster: Cluster, peer: Peer, offset: int = 1, **pull: Any) -> as
     return pulling
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
-    """Wait for something that no event announces."""
+async def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Wait for something that no event announces; the machine may be busy."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from tests.broker.conftest import Peer, records
+from tests.ports import free_port
 
 from cometmq.protocol.codes import RequestCode
 from cometmq.standalone import Standalone
@@ -49,21 +50,9 @@ async def test_unknown_codes_are_answered_as_apache_does(peer):
     assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
 
 
-def two_free_ports_apart() -> int:
-    """A port P so that P and P-2 are free now."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port - 2)):
-                    return port
-            except OSError:
-                continue
-
-
 class TestFastPort:
     async def test_it_serves_everything_but_pulls(self, tmp_path):
-        port = two_free_ports_apart()
+        port = free_port()
         async with Standalone(tmp_path, 0, port):
             vip = Peer(f"127.0.0.1:{port - 2}")
             assert (await vip.send()).code == 0
@@ -76,7 +65,7 @@ class TestFastPort:
             await main.close()
 
     async def test_a_taken_fast_port_is_a_warning_and_no_more(self, tmp_path, caplog):
-        port = two_free_ports_apart()
+        port = free_port()
         with socket.create_server(("127.0.0.1", port - 2)):
             async with Standalone(tmp_path, 0, port):
                 main = Peer(f"127.0.0.1:{port}")

@@ -7,17 +7,15 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from tests.broker.conftest import until
-from tests.broker.replication.raft_group import RaftGroup
+from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 
 from cometmq.broker.replication import raft
 from cometmq.cli.app import cometmq
-from cometmq.raft import RaftOptions
 
 
 @pytest.fixture
 async def group(tmp_path, monkeypatch):
-    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=500))
+    monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
     async with RaftGroup(tmp_path) as made:
         yield made
 
@@ -50,7 +48,7 @@ async def test_a_group_is_shown_and_changed(group):
     other = group.followers()[0]
     done = await run(group, "transfer", other)
     assert done.stdout == f"transfer {other}: begun; `cometmq raft status` shows how it goes on\n"
-    await until(lambda: group.leads(other), 20)
+    await group.hand_over(other)
 
     async with asyncio.timeout(20):
         refused = await run(group, "add", "n9")

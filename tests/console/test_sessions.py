@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from argon2 import PasswordHasher
 
 from cometmq.console.door.accounts import Account, Accounts, Role
+from cometmq.console.door.attempts import Attempts
+from cometmq.console.door.audit import Audit
 from cometmq.console.door.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
+from cometmq.console.pages.people import set_own
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
@@ -118,3 +123,18 @@ def test_an_account_that_never_was_has_no_session(sessions: Sessions) -> None:
     session = sessions.begin("ghost", Account("x", Role.ADMIN), "")
 
     assert sessions.find(session.id) is None
+
+
+async def test_who_changes_his_password_ends_his_other_sessions_at_once(
+    accounts: Accounts, sessions: Sessions, tmp_path: Path
+) -> None:
+    password = accounts.put("ben", Role.READER)
+    own, other, admin = (begun(accounts, sessions, name) for name in ("ben", "ben", "admin"))
+    ends: list[str] = []
+    other.on_end["a page"] = lambda: ends.append("other")
+    console = SimpleNamespace(accounts=accounts, sessions=sessions, audit=Audit(tmp_path / "audit.jsonl"))
+    view: Any = SimpleNamespace(session=own, console=console, t=str, say=str)
+    await set_own(view, Attempts(5, 30.0), password, "a password of my own")
+    assert ends == ["other"]
+    assert sessions.valid(own)
+    assert sessions.valid(admin)

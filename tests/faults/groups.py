@@ -21,8 +21,9 @@ from pathlib import Path
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker, CometNamesrv
-from tests.interop.processes import broker_port, wait_until
+from tests.interop.processes import wait_until
 from tests.interop.store_input import Feeder, served
+from tests.ports import free_port
 
 from cometmq.remoting import loop_in_thread
 from cometmq.testing import FaultProxy
@@ -59,11 +60,11 @@ class Group:
         self._directory = directory
         self._resources = contextlib.ExitStack()
         self._run = self._resources.enter_context(loop_in_thread("failover-proxies"))
-        self.ports = {name: broker_port() for name in BROKERS}
+        self.ports = {name: free_port() for name in BROKERS}
         self.brokers: dict[str, ApacheBroker | CometBroker] = {}
         self.name_servers: dict[str, ApacheNamesrv | CometNamesrv] = {}
         self.links: dict[tuple[str, str], FaultProxy] = {}
-        self._members = {name: broker_port() for name in BROKERS} if layout.raft else {}
+        self._members = {name: free_port() for name in BROKERS} if layout.raft else {}
         try:
             self._start()
         except BaseException:
@@ -74,8 +75,8 @@ class Group:
         for name in NAME_SERVERS:
             place = self._directory / name
             self.name_servers[name] = (
-                ApacheNamesrv(APACHE, place, port=broker_port(), wait=False) if self.layout.apache
-                else CometNamesrv(place, port=broker_port(), wait=False)
+                ApacheNamesrv(APACHE, place, port=free_port(), wait=False) if self.layout.apache
+                else CometNamesrv(place, port=free_port(), wait=False)
             )  # fmt: skip
         for server in self.name_servers.values():
             server.wait_ready()

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg
+import pytest
 from redis import Redis
 from tests.databases import postgres_server, redis_server
 
@@ -32,11 +33,16 @@ async def seen(child: asyncio.subprocess.Process, what: str) -> None:
     """Until a process has said it of each kind."""
     missing = {f"{kind} {what}" for kind in KINDS}
     assert child.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
-        while missing:
-            line = await child.stdout.readline()
-            assert line, f"the process ended before {missing}"
-            missing.discard(line.decode().strip())
+    heard = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while missing:
+                line = await child.stdout.readline()
+                assert line, f"the process ended before {missing}"
+                heard.append(line)
+                missing.discard(line.decode().strip())
+    except TimeoutError:
+        pytest.fail(f"not within {PATIENCE_S} s: {missing}; heard: {heard}")
 
 
 async def kill_around(stop: str, start: Callable[..., Awaitable[asyncio.subprocess.Process]]) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from tests.golden.tap import Recorded, Recording, Tap
 from tests.interop.apache import ApacheBroker, ApacheNamesrv, mqadmin
 from tests.interop.driver import Driver, message
-from tests.interop.processes import broker_port, wait_until
+from tests.interop.processes import wait_until
+from tests.ports import free_port
 
 DATA = Path(__file__).parent.parent / "data"
 BINARY = "-Drocketmq.serialize.type=ROCKETMQ"
@@ -44,7 +45,7 @@ class Stage:
         self.server = server
         self.directory = directory
         flags = ["-Xmx512m", "-XX:+UseSerialGC", *([BINARY] if binary else [])]
-        real, tapped = broker_port(), broker_port()  # both of five digits
+        real, tapped = free_port(), free_port()  # both of five digits
         self.name_server = ApacheNamesrv(server, directory, jvm=flags)
         self.to_namesrv = Tap(
             "namesrv", self.name_server.port, self.recording, replace={b":%d" % real: b":%d" % tapped}

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.golden.record_store import pack
 from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
-from tests.interop.processes import free_port
+from tests.ports import free_port
 
 TARGET = Path(__file__).parent.parent / "data" / "ledger-4.9.7.tar.gz"
 CUT = ("dledger-n0/data/", "dledger-n0/index/", "consumequeue/", "index/")

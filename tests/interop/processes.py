@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from tests.interop import wire
 from tests.interop.jars import java_tool, locked
+from tests.ports import free_port
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -34,31 +33,6 @@ QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 class ProcessError(Exception):
     """A process ended or stayed silent; the text carries the end of its output."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def broker_port() -> int:
-    """A port P for a broker, P-2 and P+1 free beside it, below the range of outgoing connections."""
-    for _ in range(200):
-        port = random.randrange(15_000, 32_000)
-        if all(_is_free(each) for each in (port - 2, port, port + 1)):
-            return port
-    raise ProcessError("no three free ports found between 15000 and 32000")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def wait_until(what: str, check: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
@@ -249,7 +223,7 @@ class Broker(Server):
         self, directory: Path, namesrv: str, name: str, port: int, store: Path | None
     ) -> dict[str, str]:
         """Choose port and store; the settings that say so, with our standalone server's file sizes."""
-        self.port = port or broker_port()
+        self.port = port or free_port()
         self.name = name
         self.store = store or directory / "store"
         self.namesrv_port = int(namesrv.split(";")[0].rsplit(":", 1)[1])

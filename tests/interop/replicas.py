@@ -11,8 +11,9 @@ from typing import Any
 from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
-from tests.interop.processes import QUICK, broker_port, wait_until
+from tests.interop.processes import QUICK, wait_until
 from tests.interop.stores import Record, loads, units_of
+from tests.ports import free_port
 
 OURS = "ours"
 ROLES = {
@@ -50,7 +51,7 @@ class Replicas:
     brokers: dict[str, ApacheBroker | CometBroker] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._ports = {role: broker_port() for role in self.makes}
+        self._ports = {role: free_port() for role in self.makes}
 
     def start(self, role: str) -> None:
         """Start "master" or "slave", again too."""

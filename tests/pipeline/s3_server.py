@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pyarrow import fs
-from tests.interop.processes import free_port
+from tests.ports import free_port
 
 KEY, SECRET = "an-access-key", "a/secret+key"
 BUCKET = "bucket"

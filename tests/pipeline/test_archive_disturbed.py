@@ -16,8 +16,8 @@ import psutil
 import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
-from tests.interop.processes import free_port
 from tests.pipeline.feeding import Topic, wait_for
+from tests.ports import free_port
 
 from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
 from cometmq.testing import ServerProcess

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.interop.processes import free_port
 from tests.pipeline.fake_servers import TOPIC, NameServer, fake_cluster, serving
 from tests.pipeline.feeding import Topic, wait_for
+from tests.ports import free_port
 
 from cometmq.errors import ConnectError, NoRouteError
 from cometmq.message import MessageQueue

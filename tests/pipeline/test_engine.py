@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
 from tests.pipeline.feeding import wait_for
 
@@ -166,6 +167,39 @@ def test_ctrl_c_cancels_what_runs(session: SparkSession, tmp_path: Path) -> None
         run_units(session, "endless", endless.work(), range(2))
     interrupting.join()
     assert run_units(session, "the next", neg, range(3)) == [0, -1, -2]
+
+
+class Struck:
+    """A socket on which SIGINT comes once, between a question and its answer."""
+
+    def __init__(self, connection: ClientServerConnection) -> None:
+        self.connection, self.real = connection, connection.socket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def sendall(self, data: bytes) -> None:
+        self.connection.socket = self.real
+        self.real.sendall(data)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_in_the_middle_of_a_question_to_spark_is_ctrl_c(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless, struck, ask = Endless(tmp_path), [], ClientServerConnection.send_command
+
+    def send(self: ClientServerConnection, command: str) -> Any:
+        if not struck and "getJobIdsForGroup" in command:
+            struck.append(command)
+            self.socket = Struck(self)
+        return ask(self, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", send)
+    with pytest.raises(KeyboardInterrupt):
+        run_units(spark, "endless", endless.work(), range(2))
+    assert struck
+    assert run_units(spark, "the next", neg, range(3)) == [0, -1, -2]
 
 
 def test_what_spark_refuses_is_said_in_its_own_words(spark: SparkSession) -> None:

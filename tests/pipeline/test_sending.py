@@ -188,6 +188,35 @@ def test_without_a_place_for_it_an_illegal_message_ends_the_task() -> None:
                 sender.flush()
 
 
+class Late(NameServer):
+    """Does not know the topic when it is asked first: its broker is just starting."""
+
+    def answer(self, request: Frame) -> Frame:
+        self.topics = (TOPIC,) if self.looks >= 4 else ()
+        return super().answer(request)
+
+
+def test_a_broker_that_is_away_when_the_first_row_comes_is_waited_for() -> None:
+    broker, names = Broker(), Late()
+    with serving(broker.answer) as address, serving(names.answer) as namesrv:
+        names.brokers = {"a": address}
+        with Sender(options(namesrv)) as sender:
+            sender.send(row(0))
+            sender.flush()
+    assert broker.bodies == [b"0"]
+
+
+def test_a_topic_that_nobody_has_is_named_after_as_many_attempts_as_a_batch_gets() -> None:
+    names = NameServer()
+    with (
+        serving(names.answer) as namesrv,
+        Sender(options(namesrv)) as sender,
+        pytest.raises(NoRouteError, match=TOPIC),
+    ):
+        sender.send(row(0))
+    assert names.looks == 2 * 4, "the topic and the one after which it would be made"
+
+
 def test_a_topic_without_a_queue_to_write_to_is_named() -> None:
     names = NameServer(TOPIC, queues=0)
     with serving(names.answer) as namesrv, Sender(options(namesrv)) as sender:

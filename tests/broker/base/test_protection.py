@@ -8,7 +8,7 @@ import threading
 import time
 
 from tests.broker.conftest import Peer, records, refused, running, until
-from tests.broker.test_parts import two_free_ports_apart
+from tests.ports import free_port
 
 from cometmq.broker.base.protection import LOOK_S
 from cometmq.protocol.bodies import KVTable
@@ -75,7 +75,7 @@ class TestALoopThatLags:
             assert (await peer.send()).code == 0
 
     async def test_the_fast_port_refuses_too(self, tmp_path):
-        port = two_free_ports_apart()
+        port = free_port()
         limits = {"listenPort": str(port), "waitTimeMillsInPullQueue": "200"}
         async with running(tmp_path, **limits) as (broker, peer), loop_held_up(broker):
             async with Peer(f"127.0.0.1:{port - 2}") as old:

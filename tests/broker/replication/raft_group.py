@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from tests.broker.conftest import Peer, until
+from tests.ports import HOST, free_port
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
@@ -19,15 +20,14 @@ from cometmq.protocol.bodies_admin import RaftStatus
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.raft import RaftOptions
 from cometmq.standalone import small_files
 
-HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+OPTIONS = RaftOptions(heartbeat_ms=50, election_ms=900)
+"""All members share a process, which a busy machine does not run for some tenths of a second: with an
+election time-out as short as that the leadership moves in groups where nothing is amiss."""
+ELECTION_S = 2 * OPTIONS.election_ms / 1000
+"""The longest that a member waits for a leader."""
 
 
 class RaftGroup:
@@ -40,6 +40,7 @@ class RaftGroup:
         self.brokers: dict[str, Broker] = {}
         self.peers: dict[str, Peer] = {}
         self._ports: dict[str, int] = {}
+        self._leader = ""
         self._namesrv = NameServer(
             NamesrvConfig(
                 listen_port=0,
@@ -67,7 +68,7 @@ class RaftGroup:
             "brokerName": "broker-a",
             "brokerIP1": HOST,
             "bindAddress": HOST,
-            "listenPort": str(self._ports.get(member, 0)),
+            "listenPort": str(self._ports.setdefault(member, free_port())),
             "vipChannelEnable": "false",
             "namesrvAddr": self.namesrv,
             "storePathRootDir": str(self.root / member),
@@ -77,7 +78,7 @@ class RaftGroup:
             "dLegerSelfId": member,
         }
         broker = Broker(BrokerConfig.from_properties({**own, **self.settings, **settings}))
-        self._ports[member] = await broker.start()
+        await broker.start()
         self.brokers[member] = broker
         self.peers[member] = Peer(broker.addr)
         return broker
@@ -97,10 +98,12 @@ class RaftGroup:
     async def leader(self, timeout_s: float = 20.0) -> str:
         """The member that takes sends."""
         await until(lambda: any(map(self.leads, self.brokers)), timeout_s)
-        return next(filter(self.leads, self.brokers))
+        self._leader = next(filter(self.leads, self.brokers))
+        return self._leader
 
     def followers(self) -> list[str]:
-        return [member for member in self.brokers if not self.leads(member)]
+        """All but the one that `leader` found."""
+        return [member for member in self.brokers if member != self._leader]
 
     async def status(self, member: str) -> RaftStatus:
         answer = await self.peers[member].call(RequestCode.GET_RAFT_STATUS)
@@ -109,6 +112,18 @@ class RaftGroup:
     async def change(self, member: str, action: str, whom: str) -> Frame:
         header = ChangeRaftGroupHeader(action=action, member=whom)
         return await self.peers[member].call(RequestCode.CHANGE_RAFT_GROUP, header)
+
+    async def hand_over(self, to: str, done: Callable[[], bool] | None = None) -> None:
+        """Have a member lead, or at least so far that `done` holds. A leader gives up after an election
+        time-out, and so does who was asked while its disk was slow: then whoever leads is asked again."""
+        done = done or (lambda: self.leads(to))
+        async with asyncio.timeout(30):
+            while not done():
+                leader = next(filter(self.leads, self.brokers), to)
+                if leader != to:
+                    await self.change(leader, "transfer", to)
+                with contextlib.suppress(TimeoutError):
+                    await until(done, ELECTION_S)
 
     async def equal(self, timeout_s: float = 20.0) -> None:
         """All members have the same log, committed."""

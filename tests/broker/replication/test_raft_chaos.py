@@ -10,14 +10,13 @@ from collections import Counter
 
 import pytest
 from tests.broker.conftest import until
-from tests.broker.replication.raft_group import RaftGroup
+from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 from tests.long_form import LONG, long_form
 
 from cometmq.broker.replication import raft
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.errors import CometError
 from cometmq.protocol.codes import ResponseCode
-from cometmq.raft import RaftOptions
 
 SEEDS = range(1, 31) if LONG else (2,)
 STEPS = 12 if LONG else 4
@@ -106,7 +105,7 @@ class Chaos:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_what_a_group_acknowledges_is_in_each_log_once(tmp_path, monkeypatch, seed, flush):
-    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
+    monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
     cut: set[tuple[str, str]] = set()
     send = Peers.send
 

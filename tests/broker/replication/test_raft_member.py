@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.broker.conftest import until
-from tests.broker.replication.raft_group import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member
 
 from cometmq.broker.replication import raft_state, raft_wire

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.broker.conftest import commit, create, records, until
-from tests.broker.replication.raft_group import RaftGroup
+from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 
 from cometmq.broker.replication import raft, raft_tables
 from cometmq.broker.replication.metadata_sync import MetadataSync
@@ -17,13 +17,12 @@ from cometmq.errors import CommandError, RequestTimeout
 from cometmq.protocol.bodies import DataVersion
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers_admin import CopySettingsHeader, DeleteSubscriptionGroupRequestHeader
-from cometmq.raft import RaftOptions
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Elections within tenths of a second, and no copies but those that somebody asks for."""
-    monkeypatch.setattr(raft, "OPTIONS", RaftOptions(heartbeat_ms=50, election_ms=300))
+    """Elections within a second or two, and no copies but those that somebody asks for."""
+    monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
     monkeypatch.setattr(raft, "SYNC_S", 1000.0)
 
 
@@ -45,6 +44,18 @@ def suspect(group, member):
 
 def tables(group, member):
     return group.brokers[member].parts.tables
+
+
+async def copied(group, member):
+    """Have a follower copy the tables. A change is answered once a majority has it, and the third member may
+    not have been asked then."""
+    async with asyncio.timeout(20):
+        while True:
+            leader = await group.leader()
+            header = CopySettingsHeader(leader=leader, term=(await group.status(leader)).term)
+            if (await group.peers[member].call(RequestCode.COPY_SETTINGS, header)).code == 0:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_settings_that_were_answered_are_known_to_whoever_leads_next(group):
@@ -100,8 +111,7 @@ async def test_a_topic_that_is_made_anew_is_whole_on_who_was_away(group):
             assert (await peer.delete_topic("Again")).code == 0
     await group.start(away)
     await group.equal()
-    assert (await group.change(leader, "transfer", away)).code == 0
-    await until(lambda: group.leads(away), 20)
+    await group.hand_over(away)
     assert (await group.peers[away].send("Again", b"newest")).code == 0
     found = [bytes(each.body) for each in records(await group.peers[away].pull("Again"))]
     assert found == [b"new", b"newer", b"newest"]
@@ -117,15 +127,14 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
     for number in range(3):
         assert (await peer.send("Gone", b"%d" % number)).code == 0
     await group.equal()
-    await until(lambda: "Gone" in tables(group, away).topics.table)
+    await copied(group, away)
+    assert "Gone" in tables(group, away).topics.table
     await group.stop(away)
     assert (await peer.delete_topic("Gone")).code == 0
     await group.stop(leader)
     await group.start(away)
     await until(lambda: any(map(group.leads, group.brokers)), 20)
-    if not group.leads(away):
-        assert (await group.change(other, "transfer", away)).code == 0
-        await until(lambda: group.leads(away), 20)
+    await group.hand_over(away)
     for member in (away, other):
         parts = group.brokers[member].parts
         await until(lambda parts=parts: not parts.store.queues.of_topic("Gone"))
@@ -149,6 +158,8 @@ async def test_a_topic_is_deleted_while_others_get_messages(group):
     finally:
         sending.cancel()
         await asyncio.wait([sending])
+    for member in group.followers():
+        await copied(group, member)
     for member in group.brokers:
         await until(lambda m=member: not group.brokers[m].parts.store.queues.of_topic("Gone"))
 
@@ -176,8 +187,7 @@ async def test_a_leader_that_has_not_copied_asks_the_others(group, without_copie
     assert (await group.peers[first].set_group(b'{"groupName":"G","retryMaxTimes":3}')).code == 0
     assert "Wide" not in tables(group, other).topics.table
     await group.equal()
-    assert (await group.change(first, "transfer", other)).code == 0
-    await until(lambda: group.leads(other))
+    await group.hand_over(other)
     assert tables(group, other).topics.table["Wide"].read_queue_nums == 7
     assert tables(group, other).groups.table["G"].retry_max_times == 3
 
@@ -238,28 +248,33 @@ async def test_only_the_leader_of_the_term_is_copied(group):
 
 
 async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monkeypatch):
+    for member in group.addresses:
+        await group.stop(member)
     monkeypatch.setattr(raft, "SYNC_S", 0.05)
-    first = await group.leader()
-    peer = group.peers[first]
-    await peer.send_numbers(9)
-    await commit(peer, 0, 2)
-    away, stays = group.followers()
+    await asyncio.gather(*map(group.start, group.addresses))
+
+    async def committed(offset):
+        """At whoever leads, and copied by all."""
+        async with asyncio.timeout(20):
+            while {tables(group, each).offsets.query("G", "Orders", 0) for each in group.brokers} != {offset}:
+                await commit(group.peers[await group.leader()], 0, offset)
+                await asyncio.sleep(0.05)
+
+    await group.peers[await group.leader()].send_numbers(9)
+    await committed(2)
+    away = group.followers()[0]
     await group.stop(away)
-    await group.stop(stays)
-    await group.start(stays)  # with the short period
-    await commit(peer, 0, 7)
-    await until(lambda: tables(group, stays).offsets.query("G", "Orders", 0) == 7, 20)
+    await committed(7)
     monkeypatch.setattr(raft, "SYNC_S", 1000.0)
     await group.start(away)
-    await group.equal()
-    assert (await group.change(await group.leader(), "transfer", away)).code == 0
-    await until(lambda: group.leads(away), 20)
+    assert tables(group, away).offsets.query("G", "Orders", 0) == 2
+    await group.hand_over(away)
     assert tables(group, away).offsets.query("G", "Orders", 0) == 7
 
 
 async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):
     monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.1)
-    first = await group.leader()
+    await group.leader()
     lonely = group.followers()[0]
     read = RaftTables.read
 
@@ -270,8 +285,8 @@ async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, m
 
     monkeypatch.setattr(RaftTables, "read", ask)
     await group.equal()
-    assert (await group.change(first, "transfer", lonely)).code == 0
-    await until(lambda: f"{lonely} takes no messages yet: 0 of 2 other members have answered" in caplog.text)
+    said = f"{lonely} takes no messages yet: 0 of 2 other members have answered"
+    await group.hand_over(lonely, lambda: said in caplog.text)
     await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely), 20)
 
 

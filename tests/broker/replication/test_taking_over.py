@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from tests.broker.conftest import commit, create, until
-from tests.broker.replication.raft_group import free_port
+from tests.ports import free_port
 
 from cometmq.broker.replication import ha_slave
 from cometmq.broker.replication.ha_slave import Phase

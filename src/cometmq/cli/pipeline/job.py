@@ -162,10 +162,12 @@ def stop_event() -> Iterator[threading.Event]:
     """
     stop = threading.Event()
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    # Python's own in the place of PySpark's, which talks to the JVM at whatever moment it is called.
+    usual = {**before, signal.SIGINT: signal.default_int_handler}
 
     def ask(signum: int, _frame: FrameType | None) -> None:
         stop.set()
-        signal.signal(signum, before[signal.Signals(signum)])
+        signal.signal(signum, usual[signal.Signals(signum)])
         click.echo("finishing the batch under way ...", err=True)
 
     for signum in before:

@@ -129,6 +129,7 @@ async def other_role(view: View, person: Person) -> None:
 
     async def work(_progress: Progress) -> None:
         view.console.accounts.set_role(person.name, role)
+        view.console.sessions.end_old()
 
     await act(
         view,
@@ -149,6 +150,7 @@ async def remove(view: View, person: Person) -> None:
 
     async def work(_progress: Progress) -> None:
         view.console.accounts.remove(person.name)
+        view.console.sessions.end_old()
 
     await act(
         view,
@@ -176,6 +178,7 @@ async def _put(view: View, name: str, role: Role, wanted: str | None = None) -> 
     accounts.take(name, account)
     if name == session.name:
         session.account = account
+    view.console.sessions.end_old()
     return password
 
 

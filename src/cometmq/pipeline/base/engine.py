@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -210,8 +209,12 @@ def _watched(
     on_look: Callable[[], None],
     stop: threading.Event,
 ) -> R:
-    """The action's result. A thread waits for it; this one looks at `stop` and can be interrupted."""
+    """The action's result. A thread waits for it, another one looks at the job and cancels it. This one can
+    be interrupted, and stays out of Py4J: at Ctrl-C PySpark's own handler calls Py4J in the main thread, and
+    a call that was under way there would get the answer to the other one."""
     ended: Future[R] = Future()
+    interrupted, over = threading.Event(), threading.Event()
+    done, failures = [0], list[Exception]()
 
     def act() -> None:
         try:
@@ -220,23 +223,36 @@ def _watched(
         except BaseException as error:
             ended.set_exception(error)
 
+    def watch() -> None:
+        while not over.wait(_POLL_S):
+            try:
+                if stop.is_set() or interrupted.is_set():
+                    job.cancel()  # again until it is over: Spark may not know the job yet
+                else:
+                    done[0] = job.done()
+            except Exception as error:
+                failures.append(error)
+
     InheritableThread(target=act, session=spark, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     seen = 0
     try:
         while not ended.done():
             wait([ended], _POLL_S)  # not join: interrupted, it takes a thread that goes on for ended
-            if stop.is_set():
-                job.cancel()  # again until it is over: Spark may not know the job yet
-            elif (done := job.done()) != seen:
-                seen = done
-                on_progress(done)
+            if failures and not ended.done():
+                raise failures[0]
+            if done[0] != seen:
+                seen = done[0]
+                on_progress(seen)
             on_look()
     except BaseException:
-        deadline = time.monotonic() + _CANCEL_S
-        while not ended.done() and time.monotonic() < deadline:
-            job.cancel()
-            wait([ended], _POLL_S)
+        interrupted.set()
+        wait([ended], _CANCEL_S)
         raise
+    finally:
+        over.set()
+        watching.join(_CANCEL_S)
     return ended.result()
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from cometmq.client.cluster.requests import SEND_STATUS, send_request
+from cometmq.client.cluster.requests import NO_ROUTE_HINT, SEND_STATUS, send_request
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
@@ -116,12 +116,23 @@ class Sender:
             self._launch(topic, _Batch(queue, part, queue in topic.pinned))
 
     def _topic(self, name: str) -> _Topic:
-        queues = self._cluster.write_queues(name)
-        if not queues:
-            asked = [(address, "no queue can be written to now") for address in self._options.namesrv]
-            raise NoRouteError(name, asked)
-        topic = self._topics[name] = _Topic(queues, queues, self._first_queue)
-        return topic
+        """Where a topic is, for its first message. The name servers do not know a topic whose only broker is
+        away, so it gets as many attempts as a batch does."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                queues = self._cluster.write_queues(name)
+                asked = [(address, "no queue can be written to now") for address in self._options.namesrv]
+                failure = NoRouteError(name, asked, NO_ROUTE_HINT)
+            except NoRouteError as error:
+                queues, failure = (), error
+            if queues:
+                topic = self._topics[name] = _Topic(queues, queues, self._first_queue)
+                return topic
+            if attempts > self._options.retries or failure.hint != NO_ROUTE_HINT:  # no name server answers
+                raise failure
+            _pause(attempts)
 
     def _dispatch(self, topic: _Topic, queue: MessageQueue) -> None:
         messages = topic.waiting.pop(queue)
@@ -203,7 +214,7 @@ class Sender:
     def _again(self, batch: _Batch, error: CometError) -> None:
         if batch.attempts > self._options.retries:
             raise error
-        time.sleep(_PAUSE_S * 2 ** (batch.attempts - 1))
+        _pause(batch.attempts)
         if not isinstance(error, BrokerError) or error.code not in _BUSY:
             self._look(batch.queue.topic)
         if not batch.pinned:
@@ -245,6 +256,10 @@ class Sender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _pause(attempts: int) -> None:
+    time.sleep(_PAUSE_S * 2 ** (attempts - 1))
 
 
 def _frame(batch: _Batch, producer_group: str) -> Frame:
