@@ -8,6 +8,7 @@ each.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from pathlib import Path
@@ -33,7 +34,7 @@ EFFECTS = "CREATE TABLE IF NOT EXISTS effects (topic VARCHAR(50))"
 
 
 def say(kind: str, what: str) -> None:
-    print(f"{kind} {what}", flush=True)
+    os.write(1, f"{kind} {what}\n".encode())  # at once: print's lines and their ends mix with other threads'
 
 
 async def main(  # noqa: C901 - a handler and a listener for each kind
