@@ -30,6 +30,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CopySettingsHeader
 from cometmq.raft import RaftOptions, Role
 from cometmq.remoting import Connection
+from cometmq.store import SYNC_MASTER
 
 log = logs.logger(__name__)
 
@@ -136,7 +137,7 @@ class RaftReplication:
 
     def lead(self) -> None:
         """See Office."""
-        self._sync.follow("")
+        self._sync.lead()
         self._tables.lead()
         self._duties.lead()
 
@@ -217,7 +218,7 @@ class RaftReplication:
         status, member = self.status(), self._member
         leads = status.role == "leader"
         facts = {
-            "brokerRole": "SYNC_MASTER" if self.serves else "SLAVE",
+            "brokerRole": SYNC_MASTER if self.serves else "SLAVE",
             "raftRole": status.role,
             "raftTerm": str(status.term),
             "raftLeader": status.leader,
