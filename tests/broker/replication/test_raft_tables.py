@@ -118,7 +118,8 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
     for number in range(3):
         assert (await peer.send("Gone", b"%d" % number)).code == 0
     await group.equal()
-    await until(lambda: "Gone" in tables(group, away).topics.table)
+    await group.brokers[away].parts.replication._sync.sync()
+    assert "Gone" in tables(group, away).topics.table
     await group.stop(away)
     assert (await peer.delete_topic("Gone")).code == 0
     await group.stop(leader)
@@ -231,6 +232,21 @@ async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, witho
     assert "it is done, but the next leader may not know it: 0 of 2 other" in answer.remark
     without_copies.clear()
     assert (await create(group.peers[await group.leader()], "Wide")).code == 0
+
+
+async def test_a_leader_that_has_lost_its_group_deletes_nothing(group, without_copies, monkeypatch):
+    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.3)
+    leader = await group.leader()
+    peer = group.peers[leader]
+    await create(peer, "Kept")
+    await peer.send("Kept")
+    without_copies += group.brokers
+    for answer in (await peer.delete_topic("Kept"), await peer.call(RequestCode.CLEAN_UNUSED_TOPIC)):
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "nothing is done: the next leader may not know it: 0 of 2 other" in answer.remark
+    parts = group.brokers[leader].parts
+    assert lengths(parts, "Kept") == [1]
+    assert "Kept" in parts.tables.topics.table
 
 
 async def test_settings_are_changed_at_the_leader_alone(group):

@@ -176,24 +176,36 @@ class RaftTables:
         return self._tables.versions.term or 0
 
     async def keep(self, since: int) -> None:
-        """See SettingsReplicas. Those who ask during a round share the next one."""
+        """See SettingsReplicas."""
+        problem = await self._round(since)
+        if problem:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"it is done, but {problem}")
+
+    async def confirm(self) -> int:
+        """See SettingsReplicas."""
+        since = self.check()
+        problem = await self._round(since)
+        if problem:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"nothing is done: {problem}")
+        return since
+
+    async def _round(self, since: int) -> str:
+        """Have a majority copy the tables; what keeps it from that, "" for nothing. Those who ask during a
+        round share the next one."""
         self._asked += 1
         mine = self._asked
         async with self._one_round:
             if not self._group.leading or since != self._tables.versions.term:
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR, "it is done, but another member leads, or has led since"
-                )
+                return "another member leads, or has led since"
             if self._done < mine:
                 covered, self._failure = self._asked, ""
                 header = CopySettingsHeader(leader=self.member, term=since)
                 try:
                     await self._of_majority(lambda addr: self._call(addr, RequestCode.COPY_SETTINGS, header))
                 except RaftRefused as refusal:
-                    self._failure = f"it is done, but the next leader may not know it: {refusal}"
+                    self._failure = f"the next leader may not know it: {refusal}"
                 self._done = covered
-            if self._failure:
-                raise CommandError(ResponseCode.SYSTEM_ERROR, self._failure)
+            return self._failure
 
     async def take_up(self) -> None:
         """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it
