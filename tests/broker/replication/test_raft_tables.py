@@ -9,8 +9,7 @@ from tests.broker.conftest import commit, create, records, until
 from tests.broker.replication.raft_group import RaftGroup
 
 from cometmq.broker.replication import raft, raft_tables
-from cometmq.broker.replication.metadata_sync import MetadataSync
-from cometmq.broker.replication.metadata_sync import NotTheMaster
+from cometmq.broker.replication.metadata_sync import MetadataSync, NotTheMaster
 from cometmq.broker.replication.raft_tables import RaftTables
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.tables.versions import Versions, order
@@ -118,7 +117,7 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
     for number in range(3):
         assert (await peer.send("Gone", b"%d" % number)).code == 0
     await group.equal()
-    await group.brokers[away].parts.replication._sync.sync()
+    await group.brokers[away].parts.replication.sync.sync()
     assert "Gone" in tables(group, away).topics.table
     await group.stop(away)
     assert (await peer.delete_topic("Gone")).code == 0
@@ -148,7 +147,7 @@ async def test_a_deletion_of_a_leader_that_was_left_takes_nothing_from_later_one
     await group.equal()
     await group.stop(leader)
     if await group.leader() == left:
-        await group.brokers[other].parts.replication._sync.sync()  # which it tells of it
+        await group.brokers[other].parts.replication.sync.sync()  # which it tells of it
         assert lengths(group.brokers[other].parts, "Kept") == [2]
         assert (await group.change(left, "transfer", other)).code == 0
         await until(lambda: group.leads(other), 20)
@@ -163,12 +162,10 @@ async def test_who_was_just_elected_is_not_asked_what_is_deleted(group, monkeypa
     await create(peer, "Kept")
     await peer.send("Kept")
     await group.equal()
-    member = group.brokers[leader].parts.replication._member
-    monkeypatch.setattr(member, "_may_take_office", lambda: False)
-    monkeypatch.setattr(member, "leading", False)
+    monkeypatch.setattr(raft.RaftReplication, "serves", False)
     tables(group, leader).topics.delete("Kept")
     group.brokers[leader].parts.store.queues.move_to_trash("Kept")
-    copies = group.brokers[follower].parts.replication._sync
+    copies = group.brokers[follower].parts.replication.sync
     with pytest.raises(NotTheMaster, match="does not take messages yet"):
         await copies.settings()
     assert lengths(group.brokers[follower].parts, "Kept") == [1]
@@ -317,7 +314,7 @@ async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monke
 async def test_a_former_leader_does_not_undo_a_reset(group):
     first, former = await group.leader(), group.followers()[0]
     await commit(group.peers[first], 0, 5)
-    copies = group.brokers[former].parts.replication._sync
+    copies = group.brokers[former].parts.replication.sync
     await copies.sync()
     assert (await group.change(first, "transfer", former)).code == 0
     await until(lambda: group.leads(former), 20)
