@@ -191,6 +191,7 @@ async def test_what_was_said_of_a_topic_does_not_count_for_its_successor(pair, m
     await pair.equal()
     await sync(pair)
     (queue,) = slave.parts.store.queues.of_topic("Again")
-    assert (queue.min_offset, queue.max_offset) == (0, 2)
+    assert (queue.min_offset, queue.max_offset) == (0, store.max_offset("Again", 0))
+    assert queue.max_offset > 0  # a busy master may have refused one
     assert tables(pair, "slave").offsets.query("G", "Again", 0) == -1
     assert slave.parts.store.min_offsets.by_topic == {}
