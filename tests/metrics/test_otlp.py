@@ -93,3 +93,30 @@ async def test_a_collector_that_is_away_is_said_once(caplog: pytest.LogCaptureFi
         await one.stop()
     said = [record.message for record in caplog.records if record.name.startswith("cometmq")]
     assert said == ["metrics are not taken by 127.0.0.1:1"]
+
+
+async def test_numbers_that_fail_once_are_pushed_again(
+    collector: tuple[Collector, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = 0
+
+    async def collect(families: Families) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise LookupError("a queue went away meanwhile")
+        families.gauge("room_temperature", "Degrees.", 21.5)
+
+    kept, port = collector
+    settings = MetricsSettings(
+        metrics_exporter_type="OTLP_GRPC",
+        metrics_grpc_exporter_target=f"127.0.0.1:{port}",
+        metrics_grpc_exporter_interval_in_mills=50,
+    )
+    one = MetricsExporter(settings, "", collect, str)
+    await one.start()
+    try:
+        await asyncio.to_thread(kept.pushed.get, timeout=30)
+    finally:
+        await one.stop()
+    assert "a queue went away" in caplog.text

@@ -72,6 +72,10 @@ class OtlpPush:
                 failed = done is not MetricExportResult.SUCCESS
             except TimeoutError:
                 failed = True
+            except Exception:  # of whatever part the numbers are: the next ones may be there again
+                failed = True
+                if not self._failed and not self._stopping.is_set():
+                    log.exception("the numbers could not be pushed")
             if failed != self._failed and not self._stopping.is_set():
                 self._failed = failed
                 log.warning("metrics are %s %s", "not taken by" if failed else "taken again by", self._target)

@@ -107,6 +107,19 @@ def test_changes_are_taken_up_and_broken_files_are_not(conf: Path, caplog: pytes
     assert policy.account("account1") is None
 
 
+def test_what_a_request_has_read_that_failed_is_still_taken_up(conf: Path) -> None:
+    files = AclFiles(str(conf))
+    files.load()
+    write(conf / "plain_acl.yml", accounts("account2"))
+    with pytest.raises(KeyError):
+        files.delete("unknown")
+    assert files.account("account1") is None
+    policy = reloaded(files)
+    assert policy is not None
+    assert policy.account("account1") is None
+    assert files.reload() is None
+
+
 def test_a_file_that_is_being_written_is_not_taken_up(conf: Path) -> None:
     """Its first half is a good file: an admin without the bounds that follow."""
     text = "accounts:\n- accessKey: account1\n  secretKey: secret-1\n  admin: true\n"

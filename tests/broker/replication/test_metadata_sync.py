@@ -167,3 +167,31 @@ async def test_a_topic_is_made_anew_before_the_slave_hears_of_its_end(pair):
         await pair.equal()
         assert store.queues.next_offsets("Gone") == dict.fromkeys(range(number + 1), 1)
         await peer.delete_topic("Gone")
+
+
+async def test_what_was_said_of_a_topic_does_not_count_for_its_successor(pair, monkeypatch):
+    """Offsets and a purge of the old topic wait for the log, and come behind the new topic's messages."""
+    peer, slave = pair.peers["master"], pair.brokers["slave"]
+    await create(peer, "Again")
+    for _ in range(3):
+        await peer.send("Again")
+    await pair.equal()
+    await sync(pair)
+    store = pair.brokers["master"].parts.store
+    await store.purge.raise_min_offsets("Again", {0: 3})
+    tables(pair, "master").offsets.commit("G", "Again", 0, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(slave.parts.replication.slave, "end_tick", lambda: None)
+        await peer.send(properties={"WAIT": "false"})
+        await sync(pair)
+    await peer.delete_topic("Again")
+    await create(peer, "Again")
+    for _ in range(2):
+        await peer.send("Again")
+    await pair.equal()
+    await sync(pair)
+    (queue,) = slave.parts.store.queues.of_topic("Again")
+    assert (queue.min_offset, queue.max_offset) == (0, store.max_offset("Again", 0))
+    assert queue.max_offset > 0  # a busy master may have refused one
+    assert tables(pair, "slave").offsets.query("G", "Again", 0) == -1
+    assert slave.parts.store.min_offsets.by_topic == {}

@@ -507,3 +507,5 @@ async def test_a_member_that_has_failed_says_so(group, monkeypatch):
     assert (await group.status(leader)).role == "failed"
     assert group.brokers[leader].parts.replication.facts()["brokerRole"] == "SLAVE"
     assert not group.brokers[leader].parts.replication.ha_status().master
+    problem = await asyncio.to_thread(group.brokers[leader].parts.metrics.why_not_ready)
+    assert "takes no part any more" in problem

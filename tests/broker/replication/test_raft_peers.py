@@ -184,12 +184,16 @@ async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     one = Member("n0")
     await one.start()
     host, _, port = one.addr.rpartition(":")
-    kept = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-    reader, writer = await asyncio.open_connection(host, int(port))
-    with pytest.raises(CLOSED):
-        await reader.readexactly(1)
-    for _, each in [*kept, (reader, writer)]:
-        each.close()
+    oldest, *others = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+    await sent_away(*oldest)
+    assert len(one.peers.incoming) == 2
+    one.peers.use({"n1": "127.0.0.1:1", "n2": "127.0.0.1:1"})
+    for (_, writer), name in zip(others, ("n1", "n2"), strict=True):
+        writer.write(raft_wire.greeting(GROUP, name, "h:1", "h:2"))
+    await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "n2"})
+    await sent_away(*await asyncio.open_connection(host, int(port)))
+    for _, writer in others:
+        writer.close()
     await one.peers.stop()
 
 
@@ -274,6 +278,26 @@ async def test_who_bears_the_name_of_another_is_sent_away_before_it_is_heard(
     first.write(said)
     await one.heard.get()
     first.close()
+    await one.peers.stop()
+
+
+async def test_strangers_who_hold_all_places_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 3)
+    one = Member("n0")
+    await one.start()
+    one.peers.use({"n1": "127.0.0.1:1", "n2": "127.0.0.1:1"})
+    named = [await greet(one, raft_wire.greeting(GROUP, name, "h:1", "h:2")) for name in ("n1", "s1")]
+    await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "s1"})
+    silent = await greet(one, b"")
+    await until(lambda: len(one.peers.incoming) == 3)
+    second = await greet(one, raft_wire.greeting(GROUP, "n2", "h:1", "h:2"))
+    await sent_away(*silent)
+    await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "s1", "n2"})
+    last = await greet(one, b"")
+    await sent_away(*named[1])
+    await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "n2", ""})
+    for _, writer in (named[0], second, last):
+        writer.close()
     await one.peers.stop()
 
 

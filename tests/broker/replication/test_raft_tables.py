@@ -9,7 +9,7 @@ from tests.broker.conftest import commit, create, records, until
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 
 from cometmq.broker.replication import raft, raft_tables
-from cometmq.broker.replication.metadata_sync import MetadataSync
+from cometmq.broker.replication.metadata_sync import MetadataSync, NotTheMaster
 from cometmq.broker.replication.raft_tables import RaftTables
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.tables.versions import Versions, order
@@ -141,6 +141,44 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
         assert "Gone" not in parts.tables.topics.table
 
 
+async def test_a_deletion_of_a_leader_that_was_left_takes_nothing_from_later_ones(group):
+    """It was noted there alone, and the topic went on under the next leader."""
+    leader = await group.leader()
+    left, other = group.followers()
+    peer = group.peers[leader]
+    await create(peer, "Kept")
+    await peer.send("Kept", b"old")
+    await group.equal()
+    store = group.brokers[left].parts.store
+    store.deleted.add(["Kept"], store.log.end, 0)
+    await peer.send("Kept", b"new")
+    await group.equal()
+    await group.stop(leader)
+    if await group.leader() == left:
+        await group.brokers[other].parts.replication.sync.sync()  # which it tells of it
+        assert lengths(group.brokers[other].parts, "Kept") == [2]
+        assert (await group.change(left, "transfer", other)).code == 0
+        await until(lambda: group.leads(other), 20)
+    found = [bytes(each.body) for each in records(await group.peers[other].pull("Kept"))]
+    assert found == [b"old", b"new"]
+
+
+async def test_who_was_just_elected_is_not_asked_what_is_deleted(group, monkeypatch):
+    """It may not show yet what its follower knows to be committed."""
+    leader, follower = await group.leader(), group.followers()[0]
+    peer = group.peers[leader]
+    await create(peer, "Kept")
+    await peer.send("Kept")
+    await group.equal()
+    monkeypatch.setattr(raft.RaftReplication, "serves", False)
+    tables(group, leader).topics.delete("Kept")
+    group.brokers[leader].parts.store.queues.move_to_trash("Kept")
+    copies = group.brokers[follower].parts.replication.sync
+    with pytest.raises(NotTheMaster, match="does not take messages yet"):
+        await copies.settings()
+    assert lengths(group.brokers[follower].parts, "Kept") == [1]
+
+
 async def test_a_topic_is_deleted_while_others_get_messages(group):
     leader = await group.leader()
     peer = group.peers[leader]
@@ -200,6 +238,21 @@ async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, witho
     assert "it is done, but the next leader may not know it: 0 of 2 other" in answer.remark
     without_copies.clear()
     assert (await create(group.peers[await group.leader()], "Wide")).code == 0
+
+
+async def test_a_leader_that_has_lost_its_group_deletes_nothing(group, without_copies, monkeypatch):
+    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.3)
+    leader = await group.leader()
+    peer = group.peers[leader]
+    await create(peer, "Kept")
+    await peer.send("Kept")
+    without_copies += group.brokers
+    for answer in (await peer.delete_topic("Kept"), await peer.call(RequestCode.CLEAN_UNUSED_TOPIC)):
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "nothing is done: the next leader may not know it: 0 of 2 other" in answer.remark
+    parts = group.brokers[leader].parts
+    assert lengths(parts, "Kept") == [1]
+    assert "Kept" in parts.tables.topics.table
 
 
 async def test_settings_are_changed_at_the_leader_alone(group):
@@ -270,6 +323,24 @@ async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monke
     assert tables(group, away).offsets.query("G", "Orders", 0) == 2
     await group.hand_over(away)
     assert tables(group, away).offsets.query("G", "Orders", 0) == 7
+
+
+async def test_a_former_leader_does_not_undo_a_reset(group):
+    first, former = await group.leader(), group.followers()[0]
+    await commit(group.peers[first], 0, 5)
+    copies = group.brokers[former].parts.replication.sync
+    await copies.sync()
+    assert (await group.change(first, "transfer", former)).code == 0
+    await until(lambda: group.leads(former), 20)
+    await commit(group.peers[former], 0, 9)
+    assert (await group.change(former, "transfer", first)).code == 0
+    await until(lambda: group.leads(first), 20)
+    await commit(group.peers[first], 0, 2)
+    await until(lambda: copies.master_addr == group.brokers[first].addr)
+    await copies.sync()
+    assert copies.failure == ""
+    for member in (first, former):
+        assert tables(group, member).offsets.query("G", "Orders", 0) == 2
 
 
 async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):

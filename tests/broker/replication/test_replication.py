@@ -9,6 +9,7 @@ import pytest
 from tests.broker.conftest import COMMIT, offset_of, records, until
 
 from cometmq.broker import register
+from cometmq.broker.replication import ha_server
 from cometmq.broker.replication.ha_slave import Phase
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
@@ -386,3 +387,22 @@ async def test_strangers_at_the_ha_port_do_no_harm(group):
         writer.close()
     assert await send(group) == [NO_SLAVE]
     assert offset_of(await group.peers["master"].pull(flags=COMMIT), "nextBeginOffset") == 1
+
+
+async def test_strangers_who_hold_all_places_keep_no_slave_out(group, monkeypatch):
+    monkeypatch.setattr(ha_server, "MOST_SLAVES", 3)
+    master = await group.master()
+    port = master.parts.registrar.address.ha_port
+    links = master.parts.replication.master.links
+    strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    strangers += [await asyncio.open_connection("127.0.0.1", port)]
+    await until(lambda: len(links) == 3)
+    strangers[2][1].write(bytes(8))  # it calls itself a slave that has nothing yet
+    slave = await group.slave()
+    await group.known()
+    assert await send(group) == [0]
+    await until(lambda: slave.parts.store.log.end == master.parts.store.log.end)
+    async with asyncio.timeout(10):
+        assert await strangers[0][0].read() == b""
+    for _, writer in strangers:
+        writer.close()

@@ -46,11 +46,21 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
+        self._in_force: dict[str, Stamp] = {}  # what the policy that was given last was made of
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
 
     def load(self) -> Policy:
-        """Read all that is there, anew what has changed."""
+        """The policy of all that is there. Whoever asks puts it into force."""
+        policy = self._look()
+        self._in_force = self._stamps()
+        return policy
+
+    def _stamps(self) -> dict[str, Stamp]:
+        return {path: each.stamp for path, each in self._read.items()}
+
+    def _look(self) -> Policy:
+        """Read anew what has changed."""
         read: dict[str, _Read] = {}
         for path in self._paths():
             before = self._read.get(path)
@@ -72,7 +82,7 @@ class AclFiles:
         stamps: dict[str, Stamp | None] = {}
         try:
             stamps = {path: _stamp(path) for path in self._paths()}
-            if stamps == {path: each.stamp for path, each in self._read.items()} or stamps == self._refused:
+            if stamps in (self._in_force, self._refused):
                 return None
             if stamps != self._seen:
                 self._seen = stamps
@@ -131,14 +141,14 @@ class AclFiles:
         return next((each for each in found if each.access_key == access_key), None)
 
     def _home_of(self, access_key: str) -> str | None:
-        self.load()  # somebody may have written to a file since
+        self._look()  # somebody may have written to a file since
         for path, each in self._read.items():
             if any(account.access_key == access_key for account in each.content.accounts):
                 return path
         return None
 
     def _content(self, path: str) -> AclFile:
-        self.load()
+        self._look()
         return self._read[path].content if path in self._read else AclFile()
 
     def _write(self, path: str, content: AclFile) -> Policy:
@@ -155,6 +165,7 @@ class AclFiles:
         real = os.path.realpath(path)
         replace_private(real, data)
         self._read[path] = _Read(_stamp(path), content)
+        self._in_force = self._stamps()
         return policy
 
     def _read_one(self, path: str) -> _Read:

@@ -106,6 +106,8 @@ class BrokerMetrics:
         done, wanted = self.registered()
         if wanted and not done:
             return f"registered with none of {wanted} name servers"
+        if self.runtime.replication.facts().get("raftRole") == "failed":
+            return "this raft member takes no part any more until it is started again"
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:

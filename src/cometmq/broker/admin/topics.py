@@ -161,6 +161,7 @@ class TopicAdmin:
         tables = self.tables
         tables.check_changeable()
         name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
+        await tables.confirm_changeable()
         try:
             await self.store.deletion.delete([name])
         except OSError as error:
@@ -225,7 +226,7 @@ class TopicAdmin:
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Delete the queues of topics that nobody configured, but for the system's: a lost table does not
         name what waits there."""
-        self.tables.check_changeable()  # a follower forgets what its leader does
+        await self.tables.confirm_changeable()  # a follower forgets what its leader does
         topics = self.tables.topics
         kept = {*topics.table, *filter(topics.is_system, self.store.queues.topics())}
         try:

@@ -8,6 +8,7 @@ reported ends waits. Whoever reaches the port can read all messages, as with Apa
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -159,7 +160,7 @@ class HaServer:
         if self._stopped:  # accepted just then
             link.transport.abort()
             return
-        if len(self.links) >= MOST_SLAVES:
+        if len(self.links) >= MOST_SLAVES and not self._makes_room():
             self._refused.say("slave %s is refused: there are %d already", link.peer, len(self.links))
             link.transport.abort()
             return
@@ -167,6 +168,21 @@ class HaServer:
         link.number = self._made
         self.links[link.number] = link
         self.core.opened(self._clock.monotonic(), link.number, host)
+
+    def _makes_room(self) -> bool:
+        """Close a connection that has never reported anything, else one of an address that has several: the
+        oldest of the address that has most. Whoever holds all places keeps no slave out."""
+        slaves = self.core.slaves
+        hosts = Counter(slave.host for slave in slaves.values())
+        found = [
+            (slave.acked < 0 and slave.reported is None, hosts[slave.host], -number)
+            for number, slave in slaves.items()
+        ]
+        silent, count, number = max(found)
+        if not silent and count == 1:
+            return False
+        self._refuse(self.links[-number], Close(-number, "another one comes, and all places are taken"))
+        return True
 
     def reported(self, link: SlaveLink, position: int) -> None:
         """A slave says how far it has the log."""

@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from cometmq import logs
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
@@ -75,11 +77,13 @@ class Extent(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Offsets as the master gave them, and where its log ended afterwards."""
+    """Offsets as the master gave them, and where its log ended afterwards; asked: the end of the log here
+    before, which is not behind that of the master's then."""
 
     offsets: ConsumerOffsetTable
     delays: DelayOffsetTable
     log_end: int
+    asked: int
 
 
 class Merged(NamedTuple):
@@ -131,6 +135,7 @@ class MetadataSync:
         self._said: Said | None = None  # waits for the log
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # topic -> end of the master's log when it was gone
+        self._refuted: dict[str, int] = {}  # deletions that were not done, so that each is said once
         self._looked = False  # whether the master has been asked about the queues here
         self.master_addr = ""
         self.master_log = Extent(0, 0)
@@ -256,11 +261,23 @@ class MetadataSync:
         reached = done if waiting.waits else max(done, store.replica.end)
         due = {topic: end for topic, end in self._deleted.items() if end <= reached}
         self._deleted = {topic: end for topic, end in self._deleted.items() if end > reached}
+        for topic in [topic for topic, end in due.items() if self._goes_on(topic, end)]:
+            if self._refuted.get(topic) != due[topic]:
+                self._refuted[topic] = due[topic]
+                text = "topic %s is said to be deleted up to %d, but goes on behind that: its queues stay"
+                log.warning(text, topic, due[topic])
+            del due[topic]
         there = due.keys() & store.queues.topics()
         for topic in there:
             store.deletion.delete_before(topic, due[topic], done)
         if due.keys() - there:
             store.deletion.note_before(sorted(due.keys() - there), reached)
+
+    def _goes_on(self, topic: str, end: int) -> bool:
+        """Whether a queue has messages on both sides of a deletion. A topic begins anew behind its own, so
+        that one was of a leader whose log did not become the group's."""
+        queues = self._store.queues.of_topic(topic)
+        return any(queue.first_position() < end < queue.max_physical for queue in queues)
 
     async def _groups(self) -> None:
         table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
@@ -271,11 +288,12 @@ class MetadataSync:
 
     async def _offsets(self) -> None:
         if self._said is None:
+            asked = self._store.replica.end
             offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
             delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
             extent = await self._extent()
             await self._sure()
-            self._said, self.master_log = Said(offsets, delays, extent.end), extent
+            self._said, self.master_log = Said(offsets, delays, extent.end, asked), extent
         if self._store.replica.end >= self._said.log_end:
             said, self._said = self._said, None
             await self._take(said)
@@ -289,9 +307,12 @@ class MetadataSync:
         tables, given = self._tables, said.offsets
         if self._newer_only and order(given.data_version) <= order(tables.offsets.version):
             return
-        outcome = self.merge(given)
+        gone = {topic for topic, end in self._store.deleted.ends.items() if end >= said.asked}
+        offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
+        outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
-        await self._purge(given.min_offsets or {})
+        floors = given.min_offsets or {}  # perhaps of a topic of that name that is gone: the next ones tell
+        await self._purge({topic: each for topic, each in floors.items() if topic not in gone})
         await self._give_back(outcome)
 
     async def _purge(self, floors: Offsets) -> None:

@@ -30,6 +30,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CopySettingsHeader
 from cometmq.raft import RaftOptions, Role
 from cometmq.remoting import Connection
+from cometmq.store import SYNC_MASTER
 
 log = logs.logger(__name__)
 
@@ -67,10 +68,10 @@ class RaftReplication:
         self._tick = means.tick
         self._commit_tick = end_tick
         self._duties = duties
-        self._sync = GroupSync(store, tables, client, SYNC_S)
-        self._tables = RaftTables(self, tables, client, self._sync)
+        self.sync = GroupSync(store, tables, client, SYNC_S)
+        self._tables = RaftTables(self, tables, client, self.sync)
         tables.replicas = self._tables
-        self._sync.copied = self._settle
+        self.sync.copied = self._settle
         tables.versions.term, tables.versions.counts = 0, False
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
@@ -98,7 +99,7 @@ class RaftReplication:
             options=OPTIONS,
         )
         await self._member.start(self._address.interface)
-        self._sync.start()
+        self.sync.start()
 
     def end_tick(self) -> None:
         """What members and the store have said in this tick is to be looked at."""
@@ -112,7 +113,7 @@ class RaftReplication:
 
     async def stop(self) -> None:
         """Take part no more."""
-        self._sync.stop()
+        self.sync.stop()
         if self._member is not None:
             await self._member.stop()
         await self._duties.stop()
@@ -136,7 +137,7 @@ class RaftReplication:
 
     def lead(self) -> None:
         """See Office."""
-        self._sync.follow("")
+        self.sync.lead()
         self._tables.lead()
         self._duties.lead()
 
@@ -151,7 +152,7 @@ class RaftReplication:
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
-            self._sync.follow("" if known is None else known.broker_addr)
+            self.sync.follow("" if known is None else known.broker_addr)
 
     async def _settle(self) -> None:
         """A member that lost its disk may count again once it has the tables, too."""
@@ -203,7 +204,7 @@ class RaftReplication:
 
     def leader_log(self) -> Extent:
         """The leader's log when it was last asked."""
-        return self._sync.master_log
+        return self.sync.master_log
 
     @property
     def serves(self) -> bool:
@@ -217,7 +218,7 @@ class RaftReplication:
         status, member = self.status(), self._member
         leads = status.role == "leader"
         facts = {
-            "brokerRole": "SYNC_MASTER" if self.serves else "SLAVE",
+            "brokerRole": SYNC_MASTER if self.serves else "SLAVE",
             "raftRole": status.role,
             "raftTerm": str(status.term),
             "raftLeader": status.leader,

@@ -54,12 +54,12 @@ class _Incoming(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
-        if self._peers.stopped or len(self._peers.incoming) >= MOST_CONNECTIONS:
+        if self._peers.stopped or not self._peers.has_room():
             transport.abort()
             return
         _ends_when_silent(transport)
         self._patience = asyncio.get_running_loop().call_later(GREETING_S, transport.abort)
-        self._peers.incoming.add(self)
+        self._peers.incoming[self] = None
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -86,7 +86,7 @@ class _Incoming(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._be_patient()
-        self._peers.incoming.discard(self)
+        self._peers.incoming.pop(self, None)
 
     def _be_patient(self) -> None:
         if self._patience is not None:
@@ -180,7 +180,8 @@ class Peers:
         self._met = met
         self.learned: dict[str, raft_wire.Greeting] = {}
         """What members have said of themselves."""
-        self.incoming: set[_Incoming] = set()
+        self.incoming: dict[_Incoming, None] = {}
+        """Oldest first."""
         self.stopped = False
         self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr)
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
@@ -216,6 +217,20 @@ class Peers:
         if before is not None or sender in self._links or len(self.learned) < MOST_CONNECTIONS:
             self.learned[sender] = greeting
             self._met()
+
+    def has_room(self) -> bool:
+        """Whether another connection may come. It takes the place of the oldest that has not said who it is,
+        then of the oldest that is no member's: whoever holds all places keeps nobody out."""
+        if len(self.incoming) < MOST_CONNECTIONS:
+            return True
+        strangers = [each for each in self.incoming if each.sender not in self._links]
+        oldest = next((each for each in strangers if not each.sender), next(iter(strangers), None))
+        if oldest is None or oldest.transport is None:
+            return False
+        self.refused.say("the oldest of %d connections makes room for another", len(self.incoming))
+        del self.incoming[oldest]
+        oldest.transport.abort()
+        return True
 
     def check_unread(self, connection: _Incoming) -> None:
         """Raise ProtocolError when a connection's frame is one too many that has not come whole."""

@@ -18,13 +18,14 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from cometmq import logs
 from cometmq.broker.replication.ha_client import success
-from cometmq.broker.replication.metadata_sync import MetadataSync, Table
+from cometmq.broker.replication.metadata_sync import MetadataSync, NotTheMaster, Table
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.versions import order
 from cometmq.errors import BrokerError, CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies import (
     ConsumerOffsetTable,
     DelayOffsetTable,
+    KVTable,
     SubscriptionGroupTable,
     TopicConfigTable,
 )
@@ -33,7 +34,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header
 from cometmq.protocol.headers_admin import CopySettingsHeader
 from cometmq.remoting import RemotingClient
-from cometmq.store import MessageStore
+from cometmq.store import SYNC_MASTER, MessageStore
 
 log = logs.logger(__name__)
 
@@ -87,6 +88,19 @@ class GroupSync(MetadataSync):
         await super().sync()
         if self.master_addr and not self.failure and self.copied is not None:
             await self.copied()
+
+    def lead(self) -> None:
+        """This member has the word. What it knows of offsets then is not given to the next leader: somebody
+        may have reset them there."""
+        self.follow("")
+        self._before = None
+
+    async def _is_gone(self, topic: str) -> bool:
+        """See MetadataSync. Who was just elected may not show yet what is known to be committed here."""
+        table = (await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
+        if table.get("brokerRole") != SYNC_MASTER:
+            raise NotTheMaster(f"{self.master_addr} does not take messages yet")
+        return await super()._is_gone(topic)
 
     async def settings(self) -> None:
         """Copy topics and groups; calls during a copy share the next one. Raises CometError."""
@@ -162,24 +176,36 @@ class RaftTables:
         return self._tables.versions.term or 0
 
     async def keep(self, since: int) -> None:
-        """See SettingsReplicas. Those who ask during a round share the next one."""
+        """See SettingsReplicas."""
+        problem = await self._round(since)
+        if problem:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"it is done, but {problem}")
+
+    async def confirm(self) -> int:
+        """See SettingsReplicas."""
+        since = self.check()
+        problem = await self._round(since)
+        if problem:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"nothing is done: {problem}")
+        return since
+
+    async def _round(self, since: int) -> str:
+        """Have a majority copy the tables; what keeps it from that, "" for nothing. Those who ask during a
+        round share the next one."""
         self._asked += 1
         mine = self._asked
         async with self._one_round:
             if not self._group.leading or since != self._tables.versions.term:
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR, "it is done, but another member leads, or has led since"
-                )
+                return "another member leads, or has led since"
             if self._done < mine:
                 covered, self._failure = self._asked, ""
                 header = CopySettingsHeader(leader=self.member, term=since)
                 try:
                     await self._of_majority(lambda addr: self._call(addr, RequestCode.COPY_SETTINGS, header))
                 except RaftRefused as refusal:
-                    self._failure = f"it is done, but the next leader may not know it: {refusal}"
+                    self._failure = f"the next leader may not know it: {refusal}"
                 self._done = covered
-            if self._failure:
-                raise CommandError(ResponseCode.SYSTEM_ERROR, self._failure)
+            return self._failure
 
     async def take_up(self) -> None:
         """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it

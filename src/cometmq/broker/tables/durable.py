@@ -55,6 +55,9 @@ class SettingsReplicas(Protocol):
     def check(self) -> int:
         """Since when this broker may change them. Raises CommandError if it may not."""
 
+    async def confirm(self) -> int:
+        """The same as `check`, asked of the others, too."""
+
     async def keep(self, since: int) -> None:
         """Come back when they are sure to have them as they are now. Raises CommandError, also if this broker
         has not been the one to change them all the time `since`."""
@@ -168,6 +171,10 @@ class DurableTables:
         """To be asked before a change, and given to `topics_kept` or `groups_kept` afterwards. Raises
         CommandError if topics and groups are changed elsewhere: at the leader of a raft group."""
         return 0 if self.replicas is None else self.replicas.check()
+
+    async def confirm_changeable(self) -> int:
+        """The same before what cannot be taken back: a leader that has lost its group may not know it yet."""
+        return 0 if self.replicas is None else await self.replicas.confirm()
 
     async def topics_kept(self, since: int) -> None:
         """Come back when every change of the topics so far outlives this broker's end. Raises OSError,
