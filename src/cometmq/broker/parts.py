@@ -61,7 +61,7 @@ from cometmq.protocol.addresses import VIP_OFFSET
 from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
-from cometmq.store import SYNC_MASTER, Arrivals, Clock, MessageStore, replace_file
+from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, replace_file
 
 log = logs.logger(__name__)
 
@@ -478,8 +478,13 @@ class BrokerParts:
             async with self._settings_lock:
                 text = format_properties(self._config.properties()).encode()
                 try:
-                    await asyncio.to_thread(replace_file, self.store.disk, os.path.abspath(path), text)
+                    await asyncio.to_thread(write_settings, self.store.disk, path, text)
                 except OSError as error:
                     log.error("settings not written to %s: %s", path, error)
                     reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
                     raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error
+
+
+def write_settings(disk: Disk, path: str, text: bytes) -> None:
+    """Replace a settings file. Raises OSError."""
+    replace_file(disk, os.path.abspath(path), text)

@@ -62,8 +62,8 @@ def unguarded(address: BrokerAddress, port: int, who: str) -> str:
         return ""
     there = " and ".join(name for name, given in guards.items() if given)
     return (
-        f"port {port}, where {who} connect, knows nothing of {there}: whoever reaches it can read all messages. "
-        "Let only brokers reach it (docs/security.md)"
+        f"port {port}, where {who} connect, knows nothing of {there}: whoever reaches it can read all "
+        "messages. Let only brokers reach it (docs/security.md)"
     )
 
 
