@@ -70,7 +70,7 @@ async def main():
         if came == 1:
             raise LookupError("not yet")
         done.set()
-        return ConsumeStatus.CONSUME_SUCCESS
+        return ConsumeStatus.SUCCESS
     good = {"namesrv": namesrv, "client_options": options(secret)}
     first = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     async with Producer("P", **good) as producer, TransactionProducer("PT", Bank(), **good) as transactions:
@@ -185,10 +185,10 @@ def test_programs_log_no_secret_and_no_message(scene: Scene) -> None:
     assert MARK not in said
     at = ("-b", scene.addr)
     for words in (
-        ("updateAclConfig", *at, "-a", "added", "-s", ADDED),
+        ("updateAclConfig", *at, "-a", "added-one", "-s", ADDED),
         ("updateAclConfig", *at, "-a", "x", "-s", ADDED),  # the name is too short
-        ("updateAclConfig", *at, "-a", "added2", "-s", f"{ADDED} with blanks"),
-        ("deleteAclConfig", *at, "-a", "added"),
+        ("updateAclConfig", *at, "-a", "added-two", "-s", f"{ADDED} with blanks"),
+        ("deleteAclConfig", *at, "-a", "added-one"),
         ("updateBrokerConfig", *at, "-k", "metricsGrpcExporterHeader", "-v", CHANGED),
         ("updateBrokerConfig", *at, "-k", "metricsGrpcExporterHeaders", "-v", CHANGED),
         ("getBrokerConfig", *at),
