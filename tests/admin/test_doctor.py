@@ -188,6 +188,18 @@ async def test_nonsense_of_a_hostile_broker_is_no_trouble(tmp_path: Path, runtim
         assert await examine([namesrv]) == []
 
 
+async def test_brokers_of_several_versions_are_named(tmp_path: Path) -> None:
+    async with (
+        hostile_broker(tmp_path, {"brokerVersionDesc": "V5_5_0"}) as (namesrv, _),
+        broker(tmp_path / "a", namesrv) as one,
+    ):
+        await one.parts.registrar.registered()
+        finding = only(await examine([namesrv]))
+    assert (finding.where, finding.serious) == ("brokers", False)
+    assert "they are of several versions: V4_9_7" in finding.problem
+    assert "V5_5_0" in finding.problem
+
+
 async def test_what_a_hostile_broker_says_is_cut(tmp_path: Path) -> None:
     async with hostile_broker(tmp_path, {"storeFlags": "x" * 100_000, "commitLogDiskRatio": "1e308"}) as (
         namesrv, addr,
