@@ -291,7 +291,7 @@ class MetadataSync:
             return
         outcome = self.merge(given)
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
-        await self._purge(given.min_offsets or {})
+        await self._purge({topic: dict(pairs) for topic, pairs in (given.min_offsets or {}).items()})
         await self._give_back(outcome)
 
     async def _purge(self, floors: Offsets) -> None:
