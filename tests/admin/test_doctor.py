@@ -149,6 +149,26 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        ({"brokerRole": "SLAVE", "haProblem": "p"}, ["the slave does not follow its master: p"]),
+        ({"brokerRole": "SYNC_MASTER", "haProblem": "p"}, ["no slave can follow: p"]),
+        ({"brokerRole": "SLAVE", "raftRole": "follower", "haProblem": "p"}, ["group does not begin: p"]),
+        ({"brokerRole": "SLAVE", "raftRole": "follower", "raftSuspect": "true"}, ["does not count in its"]),
+        ({"brokerRole": "ASYNC_MASTER", "haProblem": "none", "raftSuspect": "false"}, []),
+    ],
+)
+async def test_what_it_says_of_replication_is_told_by_its_role(
+    tmp_path: Path, runtime: dict[str, str], said: list[str]
+) -> None:
+    async with hostile_broker(tmp_path, runtime) as (namesrv, _):
+        found = await examine([namesrv])
+    assert len(found) == len(said)
+    for finding, words in zip(found, said, strict=True):
+        assert words in finding.problem
+
+
+@pytest.mark.parametrize(
     "runtime",
     [
         {"systemTimeMillis": "9" * 4_000},
@@ -162,6 +182,18 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
 async def test_nonsense_of_a_hostile_broker_is_no_trouble(tmp_path: Path, runtime: dict[str, str]) -> None:
     async with hostile_broker(tmp_path, runtime) as (namesrv, _):
         assert await examine([namesrv]) == []
+
+
+async def test_brokers_of_several_versions_are_named(tmp_path: Path) -> None:
+    async with (
+        hostile_broker(tmp_path, {"brokerVersionDesc": "V5_5_0"}) as (namesrv, _),
+        broker(tmp_path / "a", namesrv) as one,
+    ):
+        await one.parts.registrar.registered()
+        finding = only(await examine([namesrv]))
+    assert (finding.where, finding.serious) == ("brokers", False)
+    assert "they are of several versions: V4_9_7" in finding.problem
+    assert "V5_5_0" in finding.problem
 
 
 async def test_what_a_hostile_broker_says_is_cut(tmp_path: Path) -> None:

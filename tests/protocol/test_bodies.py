@@ -401,3 +401,10 @@ def test_object_keys_compare_by_content() -> None:
     assert first == second
     assert first.as_dict() == {"a": 1, "b": (2,)}
     assert json.loads(json.dumps(first.as_dict())) == {"a": 1, "b": [2]}
+
+
+def test_what_only_our_slaves_know_has_no_integers_as_keys() -> None:
+    """5.5's slave reads its own fields however they are written, and stops at others' keys without quotes."""
+    body = b.ConsumerOffsetTable(offset_table={"T@G": {0: 1}}, min_offsets={"T": [(1, 5)]})
+    assert body.encode() == b'{"minOffsets":{"T":[[1,5]]},"offsetTable":{"T@G":{0:1}}}'
+    assert b.ConsumerOffsetTable.decode(body.encode()) == body

@@ -282,6 +282,8 @@ async def test_half_a_configuration_of_a_server_is_refused(
         ({"tls_client_trustCertPath": "/nowhere"}, "No such file"),
         ({"tls_client_certPath": "/nowhere"}, "No such file"),
         ({"tls_client_authServer": "maybe"}, "true or false"),
+        ({"tls_enable": "maybe"}, "true or false"),
+        ({"tls_enable": "false"}, "true, where this file is to have a client speak TLS"),
     ],
 )
 def test_half_a_configuration_of_a_client_is_refused(

@@ -273,14 +273,7 @@ def _told(broker: BrokerStatus) -> list[Finding]:
                 "docs/server.md, Back-pressure, has each reason and its setting",
             )
         )
-    if runtime.get("haProblem", "none") != "none":
-        findings.append(
-            _bad(
-                addr,
-                f"the slave does not follow its master: {runtime['haProblem']}",
-                "docs/replication.md; the log of the slave can be cut by cometmq store truncate",
-            )
-        )
+    findings += _replication(addr, runtime)
     skew = _skew_ms(runtime)
     if skew is not None and abs(skew) > SKEW_MS:
         ahead = "ahead of" if skew > 0 else "behind"
@@ -289,6 +282,30 @@ def _told(broker: BrokerStatus) -> list[Finding]:
                 addr,
                 f"the broker's clock is {abs(skew) / 1000:.0f} s {ahead} this machine's",
                 "synchronise clocks (NTP): searches by time, delays and retention go by the broker's",
+            )
+        )
+    return findings
+
+
+def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
+    """What a slave, a master or a raft member says of its part in replication."""
+    findings = []
+    if (problem := runtime.get("haProblem", "none")) != "none":
+        what, cure = (
+            "the slave does not follow its master",
+            "docs/replication.md; the log of the slave can be cut by cometmq store truncate",
+        )
+        if "raftRole" in runtime:
+            what, cure = "the raft group does not begin", "the same dLegerPeers in the files of all members"
+        elif runtime.get("brokerRole") != "SLAVE":
+            what, cure = "no slave can follow", "a free port (haListenPort; else listenPort + 1)"
+        findings.append(_bad(addr, f"{what}: {problem}", cure))
+    if runtime.get("raftSuspect", "false") == "true":
+        findings.append(
+            _odd(
+                addr,
+                "the member has an empty or damaged log, and does not count in its group yet",
+                "start the other members, or `cometmq raft remove` those that are gone (docs/replication.md)",
             )
         )
     return findings

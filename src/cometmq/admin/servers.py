@@ -70,8 +70,8 @@ class ServerAdmin(Client):
 
     async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
         """Change settings of a running broker, which writes them to its file. Raises BrokerError with the key
-        and what is expected; then nothing has changed. Only CometMQ's brokers say what counts later or is
-        unknown."""
+        and what is expected; then nothing has changed, unless it says that its file cannot be written. Only
+        CometMQ's brokers say that, what counts later, and what is unknown."""
         body = format_properties(dict(settings)).encode()
         answer = await self.client.brokers.call(broker_addr, RequestCode.UPDATE_BROKER_CONFIG, body=body)
         said = answer.header(UpdateBrokerConfigResponseHeader)

@@ -54,10 +54,11 @@ from cometmq.broker.timers.requests import TimerProcessor
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
+from cometmq.errors import CommandError
 from cometmq.metrics import MetricsExporter
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import VIP_OFFSET
-from cometmq.protocol.codes import RequestCode, handlers_of
+from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
 from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, replace_file
@@ -461,6 +462,7 @@ class BrokerParts:
         self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
+        """Raises CommandError where they hold, but cannot be written."""
         self.sends.configure()
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
@@ -474,13 +476,15 @@ class BrokerParts:
         if path and keys:
             # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
             async with self._settings_lock:
-                text = format_properties(self._config.properties())
-                await asyncio.to_thread(write_settings, self.store.disk, path, text)
+                text = format_properties(self._config.properties()).encode()
+                try:
+                    await asyncio.to_thread(write_settings, self.store.disk, path, text)
+                except OSError as error:
+                    log.error("settings not written to %s: %s", path, error)
+                    reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
+                    raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error
 
 
-def write_settings(disk: Disk, path: str, text: str) -> None:
-    """Replace a settings file, or say why not: the settings are in force already."""
-    try:
-        replace_file(disk, os.path.abspath(path), text.encode())
-    except OSError as error:
-        log.error("settings not written to %s: %s", path, error)
+def write_settings(disk: Disk, path: str, text: bytes) -> None:
+    """Replace a settings file. Raises OSError."""
+    replace_file(disk, os.path.abspath(path), text)

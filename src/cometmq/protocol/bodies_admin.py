@@ -200,11 +200,12 @@ class QueryConsumeTimeSpanBody(Body):
 
 class ConsumerOffsetTable(IntegerKeyed):
     """Offsets by "topic@group" and queue id (code 43, consumerOffset.json). min_offsets, ours, for slaves: by
-    topic and queue id the first offset that readers may see, where it was moved on purpose."""
+    topic the queue ids and first offsets that readers may see, where these were moved on purpose. In pairs:
+    5.5's slave cannot read over what has integers as keys."""
 
     offset_table: dict[str, dict[int, int]] = empty(dict)
     data_version: DataVersion | None = None
-    min_offsets: dict[str, dict[int, int]] | None = None
+    min_offsets: dict[str, list[tuple[int, int]]] | None = None
 
 
 class DelayOffsetTable(IntegerKeyed):

@@ -43,6 +43,7 @@ class TlsFile:
             raise ConfigError("tls.config.file", path, expected) from None
         for key in self._pairs.keys() - set(KEYS):
             warn_unknown(key, KEYS)
+        self._wanted = self.flag("tls.enable", True)
 
     def text(self, key: str) -> str:
         return self._pairs.get(key, "").strip()
@@ -79,6 +80,8 @@ class TlsFile:
     def client_context(self) -> ssl.SSLContext:
         """For the calling side. Servers are verified, unlike by RocketMQ's clients, unless the file says
         otherwise; their names are as long as no trustCertPath says whom to believe."""
+        if not self._wanted:
+            raise self._wrong("tls.enable", "true, where this file is to have a client speak TLS")
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

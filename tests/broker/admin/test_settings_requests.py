@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import threading
 from collections.abc import Iterator
@@ -78,6 +79,15 @@ class TestRequests:
             {"atNextStart": "checkCRCOnRecover messageIndexSafe", "unknown": "maxMesageSize"},
         )
         assert cluster.broker.config.store.max_message_size == 222
+
+    async def test_what_holds_and_cannot_be_written_is_no_success(self, tmp_path):
+        disk, path = FaultyDisk(really_sync=False), tmp_path / "broker.conf"
+        async with running(tmp_path / "store", disk, brokerConfigPath=str(path)) as (broker, peer):
+            disk.fail("open", match="broker.conf", error=errno.ENOSPC)
+            refused(await change(peer, b"maxMessageSize=111\n"), 1, "taken, but cannot be written")
+            assert broker.config.store.max_message_size == 111
+            assert (await change(peer, b"maxMessageSize=222\n")).code == 0
+            assert parse_properties(path.read_text())["maxMessageSize"] == "222"
 
     async def test_quick_changes_are_written_one_after_the_other(self, tmp_path):
         disk = FaultyDisk(really_sync=False)

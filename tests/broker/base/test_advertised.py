@@ -55,6 +55,23 @@ def test_one_that_may_be_wrong_is_doubted(ip, bind, own, problem, words):
         assert word in doubt
 
 
+@pytest.mark.parametrize(
+    ("bind", "settings", "words"),
+    [
+        ("", {"acl_enable": True}, "port 10912, where slaves connect, knows nothing of aclEnable: "),
+        ("10.0.0.1", {"tls_server_mode": "enforcing"}, "knows nothing of tls.server.mode=enforcing: "),
+        ("", {"acl_enable": True, "tls_server_mode": "enforcing"}, "aclEnable and tls.server.mode"),
+        ("", {"tls_server_mode": "permissive"}, ""),
+        *((local, {"acl_enable": True}, "") for local in ("127.0.0.1", "::1", "localhost")),
+    ],
+)
+def test_a_port_that_accounts_do_not_guard_is_said(bind, settings, words):
+    config = BrokerConfig(broker_ip1="10.0.0.1", bind_address=bind, **settings)
+    said = advertised.unguarded(BrokerAddress(config, "10.0.0.1", 10911), 10912, "slaves")
+    assert words in said
+    assert bool(said) == bool(words)
+
+
 @pytest.mark.parametrize(("ip", "own"), [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False)])
 def test_addresses_of_this_machine_are_known(ip, own):
     if ip == "::1" and not socket.has_ipv6:

@@ -38,6 +38,24 @@ class TestQueries:
         found = records(await self.query(peer, "large"))
         assert [m.body[:1] for m in found] == [b"1", b"2", b"3", b"4"]
 
+    async def test_keys_of_other_topics_with_the_same_hash_hide_little(self, peer):
+        """KeysAa and KeysBB have one hash, so each key of theirs has one, too."""
+
+        async def found(maximum):
+            return [m.body for m in records(await self.query(peer, "k", "KeysBB", maximum=maximum))]
+
+        await peer.send("KeysBB", body=b"old", properties={"KEYS": "k"})
+        for count in (100, 60):
+            for _ in range(count):
+                await peer.send("KeysAa", properties={"KEYS": "k"})
+            await peer.send("KeysBB", body=b"%d" % count, properties={"KEYS": "k"})
+        assert await found(32) == [b"old", b"100", b"60"]
+        assert await found(2) == [b"100", b"60"]
+        for _ in range(100):
+            await peer.send("KeysAa", properties={"KEYS": "k"})
+        assert await found(1) == [b"60"]
+        assert await found(32) == [b"100", b"60"]  # a bounded number of records is looked at
+
     async def test_few_queries_at_once_have_their_answers_in_memory(self, cluster, monkeypatch):
         by_key = Lookup.by_key
         most_at_once = {}

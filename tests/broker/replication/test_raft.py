@@ -221,6 +221,24 @@ async def test_a_group_begins_when_all_of_its_members_are_there(group):
     await send(group, await group.leader(), b"one")
 
 
+async def test_a_group_whose_members_differ_in_their_file_does_not_begin_and_says_so(group, caplog):
+    for member in list(group.brokers):
+        await group.stop(member)
+        group.wipe(member)
+    more = ";".join(f"{name}-{addr}" for name, addr in {**group.addresses, "n3": "127.0.0.1:1"}.items())
+    await asyncio.gather(group.start("n0"), group.start("n1"), group.start("n2", dLegerPeers=more))
+    words = "dLegerPeers must be equal where a group begins: at n2 n0;n1;n2;n3, here n0;n1;n2"
+    await until(lambda: group.brokers["n0"].parts.replication.facts()["haProblem"] == words)
+    found = HaRuntimeInfo.decode((await group.peers["n0"].call(RequestCode.GET_BROKER_HA_STATUS)).body)
+    assert found.problem == words
+    assert words in caplog.text
+    assert {(await group.status(each)).term for each in group.brokers} == {0}
+    await group.stop("n2")
+    await group.start("n2")
+    await send(group, await group.leader(), b"one")
+    assert {each.parts.replication.facts()["haProblem"] for each in group.brokers.values()} == {"none"}
+
+
 async def test_a_leader_whose_disk_fails_leaves(group):
     leader = await group.leader()
     await group.equal()

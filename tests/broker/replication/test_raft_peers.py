@@ -105,11 +105,13 @@ def test_what_no_member_sends_is_refused(data: bytes, problem: str) -> None:
 class Member:
     """A member's connections, and what it heard."""
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, *begins: str) -> None:
         self.heard: asyncio.Queue[AnyMessage] = asyncio.Queue()
+        self.begins = begins
         self.peers = Peers(
-            GROUP, me, "h:1", "h:2", receive=self.heard.put_nowait, heard=lambda: None, met=lambda: None
-        )
+            GROUP, me, "h:1", "h:2",
+            receive=self.heard.put_nowait, heard=lambda: None, met=lambda: None, begins=lambda: self.begins,
+        )  # fmt: skip
         self.addr = ""
 
     async def start(self, port: int = 0) -> None:
@@ -298,6 +300,54 @@ async def test_strangers_who_hold_all_places_keep_no_member_out(monkeypatch: pyt
     await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "n2", ""})
     for _, writer in (named[0], second, last):
         writer.close()
+    await one.peers.stop()
+
+
+async def test_a_group_does_not_begin_with_members_that_differ(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their majorities need not meet."""
+    monkeypatch.setattr(raft_peers, "RETRY_S", 0.1)
+    one, other = Member("n0", "n0", "n1"), Member("n1", "n0", "n1", "n2")
+    await one.start()
+    await other.start()
+    other.peers.use({"n0": one.addr})
+    await until(lambda: "has ended the connection at once: its log says why" in caplog.text)
+    words = "dLegerPeers must be equal where a group begins: at n1 n0;n1;n2, here n0;n1"
+    assert f"the connection of raft member n1 is closed: {words}" in caplog.text
+    assert one.peers.problem == words
+    assert (one.peers.learned, one.heard.empty()) == ({}, True)
+    other.begins = ("n0", "n1")  # the file was mended
+    assert await said(other, beat("n1", "n0"), one) == beat("n1", "n0")
+    assert one.peers.problem == ""
+    await one.peers.stop()
+    await other.peers.stop()
+
+
+@pytest.mark.parametrize(("here", "there"), [((), ("n0", "n1")), (("n0", "n1"), ())])
+async def test_where_one_of_two_belongs_to_a_group_already_its_log_counts(
+    here: tuple[str, ...], there: tuple[str, ...]
+) -> None:
+    one, other = Member("n0", *here), Member("n1", *there)
+    await one.start()
+    await other.start()
+    other.peers.use({"n0": one.addr})
+    assert await said(other, beat("n1", "n0"), one) == beat("n1", "n0")
+    assert one.peers.problem == ""
+    await one.peers.stop()
+    await other.peers.stop()
+
+
+async def test_who_connects_and_is_no_member_is_named_with_the_cure(caplog: pytest.LogCaptureFixture) -> None:
+    one = Member("n0")
+    await one.start()
+    for name in ("n1", "n9"):
+        one.peers.use({"n1": "127.0.0.1:1"})
+        _, writer = await greet(one, raft_wire.greeting(GROUP, name, "h:1", "h:2"))
+        await until(lambda name=name: name in one.peers.learned)
+        writer.close()
+    assert "raft member n9 at h:1 has connected, and is none of this group" in caplog.text
+    assert "raft member n1 at h:1 has connected" not in caplog.text
     await one.peers.stop()
 
 

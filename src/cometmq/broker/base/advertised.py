@@ -49,6 +49,24 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
     return found
 
 
+def unguarded(address: BrokerAddress, port: int, who: str) -> str:
+    """What is to be said of a port of replication, which knows no accounts and no TLS, where the broker's own
+    port does; "" where nothing is. who: connects there."""
+    config = address.config
+    guards = {
+        "aclEnable": config.acl_enable,
+        "tls.server.mode=enforcing": config.tls_server_mode == "enforcing",
+    }
+    only_here = address.interface == "localhost" or address.interface.startswith(("127.", "::1"))
+    if only_here or not any(guards.values()):
+        return ""
+    there = " and ".join(name for name, given in guards.items() if given)
+    return (
+        f"port {port}, where {who} connect, knows nothing of {there}: whoever reaches it can read all "
+        "messages. Let only brokers reach it (docs/security.md)"
+    )
+
+
 async def look(address: BrokerAddress) -> None:
     """Warn of what may be wrong with the address of a broker that listens."""
     own = is_own(address.ip)

@@ -107,7 +107,7 @@ class OffsetProcessor:
             async for topic in turns.each(offsets.topics_of(group)):
                 queues = table[topic + SEPARATOR + group] = offsets.queues(group, topic)
                 entries += len(queues)
-        floors = {topic: dict(queues) for topic, queues in self.store.min_offsets.by_topic.items()}
+        floors = {topic: [*queues.items()] for topic, queues in self.store.min_offsets.by_topic.items()}
         body = ConsumerOffsetTable(
             offset_table=table, data_version=self.tables.offsets_version(), min_offsets=floors or None
         )

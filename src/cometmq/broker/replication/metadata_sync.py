@@ -312,7 +312,7 @@ class MetadataSync:
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
         floors = given.min_offsets or {}  # perhaps of a topic of that name that is gone: the next ones tell
-        await self._purge({topic: each for topic, each in floors.items() if topic not in gone})
+        await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._give_back(outcome)
 
     async def _purge(self, floors: Offsets) -> None:

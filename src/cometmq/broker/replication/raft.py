@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.replication.means import Means
@@ -99,6 +100,8 @@ class RaftReplication:
             options=OPTIONS,
         )
         await self._member.start(self._address.interface)
+        if warning := advertised.unguarded(self._address, self._member.peers.port, "members"):
+            log.warning("%s", warning)
         self.sync.start()
 
     def end_tick(self) -> None:
@@ -213,6 +216,10 @@ class RaftReplication:
 
     # -- what tools ask
 
+    @property
+    def _problem(self) -> str:
+        return "" if self._member is None else self._member.peers.problem
+
     def facts(self) -> dict[str, str]:
         """For the runtime table."""
         status, member = self.status(), self._member
@@ -225,6 +232,7 @@ class RaftReplication:
             "raftCommitted": str(status.committed),
             "raftLast": str(status.last),
             "raftSuspect": "true" if member is not None and member.suspect else "false",
+            "haProblem": self._problem or "none",
         }
         if leads:
             others = [each.match for each in status.members if each.member != status.member]
@@ -290,6 +298,7 @@ class RaftReplication:
                 master_commit_log_max_offset=end,
                 in_sync_slave_nums=near,
                 ha_connection_info=infos,
+                problem=self._problem or None,
             )
         received = member.received
         info = HaClientInfo(
@@ -301,7 +310,7 @@ class RaftReplication:
             master_flush_offset=member.end_of(node.committed),
             activated=bool(node.leader),
         )
-        return HaRuntimeInfo(master=False, ha_client_runtime_info=info)
+        return HaRuntimeInfo(master=False, ha_client_runtime_info=info, problem=self._problem or None)
 
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
         """What this member knows of its group."""

@@ -135,7 +135,7 @@ class RaftMember:
         )  # fmt: skip
         self.peers = Peers(
             group, me, seat.addresses[me], seat.broker_addr,
-            receive=self._receive, heard=self._schedule, met=self._met,
+            receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
         self._led = asyncio.Event()  # set when it leads no more
@@ -506,6 +506,11 @@ class RaftMember:
     def _met(self) -> None:
         self._use_members()
         self._office.met()
+
+    def _begins(self) -> tuple[str, ...]:
+        """The members of a group that may begin, in order; none once there is a group."""
+        blank = self.node.term == 0 and self._ledger.last < 0
+        return tuple(sorted(self.node.members.voters)) if blank else ()
 
     def settled(self, term: int) -> None:
         """Topics and groups are those of the leader of this term, and durable."""

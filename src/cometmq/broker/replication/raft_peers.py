@@ -19,6 +19,7 @@ from cometmq.broker.replication.sparing import Sparing
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
+from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
@@ -38,6 +39,7 @@ SILENT_MS = 3_000
 """A connection ends when the other machine's kernel has not taken what was sent for so long: after a network
 is mended nobody waits for TCP's growing pauses."""
 
+_SHOWN = 200  # characters of a list of members
 Receive = Callable[[AnyMessage], None]
 """Takes a message. Raises CometError for what no member would say."""
 
@@ -115,15 +117,25 @@ class _Link(asyncio.Protocol):
                 async with asyncio.timeout(CONNECT_S):
                     await loop.create_connection(lambda: self, *address)
             except OSError as error:  # TimeoutError is one
-                if self._said_at is None or loop.time() - self._said_at >= SILENCE_S:
-                    self._said_at = loop.time()
+                if self._may_say():
                     log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")
             else:
                 begun = loop.time()
                 await self._broken.wait()
                 if loop.time() - begun >= SILENCE_S:
                     self._said_at = None
+                elif loop.time() - begun < RETRY_S and self._may_say():
+                    log.warning(
+                        "raft member %s has ended the connection at once: its log says why", self.addr
+                    )
             await asyncio.sleep(RETRY_S)
+
+    def _may_say(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        may = self._said_at is None or now - self._said_at >= SILENCE_S
+        if may:
+            self._said_at = now
+        return may
 
     def send(self, data: bytes) -> None:
         if self.transport is None:
@@ -169,9 +181,11 @@ class Peers:
         receive: Receive,
         heard: Callable[[], None],
         met: Callable[[], None],
+        begins: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
-        heard: called when all messages of some bytes were received; met: when one has said who it is."""
+        heard: called when all messages of some bytes were received; met: when one has said who it is. begins:
+        see Greeting."""
         self.group = group
         self.me = me
         self.refused = Sparing(log)
@@ -183,7 +197,9 @@ class Peers:
         self.incoming: dict[_Incoming, None] = {}
         """Oldest first."""
         self.stopped = False
-        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr)
+        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, begins())
+        self._begins = begins
+        self._differs: tuple[str, str] = ("", "")  # who has other dLegerPeers, and the words for it
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 
@@ -200,8 +216,9 @@ class Peers:
 
     def greeted(self, connection: _Incoming, greeting: raft_wire.Greeting) -> None:
         """A member has connected; what it had before is broken. Raises ProtocolError if another one has its
-        name."""
+        name, or if both may begin a group, and not the same."""
         sender = greeting.sender
+        self._compare(greeting)
         before = self.learned.get(sender)
         for other in list(self.incoming):
             if other is not connection and other.sender == sender and other.transport is not None:
@@ -217,6 +234,28 @@ class Peers:
         if before is not None or sender in self._links or len(self.learned) < MOST_CONNECTIONS:
             self.learned[sender] = greeting
             self._met()
+        if sender not in self._links:
+            self.refused.say(
+                "raft member %s at %s has connected, and is none of this group, nor of dLegerPeers here: "
+                "`cometmq raft add %s` takes it in",
+                sender, greeting.addr, sender,
+            )  # fmt: skip
+
+    def _compare(self, greeting: raft_wire.Greeting) -> None:
+        """Two that begin with other members each would be two groups, whose majorities need not meet."""
+        own, other, sender = self._begins(), greeting.begins, greeting.sender
+        if own and other and own != other:
+            there, here = (shortened(";".join(each), _SHOWN) for each in (other, own))
+            words = f"dLegerPeers must be equal where a group begins: at {sender} {there}, here {here}"
+            self._differs = sender, words
+            raise ProtocolError(words)
+        if sender == self._differs[0]:
+            self._differs = "", ""
+
+    @property
+    def problem(self) -> str:
+        """What keeps the group from beginning, "" if that is not known."""
+        return self._differs[1] if self._begins() else ""
 
     def has_room(self) -> bool:
         """Whether another connection may come. It takes the place of the oldest that has not said who it is,

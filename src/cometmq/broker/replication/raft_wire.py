@@ -26,11 +26,12 @@ MOST_MESSAGES = 1024
 """Of a frame. A tick has a few for each member."""
 
 _LENGTH = struct.Struct(">I")
-_LONGEST_GREETING = 1024
+_LONGEST_GREETING = 4096
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked."""
+    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked. begins: of a
+    member without anything, the members of the group that it would begin, in order; else none."""
 
     magic: str
     version: int
@@ -38,6 +39,7 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
     sender: str
     addr: str
     broker_addr: str
+    begins: tuple[str, ...] = ()
 
 
 _encode = msgspec.msgpack.encode
@@ -47,9 +49,9 @@ _messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
 )
 
 
-def greeting(group: str, sender: str, addr: str, broker_addr: str) -> bytes:
+def greeting(group: str, sender: str, addr: str, broker_addr: str, begins: tuple[str, ...] = ()) -> bytes:
     """The first frame of a connection, which says who speaks."""
-    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr))
+    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
     return _LENGTH.pack(len(data)) + data
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cometmq import logs
+from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET, host_port
 from cometmq.broker.replication.ha_client import HaClient
 from cometmq.broker.replication.ha_server import HaServer
@@ -76,6 +77,8 @@ class Replication:
             address.ha_port = port
             try:
                 address.ha_port = await self.master.start(address.interface, port)
+                if warning := advertised.unguarded(address, address.ha_port, "slaves"):
+                    log.warning("%s", warning)
             except OSError as error:
                 reason = error.strerror or error
                 self._problem = f"port {port}, where slaves connect, is not available: {reason}"

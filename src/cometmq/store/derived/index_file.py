@@ -296,10 +296,17 @@ class IndexFile:
         )
 
     async def search(
-        self, off_loop: OffLoop, key_hash: int, limit: int, begin: int, end: int, found: list[int]
+        self,
+        off_loop: OffLoop,
+        key_hash: int,
+        limit: int,
+        begin: int,
+        end: int,
+        found: list[int],
+        before: int,
     ) -> None:
-        """Add positions of entries with this hash and a time in [begin, end] to `found`, newest first,
-        until it holds `limit`. In steps: a key may have as many entries as the file holds."""
+        """Add positions before this one of entries with this hash and a time in [begin, end] to `found`,
+        newest first, until it holds `limit`. In steps: a key may have as many entries as the file holds."""
         count = self.count
         number: int | None = None
 
@@ -315,7 +322,8 @@ class IndexFile:
                 if seconds < 0:
                     return False
                 time_ms = self.begin_ms + seconds * 1000
-                if stored_hash == key_hash and begin <= time_ms <= end and position not in found:
+                in_range = begin <= time_ms <= end and position < before
+                if stored_hash == key_hash and in_range and position not in found:
                     found.append(position)
                 if previous >= number or time_ms < begin:
                     return False

@@ -29,6 +29,8 @@ from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
 _LONGEST_KEY = 255 + PROPERTIES_MAX_BYTES  # characters of topic and key: no record has more
+NO_POSITION = 1 << 63
+"""Behind all records."""
 _BATCH = 1024  # records hashed together, at least
 _SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery
 
@@ -176,17 +178,24 @@ class IndexService:
     # -- searching --------------------------------------------------------------------------------
 
     async def search(
-        self, off_loop: OffLoop, topic: str, key: str, limit: int, begin: int, end: int
+        self,
+        off_loop: OffLoop,
+        topic: str,
+        key: str,
+        limit: int,
+        begin: int,
+        end: int,
+        before: int = NO_POSITION,
     ) -> list[int]:
-        """Ascending positions of the newest `limit` records that may have this key (or one with its hash) and
-        were stored in [begin, end] (ms)."""
+        """Ascending positions of the newest `limit` records that may have this key (or one with its hash),
+        lie before a position, and were stored in [begin, end] (ms)."""
         if len(topic) + len(key) > _LONGEST_KEY:
             return []
         key_hash = index_hash(f"{topic}#{key}")
         found: list[int] = []
         for file in self.files[::-1]:
             if file.overlaps(begin, end):
-                await file.search(off_loop, key_hash, limit, begin, end, found)
+                await file.search(off_loop, key_hash, limit, begin, end, found, before)
             if file.begin_ms < begin or len(found) >= limit:
                 break
             await off_loop.pause(0)

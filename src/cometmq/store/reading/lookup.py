@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from cometmq import logs
@@ -15,15 +15,37 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.files import WAITING, Reads
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
-from cometmq.store.derived.index_service import IndexService
+from cometmq.store.derived.index_service import NO_POSITION, IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-_QUERY_ROUNDS = 3
+_POSITIONS_AT_ONCE = 32  # of records that may have a key
+_MOST_LOOKED_AT = 256  # of these, where other topics' keys have the same hash
 _UNITS_A_TURN = 256  # looked at in one turn of the loop; each may stand for a record that must be read
 _BYTES_A_TURN = 1 << 20  # of records, copied and checked in 1 ms or so
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """Records of a topic, the newest first: `limit` at most, and bytes for `left` more."""
+
+    topic: str
+    limit: int
+    left: int
+    records: list[bytes] = field(default_factory=list)
+
+    def add(self, record: bytes) -> None:
+        """Unless it is another topic's, whose key has the same hash."""
+        if topic_of(record) == self.topic:
+            self.left -= len(record)
+            if self.left >= 0:
+                self.records.append(record)
+
+    @property
+    def full(self) -> bool:
+        return self.left < 0 or len(self.records) >= self.limit
 
 
 @dataclass(slots=True, eq=False)
@@ -62,41 +84,36 @@ class Lookup:
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self.config.max_msgs_num_batch)
+        found = _Found(topic, limit, max_bytes)
+        behind, left = NO_POSITION, max(_MOST_LOOKED_AT, limit)
         async with AsyncExitStack() as held:
-            for round_ in range(_QUERY_ROUNDS):
-                positions = await self.index.search(self.off_loop, topic, key, limit, begin_ms, end_ms)
-                if not positions:
-                    break
-                if not round_:
+            while not found.full and left > 0:
+                count = min(max(limit - len(found.records), _POSITIONS_AT_ONCE), left)
+                positions = await self.index.search(
+                    self.off_loop, topic, key, count, begin_ms, end_ms, before=behind
+                )
+                if positions and behind == NO_POSITION:
                     await held.enter_async_context(self.off_loop.large_answers)
-                found = await self._newest(topic, positions, max_bytes)
-                if found:
-                    return found
-                # The store time of the first record that still exists at or behind the oldest of them.
-                begin = max(positions[0], self.commit_log.min_position + self.commit_log.framing.gap)
-                end_ms = await self.off_loop.ask(partial(self.store_time_at, begin))
-                if end_ms < 0:
+                await self._take(found, positions)
+                if len(positions) < count or positions[0] <= self.commit_log.min_position:
                     break
-        return []
+                behind = positions[0]
+                left -= count
+        return found.records[::-1]
 
-    async def _newest(self, topic: str, positions: list[int], max_bytes: int) -> list[bytes]:
-        """The records of a topic at these (ascending) positions, the newest of them that have `max_bytes`
-        together. Keys of other topics may have the same hash."""
-        found: list[bytes] = []
-        left, this_turn = max_bytes, 0
+    async def _take(self, found: _Found, positions: list[int]) -> None:
+        """Add the records at these (ascending) positions, the newest first, until it is full."""
+        this_turn = 0
         for position in reversed(positions):
             record = await self.off_loop.ask(partial(self.record_at, position))
-            if record is None or topic_of(record) != topic:
-                continue
-            left -= len(record)
-            if left < 0:
+            if record is not None:
+                found.add(record)
+                this_turn += len(record)
+            if found.full:
                 break
-            found.append(record)
-            this_turn += len(record)
             if this_turn >= _BYTES_A_TURN:
                 this_turn = 0
                 await self.off_loop.pause(0)
-        return found[::-1]
 
     def store_time_at(self, position: int, reads: Reads) -> int:
         """Store time of the record at a position; -1 where none begins."""
