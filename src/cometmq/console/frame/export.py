@@ -14,7 +14,7 @@ COLUMNS = (
     "topic", "originalTopic", "msgId", "offsetMsgId", "originMsgId", "tags", "keys", "bornHost",
     "bornTimestamp", "storeTimestamp", "reconsumeTimes", "resendTimes", "properties", "body", "bodyEncoding",
 )  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """A spreadsheet takes a cell that begins so as a formula, which can send data elsewhere."""
 
 
@@ -27,7 +27,8 @@ def csv_file(letters: Iterable[DeadLetterView]) -> bytes:
     """A head and a row for each; times in ms, properties as JSON. Text that a spreadsheet would calculate is
     led by an apostrophe."""
     file = io.StringIO()
-    writer = csv.writer(file)
+    # Where a spreadsheet takes ";" for the separator, the rest of a text would be a cell of its own.
+    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)
     for each in letters:
         row = (
