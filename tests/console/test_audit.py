@@ -35,9 +35,7 @@ def test_full_files_are_kept_up_to_a_number(tmp_path: Path) -> None:
     assert json.loads(files[0].read_text().splitlines()[-1])["target"] == "t99"
 
 
-def test_a_disk_that_takes_nothing_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "audit.jsonl").mkdir()
     audit = Audit(tmp_path / "audit.jsonl")
 

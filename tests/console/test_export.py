@@ -38,7 +38,9 @@ def test_rows_stay_rows_whatever_is_in_them() -> None:
     assert dict(zip(COLUMNS, rows[2], strict=True))["body"] == "plain"
 
 
-@pytest.mark.parametrize("cell", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", " =1", "\ufeff=1"])
+@pytest.mark.parametrize(
+    "cell", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", " =1", "\ufeff=1", "\uff1d1"]
+)
 def test_what_a_spreadsheet_would_calculate_is_led_by_an_apostrophe(cell: str) -> None:
     assert harmless(cell) == f"'{cell}"
 
@@ -46,3 +48,9 @@ def test_what_a_spreadsheet_would_calculate_is_led_by_an_apostrophe(cell: str) -
 def test_other_cells_stay_as_they_are() -> None:
     assert [harmless(each) for each in ("a=1", "", 5, None)] == ["a=1", "", 5, ""]
     assert harmless("a\0b") == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_text_stays_one_cell_where_another_sign_divides_them() -> None:
+    rows = csv.reader(io.StringIO(csv_file([view(letter(b"x;=1+1"))]).decode(), newline=""), delimiter=";")
+
+    assert not [cell for row in rows for cell in row if cell.startswith("=")]

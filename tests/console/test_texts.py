@@ -98,7 +98,7 @@ def test_the_browsers_language_is_taken(accepted: str, language: str) -> None:
 
 
 def test_a_value_is_not_filled_in_itself() -> None:
-    said = text("en", "topic.will_purge", name="{n}{before}", n=7, before="now")
+    said = texts.text("en", "topic.will_purge", name="{n}{before}", n=7, before="now")
 
     assert "{n}{before}" in said
     assert said.count("7") == 1
