@@ -27,8 +27,7 @@ def csv_file(letters: Iterable[DeadLetterView]) -> bytes:
     """A head and a row for each; times in ms, properties as JSON. Text that a spreadsheet would calculate is
     led by an apostrophe."""
     file = io.StringIO()
-    # Where a spreadsheet takes ";" for the separator, the rest of a text would be a cell of its own.
-    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+    writer = csv.writer(file)
     writer.writerow(COLUMNS)
     for each in letters:
         row = (
