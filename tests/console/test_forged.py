@@ -38,7 +38,7 @@ def admin(own: RunningConsole) -> Forged:
 def to_send(page: ForgedPage, body: str) -> None:
     """Ask for a test message to be sent, up to its confirmation."""
     page.click("Send a test message")
-    page.fill("Body", body)
+    page.fill("Body (text)", body)
     page.click("Go on")
     page.until(lambda: page.find("Do it"))
 
