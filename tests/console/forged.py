@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
@@ -85,10 +86,12 @@ class ForgedPage:
             "tab_id": f"tab-{self.client_id}", "document_id": "d", "transport": "websocket",
         }  # fmt: skip
         place = urlsplit(who.url)
-        self.socket: ClientConnection = connect(
+        connecting = connect(
             f"ws://{place.netloc}/_nicegui_ws/socket.io/?{urlencode(query)}",
             origin=Origin(who.url), additional_headers={"Cookie": who.cookie}, max_size=1 << 28,
         )  # fmt: skip
+        self._closing = ExitStack()
+        self.socket: ClientConnection = self._closing.enter_context(connecting)
         self.socket.recv(timeout=WITHIN_S)
         self.socket.send("40")
         self.until(lambda: bool(self.heard))
@@ -97,7 +100,7 @@ class ForgedPage:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.socket.close()
+        self._closing.close()
 
     def until(self, true: Callable[[], Any], within_s: float = WITHIN_S) -> None:
         """Hear until something is true."""
