@@ -40,8 +40,9 @@ class RunningConsole:
 
     @property
     def audit(self) -> str:
-        """The audit log."""
-        return (self.data / "audit.jsonl").read_text()
+        """The audit log without what was begun: what came out of it."""
+        lines = (self.data / "audit.jsonl").read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if '"result":"begun"' not in line)
 
 
 def console_command(namesrv: str, data: Path, *more: str) -> list[str]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.door.accounts import AccountError, Accounts, Role, TooBusy
+from cometmq.console.door.accounts import AccountError, Accounts, Changed, Role, TooBusy
+from cometmq.console.door.attempts import Attempts
+from cometmq.console.door.audit import Audit
+from cometmq.console.door.sessions import Session, Sessions
+from cometmq.console.pages.people import set_own
+from cometmq.errors import CometError
+from cometmq.private import lock_file
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
@@ -93,3 +101,116 @@ async def test_logins_beyond_the_room_for_them_are_refused(accounts: Accounts) -
 
     assert sum(isinstance(each, TooBusy) for each in found) == 60 - 32
     assert await accounts.check("admin", "wrong") is None
+
+
+# -- several who change the file
+
+
+class Slow(PasswordHasher):
+    """While it hashes, something else happens."""
+
+    meanwhile: Any = None
+
+    def hash(self, password: str | bytes, *, salt: bytes | None = None) -> str:
+        happens, self.meanwhile = self.meanwhile, None
+        if happens is not None:
+            happens()
+        return super().hash(password, salt=salt)
+
+
+def test_a_change_waits_for_that_of_another_process(
+    accounts: Accounts, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts.make_first()
+    unlock = lock_file(f"{path}.lock")
+    waited: list[float] = []
+
+    def wait(span_s: float) -> None:
+        waited.append(span_s)
+        if len(waited) == 3:
+            Accounts(path, FAST)._write({**accounts._known, **other})  # noqa: SLF001
+            unlock()
+
+    monkeypatch.setattr("cometmq.console.door.accounts.time.sleep", wait)
+    _, made = accounts.prepared("bob", Role.READER)
+    other = {"bob": made}
+    accounts.put("eve", Role.READER)
+
+    assert len(waited) == 3
+    assert accounts.names() == ["admin", "bob", "eve"]
+
+
+def test_a_file_that_stays_locked_is_said(accounts: Accounts, path: Path) -> None:
+    accounts.make_first()
+    unlock = lock_file(f"{path}.lock")
+    try:
+        with pytest.raises(AccountError, match="by somebody else"):
+            accounts.remove("admin")
+    finally:
+        unlock()
+
+
+def test_of_two_consoles_that_start_one_makes_the_first_account(path: Path) -> None:
+    slow = Slow(time_cost=1, memory_cost=8, parallelism=1)
+    late = Accounts(path, slow)
+    made: list[str | None] = []
+    slow.meanwhile = lambda: made.append(Accounts(path, FAST).make_first())
+
+    assert late.make_first() is None
+    assert made[0] is not None
+
+
+def somebody(path: Path, role: Role) -> tuple[Accounts, Slow, Session, Any]:
+    """Eve in her page; her password is `wordwordword`."""
+    slow = Slow(time_cost=1, memory_cost=8, parallelism=1)
+    accounts = Accounts(path, slow)
+    accounts.make_first()
+    accounts.put("eve", role, "wordwordword")
+    sessions = Sessions(accounts)
+    account = accounts.get("eve")
+    assert account is not None
+    session = sessions.begin("eve", account, "::1")
+    console = SimpleNamespace(accounts=accounts, sessions=sessions, audit=Audit(path.parent / "audit.jsonl"))
+    view = SimpleNamespace(console=console, session=session, t=lambda key: key, say=lambda _key: None)
+    return accounts, slow, session, view
+
+
+async def test_a_new_password_of_his_own_gives_nobody_his_role_back(path: Path) -> None:
+    accounts, slow, session, view = somebody(path, Role.ADMIN)
+    slow.meanwhile = lambda: Accounts(path, FAST).set_role("eve", Role.READER)
+
+    with pytest.raises(CometError):
+        await set_own(view, Attempts(5, 30.0), "wordwordword", "another word")
+    account = accounts.get("eve")
+    assert account is not None
+    assert (account.role, session.ended) == (Role.READER, True)
+
+
+async def test_a_new_password_of_his_own_gives_nobody_his_account_back(path: Path) -> None:
+    accounts, slow, session, view = somebody(path, Role.READER)
+    slow.meanwhile = lambda: Accounts(path, FAST).remove("eve")
+
+    with pytest.raises(CometError):
+        await set_own(view, Attempts(5, 30.0), "wordwordword", "another word")
+    assert (accounts.get("eve"), session.ended) == (None, True)
+
+
+async def test_wrong_passwords_of_his_own_do_not_fill_the_audit_log(path: Path) -> None:
+    _, _, _, view = somebody(path, Role.READER)
+    attempts = Attempts(5, 30.0)
+    for _ in range(50):
+        with pytest.raises(CometError):
+            await set_own(view, attempts, "wrong", "another word")
+
+    assert len((path.parent / "audit.jsonl").read_text().splitlines()) == 2 * 5
+
+
+def test_an_account_is_written_in_place_of_what_was_seen(accounts: Accounts) -> None:
+    accounts.make_first()
+    _, first = accounts.prepared("bob", Role.READER)
+    _, second = accounts.prepared("bob", Role.ADMIN)
+    accounts.swap("bob", None, first)
+
+    with pytest.raises(Changed):
+        accounts.swap("bob", None, second)
+    assert accounts.get("bob") == first

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from cometmq.console.door.audit import FIELD_MAX, Audit
+from cometmq.console.door.audit import FIELD_MAX, Audit, NotNoted
 
 
 def test_an_entry_is_one_line_whatever_it_holds(tmp_path: Path) -> None:
@@ -34,10 +35,28 @@ def test_full_files_are_kept_up_to_a_number(tmp_path: Path) -> None:
     assert json.loads(files[0].read_text().splitlines()[-1])["target"] == "t99"
 
 
-def test_a_disk_that_takes_nothing_is_told_and_stops_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "audit.jsonl").mkdir()
-    Audit(tmp_path / "audit.jsonl").add("admin", "::1", "topic.create", "t")
+    audit = Audit(tmp_path / "audit.jsonl")
 
+    assert not audit.add("admin", "::1", "login")
     assert "lost" in caplog.text
+    with pytest.raises(NotNoted, match="Is a directory"):
+        audit.must_add("admin", "::1", "topic.create", "t")
+
+
+def test_a_part_of_a_line_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").write_bytes(b'{"at":1,"us')
+    Audit(tmp_path / "audit.jsonl").add("admin", "::1", "login")
+    Audit(tmp_path / "audit.jsonl").add("admin", "::1", "logout")
+
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["action"] for line in lines[1:]] == ["login", "logout"]
+
+
+def test_a_disk_that_takes_half_a_line_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:10]))
+
+    with pytest.raises(NotNoted, match="No space left"):
+        Audit(tmp_path / "audit.jsonl").must_add("admin", "::1", "topic.create", "t")

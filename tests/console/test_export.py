@@ -38,7 +38,9 @@ def test_rows_stay_rows_whatever_is_in_them() -> None:
     assert dict(zip(COLUMNS, rows[2], strict=True))["body"] == "plain"
 
 
-@pytest.mark.parametrize("cell", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", " =1", "\ufeff=1"])
+@pytest.mark.parametrize(
+    "cell", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", " =1", "\ufeff=1", "\uff1d1"]
+)
 def test_what_a_spreadsheet_would_calculate_is_led_by_an_apostrophe(cell: str) -> None:
     assert harmless(cell) == f"'{cell}"
 

@@ -109,12 +109,15 @@ class House:
         await self.gate(scope, receive, send)
         return answer
 
-    async def log_in(self, name: str = "admin", password: str | None = None, **more: str) -> Answer:
+    async def log_in(
+        self, name: str = "admin", password: str | None = None, *, known: str = "", **more: str
+    ) -> Answer:
         shown = await self.ask("/login")
         token = re.search(rb'name="csrf" value="([^"]+)"', shown.body)
         assert token is not None
         fields = {"csrf": token[1].decode(), "name": name, "password": password or self.password, **more}
-        return await self.ask("/login", fields, cookie=shown.cookie("login").split(";")[0])
+        cookie = shown.cookie("login").split(";")[0]
+        return await self.ask("/login", fields, cookie=f"{cookie}; {known}")
 
     async def session(self) -> tuple[Session, str]:
         """A session and its cookie."""
@@ -230,6 +233,60 @@ async def test_an_account_is_not_tried_from_everywhere(house: House) -> None:
 
     assert statuses == [401] * 20 + [429] * 2
     assert (await house.log_in("somebody", "wrong")).status == 401
+
+
+async def test_strangers_keep_nobody_out_of_a_browser_that_is_known(house: House) -> None:
+    known = (await house.log_in()).cookie("known").split(";")[0]
+    for _ in range(21):
+        house.gate.by_address = Attempts(10, 15.0)
+        await house.log_in(password="wrong")
+
+    assert (await house.log_in()).status == 429
+    assert (await house.log_in(known=known)).status == 303
+    assert (await house.log_in(known=known.replace("=", "=0"))).status == 429
+    other = house.accounts.put("eve", Role.READER)
+    house.gate.by_address = Attempts(10, 15.0)
+    assert (await house.log_in("eve", other, known=known)).status == 303  # as anybody, not as known
+    assert (await house.log_in("eve", "wrong", known=known)).status == 401
+    house.accounts.put("admin", Role.ADMIN)
+    assert (await house.log_in(known=known)).status == 429  # another password makes another mark
+
+
+async def test_a_known_browser_may_not_try_for_ever(house: House) -> None:
+    known = (await house.log_in()).cookie("known").split(";")[0]
+    statuses = [(await house.log_in(password="wrong", known=known)).status for _ in range(21)]
+
+    assert statuses == [401] * 20 + [429]
+
+
+async def test_a_login_of_his_own_gives_nobody_more_tries(house: House) -> None:
+    own = house.accounts.put("eve", Role.READER)
+    statuses = []
+    for number in range(15):
+        statuses.append((await house.log_in(password="wrong")).status)
+        if number % 5 == 4:
+            await house.log_in("eve", own)
+
+    assert statuses == [401] * 10 + [429] * 5
+
+
+async def test_behind_a_proxy_with_tls_forms_and_cookies_are_of_its_name(house: House) -> None:
+    shown = await house.ask("/login")
+    cookie = shown.cookie("login").split(";")[0]
+    form = {"csrf": cookie.partition("=")[2], "name": "admin", "password": house.password}
+    answer = await house.ask("/login", form, cookie=cookie, origin=f"https://{HOST}")
+
+    assert answer.status == 303
+    assert "; Secure" in answer.cookie("session")
+    assert "; Secure" in answer.cookie("known")
+    for origin in ("https://evil.example", f"ftp://{HOST}", f"https://{HOST}.evil.example", "http://["):
+        assert (await house.ask("/login", form, cookie=cookie, origin=origin)).status == 403
+
+
+async def test_names_and_addresses_of_failures_are_short_in_the_audit_log(house: House) -> None:
+    await house.log_in("\0" * 1000, "wrong")
+
+    assert len(house.audit_path.read_bytes()) < 700
 
 
 async def test_a_name_is_shown_as_text(house: House) -> None:
@@ -395,4 +452,4 @@ def test_failures_are_forgiven_with_time_and_the_table_is_bounded() -> None:
 def test_a_user_of_ipv6_has_one_address() -> None:
     assert address_key("2001:db8::1") == address_key("2001:db8::ffff:1")
     assert address_key("2001:db8::1") != address_key("2001:db8:0:1::1")
-    assert address_key("10.0.0.1") == "10.0.0.1"
+    assert address_key("10.0.0.1") == address_key("::ffff:10.0.0.1") == "10.0.0.1"

@@ -181,3 +181,13 @@ def test_rates_are_growth_by_time(
     assert rate.of(100.0, before) == {}
 
     assert rate.of(110.0, after) == rates
+
+
+async def test_who_asks_again_and_again_does_not_have_it_asked_without_a_pause() -> None:
+    question = Question()
+    feed = Feed(question, 2.0)
+    end = feed.watch(lambda _reading: feed.refresh())
+    await asyncio.sleep(0.5)
+    end()
+
+    assert 2 <= question.asked <= 3

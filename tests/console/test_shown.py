@@ -6,9 +6,13 @@ import time
 
 import pytest
 
+from cometmq.admin import BrokerStatus
 from cometmq.console.frame.rows import Cell
+from cometmq.console.frame.settings import HIDDEN, setting_rows
 from cometmq.console.frame.shown import KINDS, shown
+from cometmq.console.pages.topic import RETENTION_MS, retention_hours
 from cometmq.console.texts import LANGUAGES
+from cometmq.protocol.bodies import TopicConfig
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,24 @@ def test_ages_have_two_units_at_most(age_s: int, said: str) -> None:
 def test_what_is_long_is_cut() -> None:
     assert len(shown("en", "text", "x" * 100_000)) < 2100
     assert shown("en", "time", 2**62).endswith("ms")
+
+
+@pytest.mark.parametrize("key", ["initAuthenticationUser", "metricsGrpcExporterHeader", "tlsKeyPassword"])
+def test_settings_of_other_versions_that_hold_secrets_are_hidden(key: str) -> None:
+    assert [each.value for each in setting_rows({key: '{"password":"x"}'})] == [HIDDEN]
+
+
+@pytest.mark.parametrize(
+    ("said", "hours"), [("3600000", 1), ("", None), ("-1", None), ("²", None), ("9" * 5000, None)]
+)
+def test_a_retention_that_is_no_number_is_the_brokers(said: str, hours: float | None) -> None:
+    assert retention_hours(TopicConfig(topic_name="t", attributes={RETENTION_MS: said})) == hours
+
+
+@pytest.mark.parametrize("said", ["nan nan nan", "inf", "-Infinity", "x", ""])
+def test_a_rate_that_is_no_number_is_none(said: str) -> None:
+    broker = BrokerStatus(
+        cluster_name="c", broker_name="b", broker_id=0, broker_addr="a:1", runtime={"putTps": said}
+    )
+
+    assert broker.first_number("putTps") == 0.0

@@ -95,3 +95,10 @@ def test_values_are_put_in_and_unknown_keys_are_refused() -> None:
 )
 def test_the_browsers_language_is_taken(accepted: str, language: str) -> None:
     assert texts.language_of(accepted) == language
+
+
+def test_a_value_is_not_filled_in_itself() -> None:
+    said = texts.text("en", "topic.will_purge", name="{n}{before}", n=7, before="now")
+
+    assert "{n}{before}" in said
+    assert said.count("7") == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping
 from enum import StrEnum
+from math import isfinite
 
 import msgspec
 
@@ -60,11 +61,13 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     problem: str = ""
 
     def first_number(self, key: str) -> float:
-        """The first of the numbers under a key (rates are over 10, 60 and 600 s), 0.0 without one."""
+        """The first of the numbers under a key (rates are over 10, 60 and 600 s), 0.0 without one that is
+        finite."""
         try:
-            return float(self.runtime.get(key, "").split()[0])
+            number = float(self.runtime.get(key, "").split()[0])
         except (IndexError, ValueError):
             return 0.0
+        return number if isfinite(number) else 0.0
 
     def count(self, key: str) -> int:
         """A counter of the table, 0 where the broker has none."""

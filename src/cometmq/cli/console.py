@@ -32,6 +32,13 @@ NEEDED = ("nicegui", "argon2")
     metavar="HOST",
     help="A name by which browsers call it, beside --host and localhost; several times for several.",
 )
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A proxy in front of it, which says in X-Forwarded-For whom it asks for; several times for several.",
+)
 @click.option("--cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate (PEM), for HTTPS.")
 @click.option("--key", type=click.Path(dir_okay=False, path_type=Path), help="Its key, if in another file.")
 @click.option(
@@ -57,6 +64,7 @@ def console(
     port: int,
     host: str,
     names: tuple[str, ...],
+    proxies: tuple[str, ...],
     cert: Path | None,
     key: Path | None,
     data: Path,
@@ -78,8 +86,9 @@ def console(
     from cometmq.console.app import Console, ConsoleOptions
 
     options = ConsoleOptions(
-        namesrv=namesrv, data=data, host=host, port=port, names=names, cert=cert, key=key, reports=reports
-    )
+        namesrv=namesrv, data=data, host=host, port=port, names=names, cert=cert, key=key, reports=reports,
+        proxies=proxies,
+    )  # fmt: skip
     serve("console", lambda: _made(Console(options), with_parent), announcement)
 
 

@@ -11,8 +11,10 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,7 +22,7 @@ from nicegui import app as framework
 from nicegui import core, ui
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from cometmq import logs
 from cometmq.admin import Admin
@@ -69,7 +71,8 @@ class MenuEntry:
 class ConsoleOptions:
     """namesrv: name servers, None as of the client. data: directory of accounts and audit log. host and port:
     where to listen, 0 any free port. names: more names that browsers call it by. cert and key: files of a
-    certificate, for TLS. reports: the directory with what pipeline jobs have left."""
+    certificate, for TLS. reports: the directory with what pipeline jobs have left. proxies: addresses and
+    networks of proxies in front, whose X-Forwarded-For is believed."""
 
     namesrv: str | None = None
     data: Path
@@ -79,6 +82,7 @@ class ConsoleOptions:
     cert: Path | None = None
     key: Path | None = None
     reports: Path | None = None
+    proxies: Sequence[str] = ()
 
 
 class ConsoleError(CometError):
@@ -159,6 +163,9 @@ class Console:
             limit_concurrency=CONNECTIONS_MAX,
             ws_max_size=MESSAGE_MAX,
             timeout_graceful_shutdown=2,
+            # Unasked, the server would believe everybody on this machine who he is.
+            proxy_headers=bool(self.options.proxies),
+            forwarded_allow_ips=self._proxies(),
             lifespan="on",
         )
         config.load()
@@ -208,6 +215,14 @@ class Console:
         usual = 443 if self.options.cert else 80
         return {name.lower() for name in names} if self.port == usual else set()
 
+    def _proxies(self) -> list[str]:
+        for each in self.options.proxies:
+            try:
+                ip_network(each, strict=False)
+            except ValueError:
+                raise ConsoleError(f"{each!r} is no address of a proxy") from None
+        return list(self.options.proxies)
+
     def _tls(self) -> ssl.SSLContext | None:
         if self.options.cert is None:
             return None
@@ -233,11 +248,15 @@ class Console:
     def _application(self, secure: bool) -> Any:
         ui.add_head_html(HEAD, shared=True)
         framework.add_static_files("/static", STATIC)
+        # Without this the page of last resort would be built for strangers.
+        framework.add_route("/_nicegui/{path:path}", _no_file)
         for pages in PAGES:
             pages(self)
         _page_of_last_resort(self)
         core.app.config.socket_io_js_transports = ["websocket"]
         core.sio.on("log", _ignore)
+        for event in ("event", "javascript_response", "ack"):
+            core.sio.on(event, _of_its_page(core.sio.handlers["/"][event]))
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}
         outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         ui.run_with(
@@ -265,6 +284,23 @@ class Console:
 
 def _ignore(*_given: object) -> None:
     """Of what browsers may ask: the framework would write their words into our log, line ends and all."""
+
+
+def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], None]:
+    """Of what a connection says, what is of the page that let it in: the framework would take it for
+    whichever page it names, with what its session may do."""
+
+    def checked(sid: str, said: Any) -> None:
+        environ = core.sio.get_environ(sid) or {}
+        page = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [""])[0]
+        if isinstance(said, dict) and said.get("client_id") == page:
+            handle(sid, said)
+
+    return checked
+
+
+async def _no_file(_request: Request) -> Response:
+    return PlainTextResponse("There is no such file.\n", 404)
 
 
 class _Server(uvicorn.Server):

@@ -7,6 +7,7 @@ between the languages, or is used by nobody.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cache
 from importlib import resources
@@ -15,6 +16,7 @@ from cometmq.errors import CometError
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 DEFAULT = "en"
+_NAME = re.compile(r"\{(\w+)\}")
 _ORDER = tuple(LANGUAGES)
 
 
@@ -45,9 +47,8 @@ def text(language: str, key: str, **values: object) -> str:
     if texts is None:
         raise UnknownText(key)
     said = texts.get(language) or texts[DEFAULT]
-    for name, value in values.items():
-        said = said.replace("{" + name + "}", str(value))
-    return said
+    # At once: a value may hold "{n}".
+    return _NAME.sub(lambda found: str(values.get(found[1], found[0])), said)
 
 
 def language_of(accepted: str) -> str:

@@ -7,9 +7,13 @@ changed, so that accounts can be added and removed while a console runs.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import re
 import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
@@ -19,7 +23,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from cometmq import logs
 from cometmq.errors import CometError
-from cometmq.private import make_private_directory, open_private
+from cometmq.private import lock_file, make_private_directory, open_private
 
 log = logs.logger(__name__)
 
@@ -33,6 +37,7 @@ _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{NAME_MAX}}}")
 _SECRET_BYTES = 15
 _AT_ONCE = 2  # hashes that are computed; each takes 64 MiB and a tenth of a second
 _WAITING_MAX = 32
+_LOCK_TRIES, _LOCK_STEP_S = 50, 0.01  # the file is changed within some milliseconds
 
 
 class Role(StrEnum):
@@ -58,6 +63,13 @@ class AccountError(CometError):
         return self.problem
 
 
+class Changed(AccountError):
+    """Somebody else has changed, made or removed the account meanwhile."""
+
+    def __str__(self) -> str:
+        return f"{self.problem!r} was changed by somebody else meanwhile"
+
+
 class TooBusy(CometError):
     """More logins are under way than there is room for."""
 
@@ -66,7 +78,7 @@ class TooBusy(CometError):
 
 
 class Accounts:
-    """The accounts of one file. Methods that change it are for one process at a time."""
+    """The accounts of one file, which several processes may change."""
 
     def __init__(self, path: Path, hasher: PasswordHasher | None = None) -> None:
         self._path = path
@@ -90,13 +102,21 @@ class Accounts:
         self._read()
         return sorted(self._known)
 
-    async def check(self, name: str, password: str) -> Account | None:
-        """The account, if the password is right. Raises TooBusy, AccountError."""
+    def mark(self, name: str) -> str:
+        """What a browser keeps after a login, by which it is known again: nobody can make one who has not
+        the file, and another password makes another. Raises AccountError."""
+        account = self.get(name)
+        key = account.hash if account is not None else self._nobody
+        return hmac.digest(key.encode(), f"browser of {name}".encode(), "sha256").hex()
+
+    async def check(self, name: str, password: str, *, known: bool = False) -> Account | None:
+        """The account, if the password is right. known: the browser has its mark, there is room for it when
+        there is none for strangers. Raises TooBusy, AccountError."""
         account = self.get(name)
         wanted = account.hash if account is not None else self._nobody
         if len(password) > PASSWORD_MAX:
             return None
-        if self._waiting >= _WAITING_MAX:
+        if self._waiting >= _WAITING_MAX * (2 if known else 1):
             raise TooBusy
         self._waiting += 1
         try:
@@ -135,17 +155,25 @@ class Accounts:
 
     def make_first(self) -> str | None:
         """Make the first account where there is none yet: its password, else None. Raises AccountError."""
-        return None if self.names() else self.put(FIRST_NAME, Role.ADMIN)
+        if self.names():
+            return None
+        password, account = self.prepared(FIRST_NAME, Role.ADMIN)
+        try:
+            self.swap(FIRST_NAME, None, account)
+        except Changed:
+            return None  # another console that is started, too, was faster
+        return password
 
     def put(self, name: str, role: Role, password: str | None = None) -> str:
         """Make an account, or give one a new password and role; returns the password, which is kept nowhere.
         password: None for one that is made here. Raises AccountError."""
         password, account = self.prepared(name, role, password)
-        self.take(name, account)
+        with self._alone():
+            self._change({**self._known, name: account})
         return password
 
     def prepared(self, name: str, role: Role, password: str | None = None) -> tuple[str, Account]:
-        """The password and the account that `put` would make, for `take`. Hashing takes a tenth of a second:
+        """The password and the account that `put` would make, for `swap`. Hashing takes a tenth of a second:
         for a thread. Raises AccountError."""
         if not _NAME.fullmatch(name):
             raise AccountError(f"{name!r} is no name: 1 to {NAME_MAX} of A-Z a-z 0-9 . _ @ -")
@@ -155,24 +183,47 @@ class Accounts:
             password = secrets.token_urlsafe(_SECRET_BYTES)
         return password, Account(self._hasher.hash(password), role)
 
-    def take(self, name: str, account: Account) -> None:
-        """Write an account that `prepared` has made. Raises AccountError."""
-        self._read()
-        if len(self._known) >= ACCOUNTS_MAX and name not in self._known:
-            raise AccountError(f"there are {ACCOUNTS_MAX} accounts already")
-        self._change({**self._known, name: account})
+    def swap(self, name: str, before: Account | None, account: Account) -> None:
+        """Write an account that `prepared` has made in place of what was there before it was made, None for
+        none. Raises Changed if something else is there by now, AccountError."""
+        with self._alone():
+            if self._known.get(name) != before:
+                raise Changed(name)
+            self._change({**self._known, name: account})
 
     def set_role(self, name: str, role: Role) -> None:
         """Give an account another role; its sessions end. Raises AccountError as `remove` does."""
-        self._read()
-        self._change({**self._known, name: Account(self._there(name).hash, role)})
+        with self._alone():
+            self._change({**self._known, name: Account(self._there(name).hash, role)})
 
     def remove(self, name: str) -> None:
         """Remove an account; its sessions end. Raises AccountError for one that is not there, and for the
         last that may change things."""
-        self._read()
-        self._there(name)
-        self._change({each: account for each, account in self._known.items() if each != name})
+        with self._alone():
+            self._there(name)
+            self._change({each: account for each, account in self._known.items() if each != name})
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else changes the file meanwhile: what was read and is written is all there is."""
+        unlock = self._locked()
+        try:
+            self._read()
+            yield
+        finally:
+            unlock()
+
+    def _locked(self) -> Callable[[], None]:
+        for left in reversed(range(_LOCK_TRIES)):
+            try:
+                make_private_directory(str(self._path.parent))
+                return lock_file(f"{self._path}.lock")
+            except BlockingIOError:
+                if left:
+                    time.sleep(_LOCK_STEP_S)
+            except OSError as error:
+                raise AccountError(f"{self._path} cannot be written: {error.strerror}") from None
+        raise AccountError(f"{self._path} is being changed by somebody else")
 
     def _there(self, name: str) -> Account:
         if name not in self._known:
@@ -181,6 +232,8 @@ class Accounts:
 
     def _change(self, accounts: dict[str, Account]) -> None:
         """Write other accounts; the last that may change things stays."""
+        if len(accounts) > max(ACCOUNTS_MAX, len(self._known)):
+            raise AccountError(f"there are {ACCOUNTS_MAX} accounts already")
         admins = [name for name, account in self._known.items() if account.role is Role.ADMIN]
         if admins and not any(account.role is Role.ADMIN for account in accounts.values()):
             raise AccountError(f"{admins[0]!r} is the last admin: make another first")

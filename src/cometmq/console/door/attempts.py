@@ -47,8 +47,11 @@ class Attempts:
             self._free_at.popitem(last=False)
 
     def passed(self, key: str) -> None:
-        """Forget the failures of a key."""
-        self._free_at.pop(key, None)
+        """Take a failure back. Not all of them: who has an account himself would go on for ever, and who
+        tries an account would begin anew with each login of its owner."""
+        left = self._free_at.pop(key, 0.0) - self._refill_s
+        if left > self._clock():
+            self._free_at[key] = left
 
 
 def address_key(address: str) -> str:
@@ -59,4 +62,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
+    if found.ipv4_mapped is not None:  # what comes by IPv4 to a console that listens on `::`
+        return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

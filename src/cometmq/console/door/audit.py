@@ -3,6 +3,7 @@ ever."""
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cometmq import logs
+from cometmq.errors import CometError
 from cometmq.private import make_private_directory
 
 log = logs.logger(__name__)
@@ -19,11 +21,22 @@ FILE_BYTES = 16 << 20
 FILES = 8
 FIELD_MAX = 1024
 NEWEST = 1000
+BEGUN = "begun"
+"""The result that an action has before it is done."""
+
+
+class NotNoted(CometError):
+    """The audit log takes nothing."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody did. at: ms since 1970; address: where the browser is; target: the name of what was acted
-    on; details: the values given, never a secret; result: `ok`, `refused`, or what went wrong."""
+    on; details: the values given, never a secret; result: `ok`, `refused`, BEGUN, or what went wrong."""
 
     at: int
     user: str
@@ -51,9 +64,25 @@ class Audit:
         target: str = "",
         details: dict[str, str] | None = None,
         result: str = "ok",
+    ) -> bool:
+        """Write an entry of what has happened; whether it is written. A disk that takes none is an error in
+        the log of events."""
+        try:
+            self.must_add(user, address, action, target, details, result)
+        except NotNoted:
+            return False
+        return True
+
+    def must_add(
+        self,
+        user: str,
+        address: str,
+        action: str,
+        target: str = "",
+        details: dict[str, str] | None = None,
+        result: str = BEGUN,
     ) -> None:
-        """Write an entry. A disk that takes none is an error in the log of events: the action has
-        happened."""
+        """Write an entry before something happens, which then must not happen without it. Raises NotNoted."""
         entry = Entry(
             at=int(time.time() * 1000),
             user=user[:FIELD_MAX],
@@ -69,6 +98,7 @@ class Audit:
             self._write(line)
         except OSError as error:
             log.error("audit: %s: %s; lost: %s", self._path, error.strerror, line.decode().strip())
+            raise NotNoted(f"{self._path}: {error.strerror}") from None
 
     def _write(self, line: bytes) -> None:
         make_private_directory(str(self._path.parent))
@@ -77,10 +107,14 @@ class Audit:
                 self._rotate()
         except FileNotFoundError:
             pass
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._path, flags, 0o600)
         try:
-            os.write(descriptor, line)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line  # a full disk or an end by force has left a part of a line
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 

@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from cometmq import logs
 from cometmq.console.door import http
-from cometmq.console.door.accounts import AccountError, Accounts, TooBusy
+from cometmq.console.door.accounts import NAME_MAX, Account, AccountError, Accounts, TooBusy
 from cometmq.console.door.attempts import Attempts, address_key
 from cometmq.console.door.audit import Audit
 from cometmq.console.door.http import App, Message, Receive, Scope, Send
@@ -30,12 +30,14 @@ log = logs.logger(__name__)
 PUBLIC = ("/_nicegui/", "/static/")
 """Files of the framework and our own: the same for everybody."""
 SOCKET_PREFIX = "/_nicegui_ws/"
+YEAR_S = 365 * 86_400
 LOGIN, LOGOUT, ALIVE = "/login", "/logout", "/alive"
 SESSION = "cometmq.session"
 """Where a page finds its session in the scope of its request."""
 
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
+_ADDRESS_MAX = 64  # a proxy may pass on anything
 _USED = '42["event"'  # what a page's connection says when somebody clicks or types
 # The framework compiles its templates and runs our own calls in the browser: that is eval to a browser.
 # Scripts of other places, and any that stand in the page without the nonce, do not run.
@@ -68,6 +70,7 @@ class Gate:
     secure: bool = False
     by_address: Attempts = field(default_factory=lambda: Attempts(ADDRESS_BURST, ADDRESS_REFILL_S))
     by_account: Attempts = field(default_factory=lambda: Attempts(ACCOUNT_BURST, ACCOUNT_REFILL_S))
+    by_known: Attempts = field(default_factory=lambda: Attempts(ACCOUNT_BURST, ACCOUNT_REFILL_S))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -87,10 +90,18 @@ class Gate:
     def _login_cookie(self) -> str:
         return f"{'__Host-' if self.secure else ''}cometmq_login_{self.port}"
 
-    def _set_cookie(self, name: str, value: str) -> tuple[str, str]:
-        """A cookie that no script reads and no other site sends; an empty one goes away."""
-        flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self.secure else "")
-        return "set-cookie", f"{name}={value}{flags}" + ("" if value else "; Max-Age=0")
+    @property
+    def _known_cookie(self) -> str:
+        return f"{'__Host-' if self.secure else ''}cometmq_known_{self.port}"
+
+    def _set_cookie(
+        self, name: str, value: str, *, secure: bool = False, age_s: int | None = None
+    ) -> tuple[str, str]:
+        """A cookie that no script reads and no other site sends; an empty one goes away. secure: the page
+        came by TLS, ours or a proxy's. age_s: None while the browser runs."""
+        flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self.secure or secure else "")
+        age_s = age_s if value else 0
+        return "set-cookie", f"{name}={value}{flags}" + ("" if age_s is None else f"; Max-Age={age_s}")
 
     # -- requests
 
@@ -151,12 +162,12 @@ class Gate:
 
     def _own_origin(self, scope: Scope, *, needed: bool) -> bool:
         """Whether the page that asks is one of ours. Old browsers name no origin for forms."""
-        origin = http.header(scope, "origin")
+        origin = http.header(scope, "origin").lower()
         if not origin:
             return not needed
-        found = urlsplit(origin)
-        scheme = "https" if self.secure else "http"
-        return found.scheme == scheme and found.netloc.lower() == http.header(scope, "host").lower()
+        # Without TLS of ours there may be a proxy in front that has it.
+        schemes = ("https",) if self.secure else ("http", "https")
+        return origin in [f"{scheme}://{http.header(scope, 'host').lower()}" for scheme in schemes]
 
     # -- login and logout
 
@@ -189,36 +200,50 @@ class Gate:
         if not expected or not _same(fields.get("csrf", ""), expected):
             await self._login_page(scope, send, problem="login.stale", status=403)
             return
-        name, address = fields.get("name", ""), _address(scope)
-        keys = (self.by_address, address_key(address)), (self.by_account, name[:64])
-        if any(attempts.wait_s(key) > 0 for attempts, key in keys):
-            await self._login_page(scope, send, problem="login.too_often", status=429)
-            return
-        # Before it is known, so that many at once do not slip through; a success takes it back.
-        for attempts, key in keys:
-            attempts.failed(key)
+        name, password, address = fields.get("name", ""), fields.get("password", ""), _address(scope)
         try:
-            account = await self.accounts.check(name, fields.get("password", ""))
+            known = _same(http.cookie(scope, self._known_cookie), self.accounts.mark(name))
+            keys = self._keys(name, address, known=known)
+            if any(attempts.wait_s(key) > 0 for attempts, key in keys):
+                await self._login_page(scope, send, problem="login.too_often", status=429)
+                return
+            # Before it is known, so that many at once do not slip through; a success takes it back.
+            for attempts, key in keys:
+                attempts.failed(key)
+            account = await self.accounts.check(name, password, known=known)
         except (TooBusy, AccountError) as error:
             log.warning("login: %s", error)
             await self._login_page(scope, send, problem="login.unavailable", status=503)
             return
         if account is None:
-            self.audit.add(name, address, "login", result="refused")
+            self.audit.add(name[:NAME_MAX], address, "login", result="refused")
             await self._login_page(scope, send, problem="login.wrong", status=401)
             return
         for attempts, key in keys:
             attempts.passed(key)
+        await self._let_in(scope, send, name, account, fields.get("next", ""))
+
+    def _keys(self, name: str, address: str, *, known: bool) -> list[tuple[Attempts, str]]:
+        """What a login that fails is counted for. A browser in which somebody has logged in to the account
+        before is not kept out by strangers who try it, nor by those who share its address."""
+        if known:
+            return [(self.by_known, name)]
+        return [(self.by_address, address_key(address)), (self.by_account, name[:NAME_MAX])]
+
+    async def _let_in(self, scope: Scope, send: Send, name: str, account: Account, where: str) -> None:
         before = self._session(scope)
         if before is not None:
             self.sessions.end(before)
+        address = _address(scope)
         session = self.sessions.begin(name, account, address)
         self.audit.add(name, address, "login")
+        secure = http.header(scope, "origin").lower().startswith("https:")
         cookies = [
-            self._set_cookie(self.session_cookie, session.id),
+            self._set_cookie(self.session_cookie, session.id, secure=secure),
+            self._set_cookie(self._known_cookie, self.accounts.mark(name), secure=secure, age_s=YEAR_S),
             self._set_cookie(self._login_cookie, ""),
         ]
-        await http.redirect(send, own_path(fields.get("next", "")), cookies)
+        await http.redirect(send, own_path(where), cookies)
 
     async def _logout(self, scope: Scope, send: Send, fields: dict[str, str]) -> None:
         session = self._session(scope)
@@ -284,7 +309,7 @@ def _same(given: str, expected: str) -> bool:
 
 def _address(scope: Scope) -> str:
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return str(client[0])[:_ADDRESS_MAX] if client else ""
 
 
 def _target(scope: Scope) -> str:

@@ -23,7 +23,7 @@ _ID_BYTES = 32
 @dataclass(eq=False)
 class Session:
     """One login. pages: the ids of its open pages, each a secret of that page alone, by which the page's
-    connection is let in. on_end: called once when it ends."""
+    connection is let in. on_end: called once when it ends. exporting: a file is being made for it."""
 
     id: str
     name: str
@@ -35,16 +35,20 @@ class Session:
     pages: dict[str, None] = field(default_factory=dict)
     on_end: dict[object, Callable[[], None]] = field(default_factory=dict)
     ended: bool = False
+    exporting: bool = False
 
     @property
     def role(self) -> Role:
         return self.account.role
 
-    def add_page(self, page_id: str) -> None:
-        """Let the connection of a page in; the oldest page of too many is forgotten."""
+    def add_page(self, page_id: str) -> str | None:
+        """Let the connection of a page in; the oldest page of too many is forgotten, and returned."""
         self.pages[page_id] = None
-        while len(self.pages) > PAGES_MAX:
-            del self.pages[next(iter(self.pages))]
+        if len(self.pages) <= PAGES_MAX:
+            return None
+        oldest = next(iter(self.pages))
+        del self.pages[oldest]
+        return oldest
 
 
 class Sessions:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from nicegui import ui
 
 from cometmq import logs
+from cometmq.console.door.audit import NotNoted
 from cometmq.console.frame.page import TextElement, View, text_element
 from cometmq.errors import CometError
 
@@ -79,11 +80,16 @@ async def act(view: View, action: Action) -> bool:
             do = ui.button(view.t("common.do"), color="negative" if action.danger else "primary")
             do.props("no-caps")
 
+    begun: list[bool] = []
+
     async def confirmed() -> None:
+        if begun:
+            return  # clicked twice before the first click has taken the button away
         if typed is not None and str(typed.value or "").strip() != action.target:
             typed.props["error"] = True
             typed.props["error-message"] = view.t("common.type_exactly")
             return
+        begun.append(True)
         buttons.set_visibility(False)
         with place:
             progress = Progress(view)
@@ -98,11 +104,17 @@ async def act(view: View, action: Action) -> bool:
 
 
 async def carry_out(view: View, action: Action, progress: Progress) -> bool:
-    """Do a confirmed action: tell what came out of it, and note it. Whether it succeeded."""
-    session, result, done = view.session, "ok", False
+    """Do a confirmed action: note it, before and afterwards, and tell what came out of it. Whether it
+    succeeded. What the audit log does not take is not done."""
+    session, audit, result, done = view.session, view.console.audit, "ok", False
+    who = session.name, session.address, action.name, action.target, dict(action.details)
     try:
         check_allowed(view, action.name, action.target)
-    except NotAllowed as error:
+        audit.must_add(*who)
+    except NotNoted as error:
+        view.complain(view.t("common.not_noted", problem=str(error)))
+        return False
+    except CometError as error:
         view.complain(str(error))
         return False
     try:
@@ -117,10 +129,9 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
         view.complain(view.why(error))
     finally:
         # Also for one that is cut off: what it had done by then is done.
-        view.console.audit.add(
-            session.name, session.address, action.name, action.target, dict(action.details),
-            result if done or result != "ok" else "cut off",
-        )  # fmt: skip
+        noted = audit.add(*who, result if done or result != "ok" else "cut off")
+    if not noted:
+        view.complain(view.t("common.outcome_not_noted"))
     view.feeds.refresh(*action.refresh)
     return done
 

@@ -14,7 +14,7 @@ COLUMNS = (
     "topic", "originalTopic", "msgId", "offsetMsgId", "originMsgId", "tags", "keys", "bornHost",
     "bornTimestamp", "storeTimestamp", "reconsumeTimes", "resendTimes", "properties", "body", "bodyEncoding",
 )  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """A spreadsheet takes a cell that begins so as a formula, which can send data elsewhere."""
 
 

@@ -26,6 +26,9 @@ FEEDS_MAX = 256
 FRESH = 0.5
 """The share of its interval for which an answer is not asked again when a page comes back."""
 
+PAUSE_S, PAUSE = 0.5, 0.1
+"""After an answer nothing is asked again for so long, and for no more than this share of the interval."""
+
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
@@ -104,7 +107,10 @@ class Feed(Generic[T]):
             await self._wait(self.interval_s - known.age_s)
         while True:
             await self.fresh()
-            await self._wait(self.interval_s)
+            # Whoever asks for it again and again does not have brokers asked without a pause.
+            pause_s = min(PAUSE_S, self.interval_s * PAUSE)
+            await asyncio.sleep(pause_s)
+            await self._wait(self.interval_s - pause_s)
 
     async def _wait(self, span_s: float) -> None:
         try:

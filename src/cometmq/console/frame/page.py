@@ -15,7 +15,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from nicegui import ui
+from nicegui import Client, ui
 from nicegui.element import Element
 from starlette.requests import Request
 
@@ -61,7 +61,9 @@ class View:
         self._ends: list[Callable[[], None]] = []
         self._seen = True
         self._gone = False
-        session.add_page(self.client.id)
+        forgotten = Client.instances.get(session.add_page(self.client.id) or "")
+        if forgotten is not None:
+            forgotten.delete()  # pages that nobody connects to would stay for a minute, however many
         session.on_end[self] = self._session_ended
         self.client.on_delete(self._closed)
 

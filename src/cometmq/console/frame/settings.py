@@ -10,7 +10,10 @@ from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState
 
-_SECRET = re.compile(r"secret|passw|token|credential|private|accesskey|authconfig", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|passw|token|credential|private|accesskey|authconfig|authenticationuser|exporterheader",
+    re.IGNORECASE,
+)
 HIDDEN = "••••••"
 
 

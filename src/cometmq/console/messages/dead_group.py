@@ -15,7 +15,7 @@ from nicegui.element import Element
 
 from cometmq.admin import Admin, DeadLetterView, Resend, Resending, Selection
 from cometmq.admin.dead_letters import view as dead_letter_view
-from cometmq.console.frame.actions import Action, Progress, act, check_allowed
+from cometmq.console.frame.actions import Action, NotAllowed, Progress, act, check_allowed
 from cometmq.console.frame.asking import Asking
 from cometmq.console.frame.body import preview
 from cometmq.console.frame.export import csv_file, json_lines
@@ -59,6 +59,10 @@ class NothingChosen(CometError):
 
     def __str__(self) -> str:
         return self.said
+
+
+class OneAtATime(NothingChosen):
+    """An export while another one of the session goes on: each is 16 MiB of memory and more."""
 
 
 async def select(
@@ -242,15 +246,22 @@ def _summary(view: View, states: Counter[Resend]) -> str:
 
 async def export(view: View, wanted: Selection, kind: str) -> None:
     """Have the browser save the letters of a selection. kind: `jsonl` or `csv`."""
-    view.say("dead.exporting")
-    letters = await select(view.admin, wanted, EXPORT_MAX)
-    found = [dead_letter_view(each) for each in letters.found]
-    data = await asyncio.to_thread(csv_file if kind == "csv" else json_lines, found)
+    session = view.session
+    if session.exporting:
+        raise OneAtATime(view.t("dead.export_waits"))
+    session.exporting = True
+    try:
+        view.say("dead.exporting")
+        letters = await select(view.admin, wanted, EXPORT_MAX)
+        found = [dead_letter_view(each) for each in letters.found]
+        data = await asyncio.to_thread(csv_file if kind == "csv" else json_lines, found)
+    finally:
+        session.exporting = False
+    if not view.console.sessions.valid(session):
+        raise NotAllowed(view.t("people.over"))
+    details = {"count": str(len(found)), "kind": kind}
+    view.console.audit.must_add(session.name, session.address, "export", wanted.group, details, "ok")
     media = "text/csv" if kind == "csv" else "application/jsonl"
-    view.console.audit.add(
-        view.session.name, view.session.address, "export", wanted.group,
-        {"count": str(len(found)), "kind": kind},
-    )  # fmt: skip
     with view.client:
         ui.download.content(data, f"dead-letters.{kind}", media)
     if letters.more:

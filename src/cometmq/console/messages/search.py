@@ -25,6 +25,7 @@ KEY_HITS_MAX = 64
 NAME_MAX = 255
 KEY_MAX = 1000
 ID_MAX = 64
+PREVIEW_BYTES = 256
 ALWAYS_MS = 2**63 - 1
 KINDS = {"topic": "messages.by_topic", "key": "messages.by_key", "id": "messages.by_id"}
 HINTS = {"topic": "messages.hint_topic", "key": "messages.hint_key", "id": "messages.hint_id"}
@@ -53,6 +54,12 @@ def message_columns() -> list[Column[MessageExt]]:
         Column("size", "messages.size", lambda row: row.store_size, "size"),
         Column("body", "messages.body", lambda row: preview(row.body), searched=True),
     ]
+
+
+def cut(found: list[MessageExt]) -> None:
+    """Leave of bodies what a list shows: it is kept as long as its page is open."""
+    for each in found:
+        each.body = each.body[:PREVIEW_BYTES]
 
 
 def pages(console: Console) -> None:
@@ -102,6 +109,7 @@ async def _find(view: View, asking: Asking, place: Element) -> None:
         question = by_id(view.admin, wanted, topic)
 
     def draw(found: list[MessageExt]) -> None:
+        cut(found)
         if kind == "key" and len(found) >= KEY_HITS_MAX:
             view.note(view.t("messages.key_most", n=KEY_HITS_MAX), "problem")
         listing = Listing(view, message_columns(), lambda row: row.offset_msg_id, empty="messages.none")

@@ -46,7 +46,7 @@ def pages(console: Console) -> None:
             actions=cancel if view.may_change else (),
         )  # fmt: skip
         name = ("timers", topic, key, msgspec.json.encode(after))
-        feed = view.feeds.feed(name, lambda: ask(view.admin, topic, key, after), INTERVAL_S)
+        feed = view.feeds.feed(name, lambda: ask(console.admin, topic, key, after), INTERVAL_S)
 
         def pick(found: TimerPage) -> list[WaitingMessage]:
             more.clear()

@@ -13,7 +13,7 @@ from cometmq.console.frame.asking import Asking
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View, text_element
 from cometmq.console.frame.rows import Column, path_of
-from cometmq.console.messages.search import ID_MAX, KEY_HITS_MAX, KEY_MAX, NAME_MAX, message_columns
+from cometmq.console.messages.search import ID_MAX, KEY_HITS_MAX, KEY_MAX, NAME_MAX, cut, message_columns
 from cometmq.console.messages.timeline import ROWS_MAX, Bar, Span, bars, spans
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
@@ -67,6 +67,7 @@ def _choose(view: View, found: list[MessageExt], traced_in: str) -> None:
         Column[MessageExt]("trace", "trace.title", lambda _row: view.t("trace.look"), link=path),
         *message_columns(),
     ]
+    cut(found)
     view.note(view.t("trace.of_key"))
     Listing(view, columns, lambda row: row.offset_msg_id, empty="messages.none").update(found)
 

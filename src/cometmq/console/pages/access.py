@@ -113,7 +113,7 @@ def pages(console: Console) -> None:
     async def access(view: View) -> None:
         view.title(view.t("access.title"))
         view.note(view.t("access.says"))
-        feed = view.feeds.feed(FEED, lambda: ask(view.admin), INTERVAL_S)
+        feed = view.feeds.feed(FEED, lambda: ask(console.admin), INTERVAL_S)
         if view.may_change:
             with ui.element("div").classes("actions"):
                 view.button("access.add", lambda: ask_account(view, None), icon="person_add")

@@ -77,7 +77,7 @@ def pages(console: Console) -> None:
     @console.page("/brokers/{addr}", "brokers.title", under="/brokers")
     async def broker(view: View, addr: str) -> None:
         view.title(view.t("broker.title", addr=addr))
-        feed = view.feeds.feed(("broker", addr), lambda: ask(view.admin, addr), INTERVAL_S)
+        feed = view.feeds.feed(("broker", addr), lambda: ask(console.admin, addr), INTERVAL_S)
         if view.may_change:
             _actions(view, addr)
         await view.live(feed, lambda state: _summary(view, state))

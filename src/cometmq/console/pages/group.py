@@ -75,7 +75,7 @@ def pages(console: Console) -> None:
     async def group(view: View, name: str) -> None:
         view.title(name)
         view.link(view.t("group.dead"), path_of("dead", name))
-        feed = view.feeds.feed(("group", name), lambda: ask(view.admin, name), INTERVAL_S)
+        feed = view.feeds.feed(("group", name), lambda: ask(console.admin, name), INTERVAL_S)
         if view.may_change:
             _actions(view, name)
         await view.live(feed, lambda state: _summary(view, state))

@@ -86,12 +86,16 @@ def pages(console: Console) -> None:
             view, columns, lambda row: row.addr,
             classes=lambda row: {"state": "bad" if row.problem else "warn" if row.differs else "good"},
         )  # fmt: skip
-        await listing.follow(view.feeds.feed("names", lambda: ask(view.admin), INTERVAL_S), lambda rows: rows)
+        await listing.follow(
+            view.feeds.feed("names", lambda: ask(console.admin), INTERVAL_S), lambda rows: rows
+        )
 
     @console.page("/names/{addr}", "names.title", under="/names")
     async def settings(view: View, addr: str) -> None:
         view.title(view.t("names.settings", addr=addr))
-        feed = view.feeds.feed(("name settings", addr), lambda: _settings(view.admin, addr), INTERVAL_S * 3)
+        feed = view.feeds.feed(
+            ("name settings", addr), lambda: _settings(console.admin, addr), INTERVAL_S * 3
+        )
         await settings_list(view).follow(feed, setting_rows)
 
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from nicegui import ui
 
-from cometmq.console.door.accounts import NAME_MAX, PASSWORD_MAX, PASSWORD_MIN, AccountError, Accounts, Role
+from cometmq.console.door.accounts import (
+    NAME_MAX,
+    PASSWORD_MAX,
+    PASSWORD_MIN,
+    Account,
+    AccountError,
+    Accounts,
+    Changed,
+    Role,
+)
 from cometmq.console.door.attempts import Attempts
 from cometmq.console.frame.actions import Action, NotAllowed, Progress, act
 from cometmq.console.frame.forms import Form
@@ -74,7 +83,7 @@ def pages(console: Console) -> None:
                 RowAction[Person]("remove", "people.remove", lambda row: remove(view, row)),
             ],
         )
-        feed = view.feeds.feed(FEED, lambda: ask(view.console.accounts), INTERVAL_S)
+        feed = view.feeds.feed(FEED, lambda: ask(console.accounts), INTERVAL_S)
         await listing.follow(feed, lambda found: found)
 
 
@@ -95,7 +104,7 @@ async def add(view: View) -> None:
         raise AccountError(view.t("people.there", name=person.name))
     await _with_password(
         view, "account.add", person,
-        [view.t("people.will_add", name=person.name, role=_role(view, person.role))],
+        [view.t("people.will_add", name=person.name, role=_role(view, person.role))], new=True,
     )  # fmt: skip
 
 
@@ -104,11 +113,17 @@ async def new_password(view: View, person: Person) -> None:
     await _with_password(view, "account.new_password", person, [view.t("people.will_new", name=person.name)])
 
 
-async def _with_password(view: View, name: str, person: Person, says: list[str]) -> None:
+async def _with_password(
+    view: View, name: str, person: Person, says: list[str], *, new: bool = False
+) -> None:
+    """Give an account a password that is made here. new: it is not there yet."""
     made: list[str] = []
 
     async def work(_progress: Progress) -> None:
-        made.append(await _put(view, person.name, person.role))
+        before = view.console.accounts.get(person.name)
+        if (before is None) != new:
+            raise Changed(person.name)
+        made.append(await _put(view, person.name, before, before.role if before else person.role))
 
     action = Action(
         name=name,
@@ -170,12 +185,15 @@ def _not_oneself(view: View, person: Person) -> None:
         raise AccountError(view.t("people.oneself"))
 
 
-async def _put(view: View, name: str, role: Role, wanted: str | None = None) -> str:
-    """Write an account with a new password, and return that. The session of one who changes his own goes on;
-    his others end."""
+async def _put(view: View, name: str, before: Account | None, role: Role, wanted: str | None = None) -> str:
+    """Write an account with a new password in place of what was there, and return the password. The session
+    of one who changes his own goes on; his others end. Raises NotAllowed, Changed, AccountError."""
     accounts, session = view.console.accounts, view.session
     password, account = await asyncio.to_thread(accounts.prepared, name, role, wanted)
-    accounts.take(name, account)
+    # That took a while: somebody may have lost his role, or his account.
+    if not view.console.sessions.valid(session):
+        raise NotAllowed(view.t("people.over"))
+    accounts.swap(name, before, account)
     if name == session.name:
         session.account = account
     view.console.sessions.end_old()
@@ -204,18 +222,20 @@ async def own_password(view: View, attempts: Attempts) -> None:
 async def set_own(view: View, attempts: Attempts, present: str, wanted: str) -> None:
     """Check the present password and set another. Raises NotAllowed."""
     session, console = view.session, view.console
+    if attempts.wait_s(session.name) > 0:
+        raise NotAllowed(view.t("login.too_often"))
+    who = session.name, session.address, "account.own_password", session.name
+    console.audit.must_add(*who)
     result = "refused"
     try:
         if not console.sessions.valid(session):
             raise NotAllowed(view.t("people.over"))
-        if attempts.wait_s(session.name) > 0:
-            raise NotAllowed(view.t("login.too_often"))
         attempts.failed(session.name)
         if await console.accounts.check(session.name, present) is None:
             raise NotAllowed(view.t("people.wrong"))
         attempts.passed(session.name)
-        await _put(view, session.name, session.role, wanted)
+        await _put(view, session.name, session.account, session.role, wanted)
         result = "ok"
     finally:
-        console.audit.add(session.name, session.address, "account.own_password", session.name, result=result)
+        console.audit.add(*who, result=result)
     view.say("people.own_done")

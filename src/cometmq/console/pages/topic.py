@@ -55,7 +55,7 @@ def pages(console: Console) -> None:
     async def topic(view: View, name: str) -> None:
         view.title(name)
         view.link(view.t("topic.messages"), messages_of(name))
-        feed = view.feeds.feed(("topic", name), lambda: ask(view.admin, name), INTERVAL_S)
+        feed = view.feeds.feed(("topic", name), lambda: ask(console.admin, name), INTERVAL_S)
         if view.may_change:
             _actions(view, name)
         await view.live(feed, lambda state: _summary(view, name, state))
@@ -123,13 +123,19 @@ def _groups_of(found: GroupsProgress, topic: str) -> list[tuple[str, Lag]]:
     return [(group, lag) for (group, of), lag in found.pairs.items() if of == topic]
 
 
+def retention_hours(config: TopicConfig) -> float | None:
+    """How long a topic's messages are kept, None where that is its broker's setting, or no number."""
+    said = (config.attributes or {}).get(RETENTION_MS, "")
+    return int(said) / HOUR_MS if said.isascii() and said.isdigit() and len(said) < 20 else None
+
+
 def _settings(view: View, configs: dict[str, TopicConfig]) -> None:
     if not configs:
         view.note(view.t("topic.unknown"))
     for broker, config in configs.items():
         attributes = config.attributes or {}
-        kept = attributes.get(RETENTION_MS, "")
-        kept_for = view.shown("number", int(kept) / HOUR_MS) if kept.isdigit() else view.t("topic.as_broker")
+        kept = retention_hours(config)
+        kept_for = view.t("topic.as_broker") if kept is None else view.shown("number", kept)
         view.facts(
             [
                 (view.t("topic.broker"), broker),
@@ -216,13 +222,11 @@ async def change(view: View, topic: str) -> None:
     read = form.number("topics.read_queues", present.read_queue_nums, 1, QUEUES_MAX)
     write = form.number("topics.write_queues", present.write_queue_nums, 1, QUEUES_MAX)
     perm = form.choice("topics.perm", PERMS, str(present.perm & 6))
-    kept = (present.attributes or {}).get(RETENTION_MS, "")
-    hours = form.number(
-        "topic.retention", int(kept) // HOUR_MS if kept.isdigit() else None, 1, HOURS_MAX, needed=False
-    )
+    kept = retention_hours(present)
+    hours = form.number("topic.retention", None if kept is None else int(kept), 1, HOURS_MAX, needed=False)
     if not await form.asked():
         return
-    attributes = f"-{RETENTION_MS}" if kept else None
+    attributes = None if kept is None else f"-{RETENTION_MS}"
     if hours.value:
         attributes = f"+{RETENTION_MS}={int(hours.value) * HOUR_MS}"
     wanted = [str(where.value)] if where.value else list(configs)

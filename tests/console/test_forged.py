@@ -1,0 +1,138 @@
+"""What somebody may do who writes his own browser: strangers, readers, and administrators in a hurry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.console.conftest import READY, RunningConsole, as_it_says, asked, console_command
+from tests.console.forged import Forged, ForgedPage
+from tests.console.test_app import add_user
+from tests.console.test_topics import made
+
+from cometmq.testing import ServerProcess, StandaloneProcess
+
+TOPIC = "forged"
+
+
+@pytest.fixture(scope="module")
+def own(cluster: StandaloneProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
+    """A console of its own: these tests use up logins, and take its audit log away."""
+    data = tmp_path_factory.mktemp("forged")
+    with ServerProcess(console_command(cluster.namesrv, data), READY) as process:
+        found = as_it_says(process, data, cluster.namesrv)
+        asked(made(found, TOPIC))
+        yield found
+        assert "Traceback" not in process.output, process.output
+
+
+@pytest.fixture(scope="module")
+def admin(own: RunningConsole) -> Forged:
+    somebody = Forged(own.url)
+    assert somebody.log_in("admin", own.password) == 303
+    return somebody
+
+
+def to_send(page: ForgedPage, body: str) -> None:
+    """Ask for a test message to be sent, up to its confirmation."""
+    page.click("Send a test message")
+    page.fill("Body (text)", body)
+    page.click("Go on")
+    page.until(lambda: page.find("Do it"))
+
+
+def sends(own: RunningConsole) -> list[str]:
+    entries = map(json.loads, own.audit.splitlines())
+    return [each["result"] for each in entries if each["action"] == "topic.send"]
+
+
+def told(page: ForgedPage) -> str:
+    """The first message that the page shows."""
+    page.until(lambda: any(kind == "notify" for kind, *_ in page.heard))
+    return next(str(given[0]["message"]) for kind, *given in page.heard if kind == "notify")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/_nicegui/x", "/_nicegui/%2e%2e/topics", "/_nicegui/0/static/x", "/static/x", "/static/../topics"],
+)
+def test_strangers_get_files_and_nothing_else(own: RunningConsole, path: str) -> None:
+    status, said = Forged(own.url).ask(path)
+
+    assert status == 404
+    assert "client_id" not in said
+
+
+def test_an_origin_that_is_none_is_another_sites(own: RunningConsole) -> None:
+    assert Forged(own.url).ask("/login", {"name": "x"}, Origin="http://[")[0] == 403
+
+
+def test_a_click_that_comes_twice_is_done_once(own: RunningConsole, admin: Forged) -> None:
+    before = len(sends(own))
+    with admin.open(f"/topics/{TOPIC}") as page:
+        to_send(page, "once")
+        page.click("Do it", times=5)
+        page.until(lambda: not page.find("Do it"))
+
+    assert sends(own)[before:] == ["ok"]
+
+
+def test_a_reader_does_nothing_in_an_administrators_page(own: RunningConsole, admin: Forged) -> None:
+    reader = Forged(own.url)
+    assert reader.log_in("eve", add_user(own, "eve", "reader")) == 303
+    with admin.open(f"/topics/{TOPIC}") as page, reader.open(f"/topics/{TOPIC}") as other:
+        delete = page.find("Delete")
+        assert delete is not None
+        assert other.find("Delete") is None
+        other.event(delete, {}, client_id=page.client_id)
+        with pytest.raises(AssertionError):
+            page.until(lambda: page.find("Do it"), 2)
+        page.event(delete, {})
+        page.until(lambda: page.find("Do it"))
+
+
+def test_what_cannot_be_noted_is_not_done(own: RunningConsole, admin: Forged) -> None:
+    log = own.data / "audit.jsonl"
+    kept = log.rename(own.data / "kept")
+    log.mkdir()
+    try:
+        with admin.open(f"/topics/{TOPIC}") as page:
+            to_send(page, "unnoted")
+            page.click("Do it")
+            assert "Nothing was done, because the audit log cannot be written" in told(page)
+    finally:
+        log.rmdir()
+        kept.rename(log)
+
+
+def test_an_action_is_noted_before_it_is_done(own: RunningConsole, admin: Forged) -> None:
+    with admin.open(f"/topics/{TOPIC}") as page:
+        to_send(page, "noted")
+        page.click("Do it")
+        page.until(lambda: not page.find("Do it"))
+    lines = Path(own.data / "audit.jsonl").read_text().splitlines()
+    entries = [each for each in map(json.loads, lines) if each["action"] == "topic.send"]
+
+    assert [each["result"] for each in entries[-2:]] == ["begun", "ok"]
+
+
+def test_pages_that_nobody_connects_to_do_not_pile_up(own: RunningConsole, admin: Forged) -> None:
+    with admin.open("/jobs") as page:
+        for _ in range(101):
+            assert admin.ask("/jobs")[0] == 200
+        # The oldest of too many is gone: its connection is nobody's any more.
+        assert admin.ask(f"/alive?page={page.client_id}")[0] == 401
+
+
+def test_nobody_chooses_the_address_that_his_failures_count_for(own: RunningConsole, admin: Forged) -> None:
+    statuses = [
+        Forged(own.url).log_in("nobody", "wrong", **{"X-Forwarded-For": f"1.2.3.{number}"})
+        for number in range(12)
+    ]
+
+    assert statuses[-1] == 429
+    assert "1.2.3." not in own.audit
+    assert Forged(own.url).log_in("admin", own.password) == 429
+    assert admin.log_in("admin", own.password) == 303  # a browser that is known
