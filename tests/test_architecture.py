@@ -161,7 +161,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
     "matplotlib": ("pipeline/base/report.py",),
-    "argon2": ("console/accounts.py",),
+    "argon2": ("console/door/accounts.py",),
     "fastapi": ("console/app.py",),
     "nicegui": ("console/",),
     "starlette": ("console/",),

@@ -59,13 +59,14 @@ client/test_pull.py: client/cluster/workers client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
-console/test_app.py: console/access_changes console/actions console/asking console/dead_group console/forms
-    console/listing console/message console/page console/pages console/secret console/timers
-    console/transactions
-console/test_brokers.py: console/charts console/overview console/producers console/settings
-console/test_gate.py: console/attempts console/http console/login
-console/test_groups.py: console/group
-console/test_topics.py: console/reset console/topic
+console/test_app.py: console/frame/actions console/frame/asking console/frame/forms console/frame/listing
+    console/frame/page console/frame/secret console/messages/dead_group console/messages/message
+    console/messages/search console/messages/timers console/messages/transactions console/pages/access_changes
+console/test_brokers.py: console/frame/charts console/frame/settings console/pages/overview
+    console/pages/producers
+console/test_gate.py: console/door/attempts console/door/http console/door/login
+console/test_groups.py: console/pages/group
+console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
 filtersrv/test_filters.py: filtersrv/worker
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings

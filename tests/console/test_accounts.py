@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.accounts import AccountError, Accounts, Role, TooBusy
+from cometmq.console.door.accounts import AccountError, Accounts, Role, TooBusy
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.console.audit import FIELD_MAX, Audit
+from cometmq.console.door.audit import FIELD_MAX, Audit
 
 
 def test_an_entry_is_one_line_whatever_it_holds(tmp_path: Path) -> None:

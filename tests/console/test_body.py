@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.console.body import (
+from cometmq.console.frame.body import (
     DEPTH_MAX,
     HEX_MAX,
     JSON_MAX,

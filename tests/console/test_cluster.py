@@ -8,8 +8,8 @@ import pytest
 
 from cometmq.admin import BrokerStatus, GroupQueueProgress, QueueProgress
 from cometmq.console.cluster import Cluster, kind_of
-from cometmq.console.live import Live
-from cometmq.console.overview import disk_of, largest
+from cometmq.console.frame.live import Live
+from cometmq.console.pages.overview import disk_of, largest
 from cometmq.errors import ConnectError
 from cometmq.protocol.bodies import (
     BrokerData,

@@ -14,7 +14,7 @@ from tests.console.test_messages import HOSTILE, no_markup
 from tests.console.test_topics import made
 
 from cometmq.admin import Admin, Selection
-from cometmq.console.dead_group import select
+from cometmq.console.messages.dead_group import select
 from cometmq.message import Message
 from cometmq.protocol.ids import decode_offset_id
 

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cometmq.admin.dead_letters import view
-from cometmq.console.export import COLUMNS, csv_file, harmless, json_lines
+from cometmq.console.frame.export import COLUMNS, csv_file, harmless, json_lines
 from cometmq.message import MessageExt
 
 

@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.accounts import Accounts, Role
-from cometmq.console.attempts import Attempts, address_key
-from cometmq.console.audit import Audit
-from cometmq.console.gate import SESSION, Gate, own_path
-from cometmq.console.http import Message, Receive, Scope, Send
-from cometmq.console.sessions import Session, Sessions
+from cometmq.console.door.accounts import Accounts, Role
+from cometmq.console.door.attempts import Attempts, address_key
+from cometmq.console.door.audit import Audit
+from cometmq.console.door.gate import SESSION, Gate, own_path
+from cometmq.console.door.http import Message, Receive, Scope, Send
+from cometmq.console.door.sessions import Session, Sessions
 
 HOST = "127.0.0.1:8082"
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)

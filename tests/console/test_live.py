@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cometmq.console.live import FEEDS_MAX, Feed, Live, Rate, Reading, Ring
+from cometmq.console.frame.live import FEEDS_MAX, Feed, Live, Rate, Reading, Ring
 from cometmq.errors import ConnectError
 
 

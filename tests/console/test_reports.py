@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.console import reports
-from cometmq.console.jobs import pretty
-from cometmq.console.reports import ReportError, find, read
+from cometmq.console.pages import reports
+from cometmq.console.pages.jobs import pretty
+from cometmq.console.pages.reports import ReportError, find, read
 
 PAGE = b"<!DOCTYPE html><html><head><title>Audit of a &amp; b</title></head><body>x</body></html>"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.accounts import Account, Accounts, Role
-from cometmq.console.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
+from cometmq.console.door.accounts import Account, Accounts, Role
+from cometmq.console.door.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from cometmq.console.rows import Cell
-from cometmq.console.shown import KINDS, shown
+from cometmq.console.frame.rows import Cell
+from cometmq.console.frame.shown import KINDS, shown
 from cometmq.console.texts import LANGUAGES
 
 

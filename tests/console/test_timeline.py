@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from cometmq.admin import TraceView
-from cometmq.console import timeline
-from cometmq.console.timeline import Span, bars, spans
+from cometmq.console.messages import timeline
+from cometmq.console.messages.timeline import Span, bars, spans
 from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAfter, SubBefore
 
 SENT = Pub(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.console.conftest import RunningConsole, asked, confirm, shown
 
 from cometmq.client import Producer, TransactionProducer
-from cometmq.console.timers import places_of
+from cometmq.console.messages.timers import places_of
 from cometmq.message import Message, MessageExt, TransactionState
 
 if TYPE_CHECKING:

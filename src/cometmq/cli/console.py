@@ -128,7 +128,7 @@ def announcement(console: Console) -> str:
 
 
 def _change_accounts(data: Path, add: str | None, role: str, remove: str | None) -> None:
-    from cometmq.console.accounts import Accounts, Role
+    from cometmq.console.door.accounts import Accounts, Role
 
     accounts = Accounts(data / "users.json")
     if add is not None:

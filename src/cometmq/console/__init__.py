@@ -3,8 +3,8 @@
 How a page is written
 =====================
 
-A module `console/<part>.py` with a function `pages(console)`, its texts in `console/texts/<part>.toml`, and
-its line in `pages.py`:
+A module `<part>.py` of `console/pages` or `console/messages` with a function `pages(console)`, its texts in
+`console/texts/<part>.toml`, and its line in `pages/__init__.py`:
 
     def pages(console: Console) -> None:
         @console.page("/topics", "topics.title", menu=40, icon="topic")  # menu=: its place in the menu
@@ -35,11 +35,13 @@ its line in `pages.py`:
   `actions=` are buttons in each row, `choose=True` lets rows be chosen (`listing.chosen`). Two lists of a
   page need a `name=`.
 - **Asked once**, by a button: `place = ui.element("div")`, `await view.fill(place, question, draw)`.
-- **Changing** anything goes through `await act(view, Action(...))` of actions.py alone: role, confirmation
-  with what it will do, the name to be typed where `danger=True`, progress (`work` gets a Progress), the audit
-  log, message of success or failure. Show the button only `if view.may_change`; act() checks again when it is
-  done. Buttons are made by `view.button(key, do)`: failures of `do` are told, not swallowed.
-- **Asking for values** first: `dialog(view, [...])` of actions.py, NiceGUI's inputs in it with a label each.
+- **Changing** anything goes through `await act(view, Action(...))` of frame/actions.py alone: role,
+  confirmation with what it will do, the name to be typed where `danger=True`, progress (`work` gets a
+  Progress), the audit log, message of success or failure. Show the button only `if view.may_change`; act()
+  checks again when it is done. Buttons are made by `view.button(key, do)`: failures of `do` are told, not
+  swallowed.
+- **Asking for values** first: `dialog(view, [...])` of frame/actions.py, NiceGUI's inputs in it with a label
+  each.
 - **Headings, facts, tiles, notes, empty states**: `view.title`, `view.section`, `view.facts`, `view.tiles`,
   `view.note`, `view.empty`. Classes are in static/console.css; the framework's Tailwind is switched off, its
   Quasar classes are there.
@@ -58,7 +60,7 @@ What every page keeps to
 - Every input has a label, every icon button an aria-label; what happens by itself says so (aria-live).
 - A page shows something within a second: what takes longer is asked behind (`view.live`, `view.fill`).
 
-Rooms: accounts, sessions, attempts, audit, http, gate, login know nothing of the framework and stand before
-it; live and rows are plain too; page, listing, actions, charts are what pages are made of; app puts it
-together.
+Rooms: `door` stands before the framework and knows nothing of it; `frame` is what pages are made of (live and
+rows are plain too); `pages` are those of clusters, topics, groups and accounts, `messages` those of messages;
+cluster.py is what many pages ask; app.py puts it together.
 """

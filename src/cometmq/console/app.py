@@ -26,14 +26,14 @@ from cometmq import logs
 from cometmq.admin import Admin
 from cometmq.client.cluster.options import namesrv_addresses
 from cometmq.console import texts
-from cometmq.console.accounts import Accounts
-from cometmq.console.audit import Audit
 from cometmq.console.cluster import Cluster
-from cometmq.console.gate import SESSION, Gate
-from cometmq.console.live import Live
-from cometmq.console.page import View, frame, text_element, zone
+from cometmq.console.door.accounts import Accounts
+from cometmq.console.door.audit import Audit
+from cometmq.console.door.gate import SESSION, Gate
+from cometmq.console.door.sessions import Sessions
+from cometmq.console.frame.live import Live
+from cometmq.console.frame.page import View, frame, text_element, zone
 from cometmq.console.pages import PAGES
-from cometmq.console.sessions import Sessions
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from cometmq.admin import Admin, BrokerStatus
 from cometmq.client.cluster.workers import for_each
-from cometmq.console.live import Feed, Live, Rate, Ring
+from cometmq.console.frame.live import Feed, Live, Rate, Ring
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic

@@ -1,0 +1,145 @@
+"""What changes something: asked for, confirmed, done, told and noted.
+
+Every action of every page goes through `act`: whoever may not do it is refused, whatever the page showed;
+what it will do stands there before it is done; for dangerous ones the name is typed; and the audit log has
+it, whether it succeeds or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from nicegui import ui
+
+from cometmq import logs
+from cometmq.console.frame.page import TextElement, View, text_element
+from cometmq.errors import CometError
+
+log = logs.logger(__name__)
+
+
+class NotAllowed(CometError):
+    """Somebody tried what his role does not allow, or his session is over."""
+
+    said: str
+
+    def __str__(self) -> str:
+        return self.said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """Something to be done once it is confirmed.
+
+    name: in the audit log, as `topic.delete`; target: the name of what is acted on; says: what will happen,
+    one sentence each, in the user's language; work: does it, and may say what came out of it; details: for
+    the audit log, never a secret; danger: the target's name has to be typed; refresh: keys of feeds to ask
+    again; then: the path to go to afterwards.
+    """
+
+    name: str
+    target: str
+    says: Sequence[str]
+    work: Callable[[Progress], Awaitable[str | None]]
+    details: Mapping[str, str] = field(default_factory=dict)
+    danger: bool = False
+    refresh: Sequence[Hashable] = ()
+    then: str = ""
+
+
+class Progress:
+    """How far a long action is; given to its `work`."""
+
+    def __init__(self, view: View) -> None:
+        self._bar = ui.linear_progress(show_value=False, size="6px").props("indeterminate")
+        self._bar.props["aria-label"] = view.t("common.working")
+        self._said: TextElement = text_element("p", view.t("common.working")).classes("note")
+        self._said.props("role=status")
+
+    def say(self, said: str, share: float | None = None) -> None:
+        """Where it is, in words; share: from 0 to 1, None where the end is not known."""
+        self._said.say(said)
+        if share is not None:
+            self._bar.props(remove="indeterminate")
+            self._bar.set_value(min(max(share, 0.0), 1.0))
+
+
+async def act(view: View, action: Action) -> bool:
+    """Ask, do, tell and note an action; whether it was done."""
+    check_allowed(view, action.name, action.target)
+    with dialog(view, action.says) as (box, place):
+        typed = None
+        if action.danger:
+            typed = ui.input(view.t("common.type_name", name=action.target)).classes("full-width")
+            typed.props("outlined dense autocomplete=off autofocus")
+        with ui.row().classes("full-width justify-end") as buttons:
+            ui.button(view.t("common.cancel"), on_click=lambda: box.submit(False)).props("flat no-caps")
+            do = ui.button(view.t("common.do"), color="negative" if action.danger else "primary")
+            do.props("no-caps")
+
+    async def confirmed() -> None:
+        if typed is not None and str(typed.value or "").strip() != action.target:
+            typed.props["error"] = True
+            typed.props["error-message"] = view.t("common.type_exactly")
+            return
+        buttons.set_visibility(False)
+        with place:
+            progress = Progress(view)
+        box.submit(await carry_out(view, action, progress))
+
+    do.on_click(confirmed)
+    done = bool(await box)
+    box.delete()
+    if done and action.then:
+        view.open(action.then)
+    return done
+
+
+async def carry_out(view: View, action: Action, progress: Progress) -> bool:
+    """Do a confirmed action: tell what came out of it, and note it. Whether it succeeded."""
+    session, result, done = view.session, "ok", False
+    try:
+        check_allowed(view, action.name, action.target)
+    except NotAllowed as error:
+        view.complain(str(error))
+        return False
+    try:
+        with view.client:
+            said = await action.work(progress)
+        done = True
+        view.say("common.done") if said is None else view.tell(said)
+    except Exception as error:
+        result = str(error) or repr(error)
+        if not isinstance(error, CometError):
+            log.exception("action %s failed", action.name)
+        view.complain(view.why(error))
+    finally:
+        # Also for one that is cut off: what it had done by then is done.
+        view.console.audit.add(
+            session.name, session.address, action.name, action.target, dict(action.details),
+            result if done or result != "ok" else "cut off",
+        )  # fmt: skip
+    view.feeds.refresh(*action.refresh)
+    return done
+
+
+def check_allowed(view: View, name: str, target: str) -> None:
+    """Raises NotAllowed for one who may only look, or whose session is over; it is noted."""
+    if not (view.console.sessions.valid(view.session) and view.may_change):
+        view.console.audit.add(view.session.name, view.session.address, name, target, result="refused")
+        raise NotAllowed(view.t("common.refused_role"))
+
+
+@contextmanager
+def dialog(view: View, says: Sequence[str]) -> Iterator[tuple[ui.dialog, ui.card]]:
+    """An open dialog with sentences, to be filled within the block: it and its content. `await` gives what
+    was submitted, None if it was closed; the caller deletes it."""
+    with view.client.content, ui.dialog().props("persistent") as box, ui.card().classes("dialog") as place:
+        place.props("role=alertdialog")
+        place.props["aria-label"] = says[0] if says else ""
+        for said in says:
+            text_element("p", said).style("margin: 0; overflow-wrap: anywhere")
+        yield box, place
+    box.open()

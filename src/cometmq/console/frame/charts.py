@@ -1,0 +1,89 @@
+"""Charts that grow while somebody looks. Names in them are texts: the chart reads no markup, and no name is a
+key of what is sent to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nicegui import ui
+
+from cometmq.console.frame.live import Ring
+from cometmq.console.frame.page import View, text_element
+
+GAP_S = 120.0
+"""Longer than any question waits: a line that goes on over it would be made up."""
+_GREY = "#888"
+_COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444")
+_TEXT = {"color": _GREY, "fontSize": 11}
+
+
+class Lines:
+    """Values of the last hours by time. unit: key of its text, as `/s`."""
+
+    def __init__(self, view: View, title: str, unit: str, names: Sequence[str]) -> None:
+        self._view = view
+        with ui.element("figure").classes("panel").style("margin: 0"):
+            text_element("figcaption", view.t(title))
+            self._chart = ui.echart(
+                {
+                    "animation": False,
+                    "aria": {"enabled": True},
+                    "color": list(_COLORS),
+                    "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
+                    "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) > 1},
+                    "textStyle": _TEXT,
+                    # Text of the chart's own drawing: no HTML is made of names.
+                    "tooltip": {"trigger": "axis", "renderMode": "richText"},
+                    "xAxis": {
+                        "type": "time",
+                        "minInterval": 60_000,
+                        "axisLabel": _TEXT,
+                        "splitLine": {"show": False},
+                    },
+                    "yAxis": {"type": "value", "name": view.t(unit), "min": 0, "axisLabel": _TEXT},
+                    "series": [
+                        {"name": view.t(name), "type": "line", "showSymbol": False, "data": []}
+                        for name in names
+                    ],
+                },
+                renderer="svg",
+            ).classes("chart")
+        self._chart.props["aria-label"] = view.t(title)
+        self._chart.props["role"] = "img"
+
+    def show(self, *rings: Ring) -> None:
+        """Draw the rings, in the order of the names."""
+        for series, ring in zip(self._chart.options["series"], rings, strict=True):
+            series["data"] = [
+                [round(at_s * 1000), None if value is None else round(value, 2)]
+                for at_s, value in ring.points(GAP_S)
+            ]
+        self._chart.update()
+
+
+def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]]) -> None:
+    """The largest of something, by name. It says its values to those who do not see
+    it, too."""
+    names = [name if len(name) <= 32 else name[:31] + "…" for name, _ in values]
+    chart = ui.echart(
+        {
+            "animation": False,
+            "aria": {"enabled": True},
+            "color": list(_COLORS),
+            "grid": {"left": 8, "right": 40, "top": 8, "bottom": 8, "containLabel": True},
+            "textStyle": _TEXT,
+            "tooltip": {"renderMode": "richText"},
+            "xAxis": {"type": "value", "name": view.t(unit), "axisLabel": _TEXT},
+            "yAxis": {"type": "category", "data": names, "inverse": True, "axisLabel": _TEXT},
+            "series": [{"type": "bar", "data": [round(value, 2) for _, value in values], "barMaxWidth": 14}],
+        },
+        renderer="svg",
+    ).style(f"width: 100%; height: {40 + 24 * len(values)}px")
+    chart.props["aria-label"] = view.t(title)
+    chart.props["role"] = "img"
+
+
+def missing_note(view: View, missing: Mapping[str, str]) -> None:
+    """That some brokers did not answer: what is shown is not all."""
+    for name, problem in missing.items():
+        view.note(view.t("common.missing", name=name, problem=problem), "problem")

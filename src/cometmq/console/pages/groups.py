@@ -1,0 +1,148 @@
+"""The list of consumer groups: how far each is, and its settings at a glance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nicegui import ui
+
+from cometmq.console.cluster import Found, GroupRow, Lag
+from cometmq.console.frame.actions import Action, Progress, act
+from cometmq.console.frame.charts import missing_note
+from cometmq.console.frame.forms import Form
+from cometmq.console.frame.listing import Listing
+from cometmq.console.frame.live import Reading
+from cometmq.console.frame.page import View
+from cometmq.console.frame.rows import Column, ListState, path_of
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import GROUP_LENGTH_MAX, is_legal_name
+
+if TYPE_CHECKING:
+    from cometmq.console.app import Console
+
+KINDS = {"own": "groups.own", "system": "groups.system"}
+RETRIES_MAX = 1_000_000
+
+
+@dataclass(frozen=True)
+class GroupLine:
+    """A group of the list. lag, rate: None where not known yet, or where it has no offsets."""
+
+    row: GroupRow
+    lag: Lag | None
+    rate: float | None
+
+    @property
+    def config(self) -> SubscriptionGroupConfig:
+        return next(iter(self.row.configs.values()))
+
+
+def pages(console: Console) -> None:
+    """Put the page in."""
+
+    @console.page("/groups", "groups.title", menu=50, icon="groups")
+    async def groups(view: View) -> None:
+        view.title(view.t("groups.title"))
+        if view.may_change:
+            with ui.element("div").classes("actions"):
+                view.button("groups.create", lambda: create(view), icon="add")
+        kind = ui.select(
+            {name: view.t(key) for name, key in KINDS.items()}, label=view.t("groups.kind"), value=_kind(view)
+        )
+        kind.props("dense outlined options-dense").style("width: 220px; margin-bottom: 8px")
+        listing = Listing(
+            view, _columns(), lambda line: line.row.name, empty="groups.none",
+            default=ListState(sort="behind", descending=True),
+            classes=lambda line: {} if line.config.consume_enable else {"enabled": "bad"},
+        )  # fmt: skip
+        feed, progress = view.console.cluster.groups(), view.console.cluster.progress()
+        missing = ui.element("div")
+
+        def pick(found: Found[GroupRow]) -> list[GroupLine]:
+            missing.clear()
+            with missing:
+                missing_note(view, found.missing)
+            return lines(found.rows, progress.latest, system=_kind(view) == "system")
+
+        def again(_reading: object = None) -> None:
+            if feed.latest.value is not None:
+                listing.update(pick(feed.latest.value))
+
+        def choose() -> None:
+            view.query["kind"] = str(kind.value)
+            view.note_query()
+            again()
+
+        kind.on_value_change(choose)
+        await listing.follow(feed, pick)
+        view.watch(progress, again)
+
+
+def lines(rows: list[GroupRow], progress: Reading[Any], *, system: bool) -> list[GroupLine]:
+    """The rows with what is known of how far they are."""
+    known = progress.value
+    return [
+        GroupLine(
+            row,
+            known.groups.get(row.name) if known is not None else None,
+            known.group_rates.get(row.name) if known is not None else None,
+        )
+        for row in rows
+        if row.system == system
+    ]
+
+
+def _kind(view: View) -> str:
+    asked = view.query.get("kind", "own")
+    return asked if asked in KINDS else "own"
+
+
+def _columns() -> list[Column[GroupLine]]:
+    return [
+        Column(
+            "name", "groups.name", lambda line: line.row.name, searched=True,
+            link=lambda line: path_of("groups", line.row.name),
+        ),
+        Column("behind", "groups.behind", lambda line: line.lag.behind if line.lag else None, "number"),
+        Column("rate", "groups.rate", lambda line: line.rate, "rate"),
+        Column("last", "groups.last", lambda line: line.lag.last_ms if line.lag else None, "ago"),
+        Column("queues", "groups.queues", lambda line: line.lag.queues if line.lag else None, "number"),
+        Column("retries", "groups.retries", lambda line: line.config.retry_max_times, "number"),
+        Column("enabled", "groups.enabled", lambda line: line.config.consume_enable, "flag"),
+        Column("brokers", "groups.brokers", lambda line: len(line.row.configs), "number"),
+    ]  # fmt: skip
+
+
+async def create(view: View) -> None:
+    """Ask for a new group and make it."""
+    clusters = sorted((await view.admin.cluster_info()).cluster_addr_table)
+    form = Form(view, view.t("groups.create"), [view.t("groups.create_says")])
+
+    def legal(said: str) -> str | None:
+        good = is_legal_name(said, GROUP_LENGTH_MAX)
+        return None if good else view.t("common.bad_name", most=GROUP_LENGTH_MAX)
+
+    name = form.text("groups.name", most=GROUP_LENGTH_MAX, needed=True, check=legal)
+    cluster = form.choice("topics.cluster", clusters, clusters[0] if clusters else None)
+    retries = form.number("groups.retries", 16, -1, RETRIES_MAX)
+    if not await form.asked():
+        return
+    config = SubscriptionGroupConfig(group_name=str(name.value), retry_max_times=int(retries.value or 0))
+
+    async def work(progress: Progress) -> None:
+        async for addr in view.admin.update_group(config, cluster=str(cluster.value)):
+            progress.say(view.t("topics.made_at", addr=addr))
+
+    await act(
+        view,
+        Action(
+            name="group.create",
+            target=config.group_name,
+            work=work,
+            refresh=["groups"],
+            then=path_of("groups", config.group_name),
+            says=[view.t("groups.will_create", name=config.group_name, cluster=cluster.value)],
+            details={"cluster": str(cluster.value), "retryMaxTimes": str(config.retry_max_times)},
+        ),
+    )

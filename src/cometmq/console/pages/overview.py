@@ -1,0 +1,113 @@
+"""The first page: whether the cluster is well, how busy it is, who is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nicegui import ui
+
+from cometmq.admin import BrokerStatus
+from cometmq.console.cluster import Progress, get_rate, kind_of
+from cometmq.console.frame.charts import Lines, bars, missing_note
+from cometmq.console.frame.live import Reading
+from cometmq.console.frame.page import FIRST_S, View, text_element
+from cometmq.console.frame.rows import path_of
+from cometmq.protocol.codes import MASTER_ID, is_system_group
+
+if TYPE_CHECKING:
+    from cometmq.console.app import Console
+
+TOP = 10
+DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
+DISK_FULL = 0.85
+"""Of a disk: what brokers begin to delete at, whatever the hour (docs/server.md, Retention)."""
+
+
+def disk_of(broker: BrokerStatus) -> float | None:
+    """The share of its fullest disk that is used, None where it does not say."""
+    found = [broker.first_number(key) for key in DISK_KEYS if key in broker.runtime]
+    return max(found, default=None)
+
+
+def largest(pairs: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The largest values above zero, the largest first."""
+    return sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))[:TOP]
+
+
+def pages(console: Console) -> None:
+    """Put the page in."""
+
+    @console.page("/", "overview.title", menu=10, icon="dashboard")
+    async def overview(view: View) -> None:
+        view.title(view.t("overview.title"))
+        cluster, history = view.console.cluster, view.console.cluster.history
+        await view.live(cluster.brokers(), lambda brokers: _tiles(view, brokers))
+        with ui.element("div").classes("halves").style("margin-top: 16px"):
+            rates = Lines(view, "overview.rates", "overview.per_second", ["overview.put", "overview.get"])
+            lag = Lines(view, "overview.backlog", "overview.messages", ["overview.backlog"])
+        view.note(view.t("overview.history"))
+        view.watch(cluster.brokers(), lambda _reading: rates.show(history.put, history.get))
+        await cluster.progress().first(FIRST_S)
+
+        def progressed(reading: Reading[Progress]) -> None:
+            del reading
+            lag.show(history.behind)
+
+        view.watch(cluster.progress(), progressed)
+        await view.live(cluster.progress(), lambda progress: _tops(view, progress))
+
+
+def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
+    answering = [each for each in brokers if each.runtime]
+    masters = [each for each in answering if each.broker_id == MASTER_ID]
+    disks = [disk for each in answering if (disk := disk_of(each)) is not None]
+    fullest = max(disks, default=None)
+    view.tiles(
+        [
+            (view.t("overview.brokers"), view.t("overview.answer", n=len(answering), all=len(brokers))),
+            (
+                view.t("overview.put"),
+                view.shown("rate", sum(each.first_number("putTps") for each in masters)),
+            ),
+            (view.t("overview.get"), view.shown("rate", sum(map(get_rate, answering)))),
+            (view.t("overview.put_today"), view.shown("number", sum(map(_put_today, masters)))),
+            (view.t("overview.disk"), view.shown("percent", fullest)),
+        ]
+    )
+    for each in brokers:
+        if not each.runtime:
+            view.note(view.t("common.missing", name=each.broker_name, problem=each.problem), "problem")
+        elif (disk := disk_of(each)) is not None and disk >= DISK_FULL:
+            share = view.shown("percent", disk)
+            view.note(view.t("overview.disk_full", name=each.broker_name, share=share), "problem")
+    if not brokers:
+        view.empty("overview.no_brokers")
+
+
+def _put_today(broker: BrokerStatus) -> int:
+    return broker.count("msgPutTotalTodayNow") - broker.count("msgPutTotalTodayMorning")
+
+
+def _tops(view: View, progress: Progress) -> None:
+    missing_note(view, progress.missing)
+    behind = largest((name, lag.behind) for name, lag in progress.groups.items() if not is_system_group(name))
+    named = ((str(name), rate) for name, rate in progress.topic_rates.items())
+    rates = largest((name, rate) for name, rate in named if kind_of(name) == "normal")
+    with ui.element("div").classes("halves"):
+        _top(view, "overview.top_groups", "overview.messages", behind, "groups")
+        _top(view, "overview.top_topics", "overview.per_second", rates, "topics")
+
+
+def _top(view: View, title: str, unit: str, values: list[tuple[str, float]], where: str) -> None:
+    with ui.element("div").classes("panel"):
+        text_element("h2", view.t(title)).style("margin-top: 0")
+        if not values:
+            view.empty("overview.none_behind" if where == "groups" else "overview.no_rates")
+            return
+        bars(view, title, unit, values)
+        with ui.element("ol").style("margin: 8px 0 0; padding-left: 24px"):
+            for name, value in values:
+                with ui.element("li"):
+                    view.link(name, path_of(where, name))
+                    text_element("span", f"  {view.shown('number' if where == 'groups' else 'rate', value)}")
