@@ -7,9 +7,11 @@ it, whether it succeeds or not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from nicegui import ui
 
@@ -19,9 +21,22 @@ from cometmq.errors import CometError
 
 log = logs.logger(__name__)
 
+T = TypeVar("T")
+
+STOP_S = 2.0
+
 
 class NotAllowed(CometError):
     """Somebody tried what his role does not allow, or his session is over."""
+
+    said: str
+
+    def __str__(self) -> str:
+        return self.said
+
+
+class PartlyDone(CometError):
+    """An action that did not come about everywhere, or was stopped; said: what did and what did not."""
 
     said: str
 
@@ -50,9 +65,12 @@ class Action:
 
 
 class Progress:
-    """How far a long action is; given to its `work`."""
+    """How far a long action is; given to its `work`. outcome: what came out of it, for the audit log."""
 
     def __init__(self, view: View) -> None:
+        self.outcome: dict[str, str] = {}
+        self._view = view
+        self._stop = asyncio.Event()
         self._bar = ui.linear_progress(show_value=False, size="6px").props("indeterminate")
         self._bar.props["aria-label"] = view.t("common.working")
         self._said: TextElement = text_element("p", view.t("common.working")).classes("note")
@@ -64,6 +82,45 @@ class Progress:
         if share is not None:
             self._bar.props(remove="indeterminate")
             self._bar.set_value(min(max(share, 0.0), 1.0))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it."""
+        return self._stop.is_set()
+
+    async def until_stopped(self, results: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Results that take long, with a button that stops them. Who leaves the page stops them, too: nobody
+        would see how far they are. What is under way then may end within STOP_S."""
+        view, stop = self._view, self._stop
+        button = ui.button(view.t("common.stop"), icon="stop", on_click=stop.set).props("outline no-caps")
+        view.client.on_delete(stop.set)
+        async for result in until(results, stop):
+            yield result
+        button.set_visibility(False)
+
+
+async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncIterator[T]:
+    """Results until `stop`; the one that is under way then may come within STOP_S."""
+    stopping = asyncio.ensure_future(stop.wait())
+    coming: asyncio.Future[T] | None = None
+    try:
+        while not stop.is_set():
+            coming = asyncio.ensure_future(anext(results))
+            await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                await asyncio.wait({coming}, timeout=STOP_S)
+            if not coming.done():
+                return
+            try:
+                result = coming.result()
+            except StopAsyncIteration:
+                return
+            yield result
+    finally:
+        stopping.cancel()
+        if coming is not None and not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 async def act(view: View, action: Action) -> bool:
@@ -118,7 +175,7 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
     finally:
         # Also for one that is cut off: what it had done by then is done.
         view.console.audit.add(
-            session.name, session.address, action.name, action.target, dict(action.details),
+            session.name, session.address, action.name, action.target, {**action.details, **progress.outcome},
             result if done or result != "ok" else "cut off",
         )  # fmt: skip
     view.feeds.refresh(*action.refresh)

@@ -3,6 +3,7 @@ key of what is sent to it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from nicegui import ui
@@ -28,6 +29,7 @@ class Lines:
                 {
                     "animation": False,
                     "aria": {"enabled": True},
+                    "useUTC": True,
                     "color": list(_COLORS),
                     "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
                     "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) > 1},
@@ -55,10 +57,16 @@ class Lines:
         """Draw the rings, in the order of the names."""
         for series, ring in zip(self._chart.options["series"], rings, strict=True):
             series["data"] = [
-                [round(at_s * 1000), None if value is None else round(value, 2)]
+                [round((at_s + zone_s(at_s)) * 1000), None if value is None else round(value, 2)]
                 for at_s, value in ring.points(GAP_S)
             ]
         self._chart.update()
+
+
+def zone_s(at_s: float) -> int:
+    """By how much the console's machine is ahead of UTC at a time: a chart has its times, as the page has,
+    and not those of the browser's machine."""
+    return time.localtime(at_s).tm_gmtoff
 
 
 def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]]) -> None:
