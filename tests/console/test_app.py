@@ -174,10 +174,21 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
     assert page.evaluate(age) == before
     page.evaluate("window.emitEvent('page_seen', true)")
     page.wait_for_function(f"{age} !== '{before}'", timeout=WAIT_MS)
+    page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => true})")
+    page.goto("/brokers")  # opened behind others
+    page.wait_for_timeout(1500)
+    before = page.evaluate(age)
+    page.wait_for_timeout(round(1000 * BROKERS_S * 1.2))
+    assert page.evaluate(age) == before
 
 
 def test_dark_and_light_are_remembered(page: Page) -> None:
+    page.emulate_media(color_scheme="dark")
     page.goto("/names")
+    page.wait_for_function("document.body.classList.contains('body--dark')")  # as its system has it
+    page.get_by_label("Dark or light").click()
+    page.wait_for_function("!document.body.classList.contains('body--dark')")
+    page.emulate_media(color_scheme="light")
     page.get_by_label("Dark or light").click()
     page.wait_for_function("document.body.classList.contains('body--dark')")
     page.reload()

@@ -8,8 +8,17 @@ it, whether it succeeds or not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -88,18 +97,19 @@ class Progress:
         """Whether somebody has stopped it."""
         return self._stop.is_set()
 
-    async def until_stopped(self, results: AsyncIterator[T]) -> AsyncIterator[T]:
+    async def until_stopped(self, results: AsyncIterator[T]) -> AsyncGenerator[T]:
         """Results that take long, with a button that stops them. Who leaves the page stops them, too: nobody
         would see how far they are. What is under way then may end within STOP_S."""
         view, stop = self._view, self._stop
         button = ui.button(view.t("common.stop"), icon="stop", on_click=stop.set).props("outline no-caps")
         view.client.on_delete(stop.set)
-        async for result in until(results, stop):
-            yield result
+        async with aclosing(until(results, stop)) as some:
+            async for result in some:
+                yield result
         button.set_visibility(False)
 
 
-async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncIterator[T]:
+async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncGenerator[T]:
     """Results until `stop`; the one that is under way then may come within STOP_S."""
     stopping = asyncio.ensure_future(stop.wait())
     coming: asyncio.Future[T] | None = None

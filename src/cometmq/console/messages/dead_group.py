@@ -199,8 +199,9 @@ async def resend(view: View, wanted: Selection, count: str) -> None:
         states: Counter[Resend] = Counter()
         problem = ""
         most = min(len(wanted.ids), int(limit.value or 1)) if wanted.ids else 0
-        async with aclosing(view.admin.resend(wanted, how)) as results:  # type: ignore[type-var]
-            async for result in progress.until_stopped(results):
+        resent = view.admin.resend(wanted, how)
+        async with aclosing(resent), aclosing(progress.until_stopped(resent)) as results:  # type: ignore[type-var]
+            async for result in results:
                 states[result.state] += 1
                 problem = result.problem or problem
                 done = states.total()
