@@ -1,4 +1,4 @@
-"""What the pages of a topic and a group ask: brokers that answer are shown, and unknown is neither 0 nor none."""
+"""What the pages of a topic and a group ask: who answers is shown; unknown is neither 0 nor none."""
 
 from __future__ import annotations
 
