@@ -142,6 +142,11 @@ def test_every_page_is_there_in_every_language_on_a_phone(page: Page, language: 
         page.goto(path)
         page.locator("main h1").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    page.goto("/topics")
+    page.locator("td[data-label]").first.wait_for()
+    # Of a cell the label stands before the value, and not on it.
+    label = "getComputedStyle(document.querySelector('td[data-label]'), '::before').position"
+    assert page.evaluate(label) == "static"
     page.locator("header button").first.click()
     page.locator("nav a", has_text=title).first.click()
     page.wait_for_function("location.pathname != '/producers'")

@@ -84,6 +84,8 @@ class Progress:
         self._bar.props["aria-label"] = view.t("common.working")
         self._said: TextElement = text_element("p", view.t("common.working")).classes("note")
         self._said.props("role=status")
+        self._button = ui.button(view.t("common.stop"), icon="stop", on_click=self._stop.set)
+        self._button.props("outline no-caps").set_visibility(False)
 
     def say(self, said: str, share: float | None = None) -> None:
         """Where it is, in words; share: from 0 to 1, None where the end is not known."""
@@ -101,12 +103,12 @@ class Progress:
         """Results that take long, with a button that stops them. Who leaves the page stops them, too: nobody
         would see how far they are. What is under way then may end within STOP_S."""
         view, stop = self._view, self._stop
-        button = ui.button(view.t("common.stop"), icon="stop", on_click=stop.set).props("outline no-caps")
+        self._button.set_visibility(True)
         view.client.on_delete(stop.set)
         async with aclosing(until(results, stop)) as some:
             async for result in some:
                 yield result
-        button.set_visibility(False)
+        self._button.set_visibility(False)
 
 
 async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncGenerator[T]:

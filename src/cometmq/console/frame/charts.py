@@ -13,6 +13,8 @@ from cometmq.console.frame.page import View, text_element
 
 GAP_S = 120.0
 """Longer than any question waits: a line that goes on over it would be made up."""
+SPAN_MS = 15 * 60_000
+"""The least that a line of time shows."""
 _GREY = "#888"
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444")
 _TEXT = {"color": _GREY, "fontSize": 11}
@@ -60,6 +62,10 @@ class Lines:
                 [round((at_s + zone_s(at_s)) * 1000), None if value is None else round(value, 2)]
                 for at_s, value in ring.points(GAP_S)
             ]
+            series["showSymbol"] = len(series["data"]) == 1  # no line is drawn to be seen
+        times = [at_ms for series in self._chart.options["series"] for at_ms, _ in series["data"]]
+        if times:
+            self._chart.options["xAxis"] |= {"min": min(*times, max(times) - SPAN_MS), "max": max(times)}
         self._chart.update()
 
 
