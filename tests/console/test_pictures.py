@@ -33,8 +33,8 @@ def something(console: RunningConsole) -> None:
     asked(timed(console, "reminders", 5))
     asked(begun(console, "bookings"))
     asked(made(console, "payments"))
-    asked(died(console, "ledger", "payments", 12))
-    SHOWN["message"] = f"/trace?id={asked(traced(console, 'payments', 'receipts'))}"
+    asked(died(console, "ledger", "payments", 12, "overdue"))
+    SHOWN["message"] = f"/trace?id={asked(traced(console, 'payments', 'receipts', 'paid'))}"
     report = Report("Audit of orders")
     report.fact("complete", True)
     report.bars("Found", {"missing": 3.0, "late": 1.0}, "messages")

@@ -129,7 +129,7 @@ def test_a_group_without_offsets_is_unknown_only_where_a_broker_is(
     known = Progress(pairs={}, groups={}, group_rates={}, topic_rates={}, missing=missing)
 
     (line,) = lines([row], Reading(known, 1.0), system=False)
-    assert line.lag == lag
+    assert (line.lag, line.rate) == (lag, None if lag is None else 0.0)
     (line,) = lines([row], Reading(), system=False)
     assert line.lag is None
 

@@ -17,6 +17,8 @@ SPAN_MS = 15 * 60_000
 """The least that a line of time shows."""
 _GREY = "#888"
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444")
+_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}
+"""Seen on light and on dark."""
 _TEXT = {"color": _GREY, "fontSize": 11}
 
 
@@ -44,7 +46,13 @@ class Lines:
                         "axisLabel": _TEXT,
                         "splitLine": {"show": False},
                     },
-                    "yAxis": {"type": "value", "name": view.t(unit), "min": 0, "axisLabel": _TEXT},
+                    "yAxis": {
+                        "type": "value",
+                        "name": view.t(unit),
+                        "min": 0,
+                        "axisLabel": _TEXT,
+                        "splitLine": _LINE,
+                    },  # fmt: skip
                     "series": [
                         {"name": view.t(name), "type": "line", "showSymbol": False, "data": []}
                         for name in names
@@ -75,7 +83,7 @@ def zone_s(at_s: float) -> int:
     return time.localtime(at_s).tm_gmtoff
 
 
-def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]]) -> None:
+def bars(view: View, title: str, values: Sequence[tuple[str, float]]) -> None:
     """The largest of something, by name. It says its values to those who do not see
     it, too."""
     names = [name if len(name) <= 32 else name[:31] + "…" for name, _ in values]
@@ -87,7 +95,7 @@ def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]])
             "grid": {"left": 8, "right": 40, "top": 8, "bottom": 8, "containLabel": True},
             "textStyle": _TEXT,
             "tooltip": {"renderMode": "richText"},
-            "xAxis": {"type": "value", "name": view.t(unit), "axisLabel": _TEXT},
+            "xAxis": {"type": "value", "axisLabel": _TEXT, "splitLine": _LINE},
             "yAxis": {"type": "category", "data": names, "inverse": True, "axisLabel": _TEXT},
             "series": [{"type": "bar", "data": [round(value, 2) for _, value in values], "barMaxWidth": 14}],
         },

@@ -37,7 +37,7 @@ _CHOOSE = '<q-checkbox dense v-model="props.selected" :aria-label="\'%s \' + pro
 _CELL = """
 <q-td :props="props" :data-label="props.col.label"><a v-if="props.row.$links[props.col.name]"
  :href="props.row.$links[props.col.name]">{{ props.value }}</a><span v-else
- :class="props.row.$classes[props.col.name]">
+ :class="[props.col.looks, props.row.$classes[props.col.name]]">
 {{ props.value }}</span></q-td>
 """
 _ACTIONS = """
@@ -165,7 +165,7 @@ class Listing(Generic[T]):
         self._show()
 
     def _turn(self, icon: str, key: str, step: int) -> ui.button:
-        button = ui.button(icon=icon, on_click=lambda: self._change(page=self.state.page + step))
+        button = ui.button(icon=icon, on_click=lambda: self._change(page=self.state.page + step), color=None)
         button.props("flat dense round")
         button.props["aria-label"] = self._view.t(key)
         return button
@@ -203,6 +203,7 @@ class Listing(Generic[T]):
                     "label": label,
                     "align": "right" if column.kind in RIGHT else "left",
                     "sorts": True,
+                    "looks": f"is-{column.kind}",
                     "order": order,
                     "mark": {"ascending": " ▲", "descending": " ▼", "none": ""}[order],
                     "says": self._view.t("list.sort", column=label),

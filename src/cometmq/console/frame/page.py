@@ -328,7 +328,9 @@ class Age:
     def __init__(self, view: View, feed: Feed[Any]) -> None:
         with ui.element("div").classes("aged"):
             self._element = ui.element("span").classes("age")
-            button = ui.button(icon="refresh", on_click=feed.refresh).props("flat dense round size=sm")
+            # Without a colour of the framework's, which no rule of ours changes for the dark.
+            button = ui.button(icon="refresh", on_click=feed.refresh, color=None)
+            button.props("flat dense round size=sm")
         button.props["aria-label"] = button.props["title"] = view.t("common.refresh")
 
     def show(self, reading: Reading[Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from cometmq.console.cluster import Found, GroupRow, Lag
+from cometmq.console.cluster import Progress as GroupsProgress
 from cometmq.console.frame.actions import Action, Progress, act
 from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.forms import Form
@@ -83,18 +84,17 @@ def pages(console: Console) -> None:
         view.watch(progress, again)
 
 
-def lines(rows: list[GroupRow], progress: Reading[Any], *, system: bool) -> list[GroupLine]:
+def lines(rows: list[GroupRow], progress: Reading[GroupsProgress], *, system: bool) -> list[GroupLine]:
     """The rows with what is known of how far they are."""
-    known = progress.value
-    return [
-        GroupLine(
-            row,
-            known.groups.get(row.name, None if known.missing else Lag()) if known is not None else None,
-            known.group_rates.get(row.name) if known is not None else None,
-        )
-        for row in rows
-        if row.system == system
-    ]
+    return [_line(row, progress.value) for row in rows if row.system == system]
+
+
+def _line(row: GroupRow, known: GroupsProgress | None) -> GroupLine:
+    if known is None:
+        return GroupLine(row, None, None)
+    if (lag := known.groups.get(row.name)) is not None:
+        return GroupLine(row, lag, known.group_rates.get(row.name))
+    return GroupLine(row, None, None) if known.missing else GroupLine(row, Lag(), 0.0)
 
 
 def _kind(view: View) -> str:

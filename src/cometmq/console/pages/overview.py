@@ -118,11 +118,11 @@ def _tops(view: View, progress: Progress) -> None:
 
 def _top(view: View, title: str, unit: str, values: list[tuple[str, float]], where: str) -> None:
     with ui.element("div").classes("panel"):
-        text_element("h2", view.t(title)).style("margin-top: 0")
+        text_element("h2", f"{view.t(title)} ({view.t(unit)})").style("margin-top: 0")
         if not values:
             view.empty("overview.none_behind" if where == "groups" else "overview.no_rates")
             return
-        bars(view, title, unit, values)
+        bars(view, title, values)
         with ui.element("ol").style("margin: 8px 0 0; padding-left: 24px"):
             for name, value in values:
                 with ui.element("li"):
