@@ -63,7 +63,7 @@ console/test_app.py: console/frame/actions console/frame/asking console/frame/fo
     console/frame/page console/frame/secret console/messages/dead_group console/messages/message
     console/messages/search console/messages/timers console/messages/transactions console/pages/access_changes
 console/test_brokers.py: console/frame/charts console/frame/settings console/pages/overview
-    console/pages/producers
+    console/pages/places console/pages/producers
 console/test_gate.py: console/door/attempts console/door/http console/door/login
 console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic

@@ -10,8 +10,8 @@ import pytest
 
 from cometmq.admin import Admin, Newest, ReadRange, TopicSettings, UnknownNameError
 from cometmq.admin import newest as module
-from cometmq.errors import NoRouteError
-from cometmq.message import Message, MessageExt
+from cometmq.errors import ConnectError, NoRouteError
+from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.testing import LocalBroker
 
 numbers = itertools.count(1)
@@ -149,3 +149,20 @@ async def test_names_nobody_knows(admin: Admin, broker: LocalBroker) -> None:
         await admin.newest(ReadRange(topic="no-such-topic"))
     with pytest.raises(UnknownNameError):
         await admin.newest(ReadRange(topic=topic, broker_name="nobody"))
+
+
+async def test_a_broker_that_does_not_answer_leaves_those_of_the_others(
+    admin: Admin, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await filled(admin, broker, 8)
+    own_addrs, own_queues = module.broker_addrs, module.queues_of
+    monkeypatch.setattr(module, "broker_addrs", lambda route: {**own_addrs(route), "gone": "127.0.0.1:1"})
+    gone = [MessageQueue(topic, "gone", queue_id) for queue_id in range(2)]
+    monkeypatch.setattr(module, "queues_of", lambda route, wanted: [*gone, *own_queues(route, wanted)])
+
+    found = await admin.newest(ReadRange(topic=topic, count=100))
+    assert (sorted(bodies(found)), list(found.missing)) == (list(range(8)), ["gone"])
+
+    monkeypatch.setattr(module, "queues_of", lambda _route, _wanted: gone)
+    with pytest.raises(ConnectError):
+        await admin.newest(ReadRange(topic=topic, count=100))

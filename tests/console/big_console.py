@@ -1,4 +1,5 @@
-"""A console over a cluster of 16 brokers with 5,000 topics and 2,300 groups that is made up: what it is
+"""A console over a cluster of 16 brokers with 5,000 topics and 2,300 groups that is made up, and one broker
+that hangs, as a name server does that is asked for a route: what it is
 asked is written to standard output when it stops, as JSON: name of the question -> how often."""
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfig,
     TopicConfigTable,
+    TopicRouteData,
 )
 
 BROKERS, TOPICS, GROUPS = 16, 5000, 2300
 ADDRS = {f"broker-{number:02d}": f"10.0.0.{number}:10911" for number in range(BROKERS)}
+HANGS = "broker-hangs"
+ADDRS[HANGS] = "10.0.1.0:10911"
 TABLE = TopicConfigTable(
     topic_config_table={
         name: TopicConfig(topic_name=name, attributes={})
@@ -48,20 +52,29 @@ class MadeUp:
         }
         return ClusterInfo(broker_addr_table=brokers, cluster_addr_table={"C": sorted(ADDRS)})
 
-    async def brokers(self) -> list[Any]:
-        self.asked["brokers"] += 1
-        return []
+    async def _check(self, question: str, addr: str) -> None:
+        self.asked[f"{question} {addr}"] += 1
+        if addr == ADDRS[HANGS]:
+            await asyncio.Event().wait()
+
+    async def runtime(self, addr: str) -> dict[str, str]:
+        await self._check("brokers", addr)
+        return {"putTps": "1.0 1.0 1.0"}
+
+    async def route(self, _topic: str) -> TopicRouteData:
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def topic_configs(self, addr: str) -> TopicConfigTable:
-        self.asked[f"topics {addr}"] += 1
+        await self._check("topics", addr)
         return TopicConfigTable.decode(TABLE)
 
     async def group_table(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
-        self.asked[f"groups {addr}"] += 1
+        await self._check("groups", addr)
         return {f"group-{n:05d}": SubscriptionGroupConfig(group_name=f"group-{n:05d}") for n in range(GROUPS)}
 
     async def broker_consume_stats(self, addr: str) -> list[GroupQueueProgress]:
-        self.asked[f"progress {addr}"] += 1
+        await self._check("progress", addr)
         return [
             GroupQueueProgress(
                 group=f"group-{number:05d}",

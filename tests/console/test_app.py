@@ -142,6 +142,11 @@ def test_every_page_is_there_in_every_language_on_a_phone(page: Page, language: 
         page.goto(path)
         page.locator("main h1").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    page.goto("/topics")
+    page.locator("td[data-label]").first.wait_for()
+    # Of a cell the label stands before the value, and not on it.
+    label = "getComputedStyle(document.querySelector('td[data-label]'), '::before').position"
+    assert page.evaluate(label) == "static"
     page.locator("header button").first.click()
     page.locator("nav a", has_text=title).first.click()
     page.wait_for_function("location.pathname != '/producers'")
@@ -174,10 +179,21 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
     assert page.evaluate(age) == before
     page.evaluate("window.emitEvent('page_seen', true)")
     page.wait_for_function(f"{age} !== '{before}'", timeout=WAIT_MS)
+    page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => true})")
+    page.goto("/brokers")  # opened behind others
+    page.wait_for_timeout(1500)
+    before = page.evaluate(age)
+    page.wait_for_timeout(round(1000 * BROKERS_S * 1.2))
+    assert page.evaluate(age) == before
 
 
 def test_dark_and_light_are_remembered(page: Page) -> None:
+    page.emulate_media(color_scheme="dark")
     page.goto("/names")
+    page.wait_for_function("document.body.classList.contains('body--dark')")  # as its system has it
+    page.get_by_label("Dark or light").click()
+    page.wait_for_function("!document.body.classList.contains('body--dark')")
+    page.emulate_media(color_scheme="light")
     page.get_by_label("Dark or light").click()
     page.wait_for_function("document.body.classList.contains('body--dark')")
     page.reload()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -26,36 +27,44 @@ class FakeAdmin:
 
     def __init__(self) -> None:
         self.down: set[str] = set()
+        self.silent: set[str] = set()
         self.asked: list[str] = []
         self.end = 100
+        self.queues = 2
 
     async def cluster_info(self) -> ClusterInfo:
         addrs = {"a": {0: "a:1", 1: "a:2"}, "b": {0: "b:1"}, "c": {1: "c:2"}, "d": {}}
         table = {name: BrokerData(broker_name=name, broker_addrs=each) for name, each in addrs.items()}
         return ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": sorted(addrs)})
 
-    def _check(self, addr: str) -> None:
+    async def _check(self, addr: str) -> None:
         self.asked.append(addr)
+        if addr in self.silent:
+            await asyncio.Event().wait()
         if addr in self.down:
             raise ConnectError(addr, "refused")
 
     async def topic_configs(self, addr: str) -> TopicConfigTable:
-        self._check(addr)
+        await self._check(addr)
         perm = 4 if addr == "b:1" else 6
         config = TopicConfig(topic_name="t", read_queue_nums=4, write_queue_nums=2, perm=perm)
         return TopicConfigTable(topic_config_table={"t": config, "%DLQ%g": config})
 
     async def group_table(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
-        self._check(addr)
+        await self._check(addr)
         return {"g": SubscriptionGroupConfig(group_name="g")}
 
+    async def runtime(self, addr: str) -> dict[str, str]:
+        await self._check(addr)
+        return {"putTps": "1.0 1.0 1.0"}
+
     async def producers(self, addr: str) -> dict[str, list[ProducerInfo]]:
-        self._check(addr)
+        await self._check(addr)
         return {"p": [ProducerInfo(client_id="1.2.3.4@1")]}
 
     async def broker_consume_stats(self, addr: str) -> list[GroupQueueProgress]:
-        self._check(addr)
-        rows = [(queue_id, self.end, 40 + 100 * queue_id) for queue_id in range(2)]
+        await self._check(addr)
+        rows = [(queue_id, self.end, 40 + 100 * queue_id) for queue_id in range(self.queues)]
         return [
             GroupQueueProgress(
                 group="g",
@@ -121,6 +130,40 @@ async def test_progress_is_added_up_and_negative_lags_hide_nothing() -> None:
     assert found.topic_rates["t"] > 0
     assert found.group_rates["g"] == 0
     assert len(asked.history.behind) >= 1
+
+
+async def test_what_was_away_for_a_look_came_not_all_at_once() -> None:
+    """Offsets of a broker that did not answer, or of a queue that is new, are no growth."""
+    admin = FakeAdmin()
+    asked = cluster(admin)
+    await asked.progress().fresh()
+    admin.down = {"b:1"}
+    found = (await asked.progress().fresh()).value
+    assert found is not None
+    assert list(found.missing) == ["b"]
+    assert len(asked.history.behind) == 1, "the backlog is not smaller, it is not known"
+    admin.down = set()
+    admin.queues += 1
+    found = (await asked.progress().fresh()).value
+    assert found is not None
+
+    assert sum(found.group_rates.values()) == sum(found.topic_rates.values()) == 0
+
+
+async def test_a_silent_broker_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cometmq.console.frame.patience.PATIENCE_S", 0.05)
+    admin = FakeAdmin()
+    admin.silent = {"b:1"}
+    asked = cluster(admin)
+    async with asyncio.timeout(5):
+        brokers = (await asked.brokers().fresh()).value
+        progress = (await asked.progress().fresh()).value
+    assert brokers is not None
+    assert progress is not None
+
+    assert [each.broker_addr for each in brokers if each.problem] == ["b:1"]
+    assert (list(progress.missing), progress.groups["g"].queues) == (["b"], 4)
+    assert len(asked.history.put) == 0, "how much came in all is not known"
 
 
 async def test_a_producer_is_one_row_with_all_its_brokers() -> None:

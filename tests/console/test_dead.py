@@ -8,12 +8,14 @@ import io
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.conftest import WAIT_MS, RunningConsole, asked, confirm, go_on, log_in, shown
 from tests.console.test_app import add_user
 from tests.console.test_messages import HOSTILE, no_markup
 from tests.console.test_topics import made
 
 from cometmq.admin import Admin, Selection
+from cometmq.console.frame.actions import until
 from cometmq.console.messages.dead_group import select
 from cometmq.message import Message
 from cometmq.protocol.ids import decode_offset_id
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-async def died(console: RunningConsole, group: str, topic: str, count: int) -> None:
-    """Have a group give up on messages whose property `n` is their number."""
+async def died(console: RunningConsole, group: str, topic: str, count: int, said: str = HOSTILE) -> None:
+    """Have a group give up on messages whose property `n` is their number. said: in all their texts."""
     async with Admin(console.namesrv) as admin:
         for number in range(count):
             message = Message(
-                topic, f"=body {number} {HOSTILE}".encode(), tags=HOSTILE, keys=[f"key{number}"],
-                properties={"n": str(number), HOSTILE: HOSTILE},
+                topic, f"=body {number} {said}".encode(), tags=said, keys=[f"key{number}"],
+                properties={"n": str(number), said: said},
             )  # fmt: skip
             place = decode_offset_id((await admin.send(message)).offset_msg_id)
             stored = await admin.client.brokers.view_message(place.host, place.physical_offset)
@@ -44,6 +46,24 @@ async def retried(console: RunningConsole, group: str) -> int:
         if f"%RETRY%{group}" not in await admin.topics():
             return 0
         return sum(each.max_offset for each in await admin.topic_status(f"%RETRY%{group}"))
+
+
+async def test_results_end_when_somebody_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of which the next one does not come."""
+    monkeypatch.setattr("cometmq.console.frame.actions.STOP_S", 0.05)
+    stop, ended = asyncio.Event(), []
+
+    async def results():  # type: ignore[no-untyped-def]
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    asyncio.get_running_loop().call_later(0.05, stop.set)
+    async with asyncio.timeout(5):
+        assert [each async for each in until(results(), stop)] == [1]
+    assert ended
 
 
 async def test_a_selection_ends_by_count_and_time() -> None:
@@ -76,6 +96,7 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     asked(made(console, "dying"))
     asked(died(console, "mortals", "dying", 5))
     page.goto("/dead")
+    page.get_by_label("Ask again now").click()  # somebody may just have looked
     page.get_by_role("link", name="mortals", exact=True).click()
     shown(page, "5 of 5")
     no_markup(page)
@@ -91,7 +112,7 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
 
     page.get_by_role("button", name="Send the chosen again").click()
     shown(page, "Choose letters in the list first.")
-    page.get_by_role("row").nth(1).get_by_role("checkbox").click()
+    page.get_by_role("checkbox", name="Choose", exact=False).nth(1).click()
     page.get_by_role("button", name="Send the chosen again").click()
     go_on(page)
     shown(page, "Dead letters of group mortals will be sent to it again: 1.")
@@ -105,9 +126,23 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     confirm(page)
     shown(page, "1 sent again, 1 left out, 0 failed")
     assert asked(retried(console, "mortals")) == 2
+
+    page.goto("/dead/mortals")
+    page.get_by_role("button", name="Send all found again").click()
+    page.get_by_label("At most a second").fill("1")
+    go_on(page)
+    confirm(page)
+    shown(page, "1 sent again, ")
+    page.get_by_role("button", name="Stop").click()
+    shown(page, "Another run goes on from here.")
+    stopped = asked(retried(console, "mortals"))
+    assert stopped < 5
     entries = [json.loads(line) for line in console.audit.splitlines()]
-    found = [(each["action"], each["result"]) for each in entries if each["target"] == "mortals"]
-    assert found == [("export", "ok"), ("dead.resend", "ok"), ("dead.resend", "ok")]
+    mine = [each for each in entries if each["target"] == "mortals"]
+    assert [each["action"] for each in mine] == ["export", *["dead.resend"] * 3]
+    assert [each["result"][:7] for each in mine] == ["ok", "ok", "ok", "Stopped"]
+    assert mine[-2]["details"]["RESENT"] == mine[-2]["details"]["SKIPPED"] == "1"
+    assert mine[-1]["details"]["RESENT"] == str(stopped - 2)
 
     page.goto("/dead/mortals?sql=n%20%3E%3E%203")
     shown(page, "unavailable just now")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.console.conftest import WAIT_MS, RunningConsole, asked
 from tests.console.test_app import PAGES
+from tests.console.test_dead import died
 from tests.console.test_topics import made
+from tests.console.test_trace import traced
 from tests.console.test_waiting import begun, timed
 from tests.long_form import long_form
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 KEPT = os.environ.get("COMETMQ_PICTURES")
+SHOWN = {"topic": "/topics/orders", "group": "/groups/billing", "letters": "/dead/ledger"}
+"""Pages with something on them; of the message once it is sent."""
 SIZES = {"light": (1280, 900), "dark": (1280, 900), "phone": (390, 844)}
 
 
@@ -29,6 +33,9 @@ def something(console: RunningConsole) -> None:
     asked(made(console, "orders", 40, "billing"))
     asked(timed(console, "reminders", 5))
     asked(begun(console, "bookings"))
+    asked(made(console, "payments"))
+    asked(died(console, "ledger", "payments", 12, "overdue"))
+    SHOWN["message"] = f"/trace?id={asked(traced(console, 'payments', 'receipts', 'paid'))}"
     report = Report("Audit of orders")
     report.fact("complete", True)
     report.bars("Found", {"missing": 3.0, "late": 1.0}, "messages")
@@ -37,7 +44,7 @@ def something(console: RunningConsole) -> None:
 
 @pytest.mark.parametrize(
     "look",
-    [look if look == "phone" else pytest.param(look, marks=long_form("the same pages, wider")) for look in SIZES],
+    ["phone", *(pytest.param(look, marks=long_form("the same pages, wider")) for look in ("light", "dark"))],
 )
 def test_every_page_has_its_picture(
     page: Page, console: RunningConsole, something: None, look: str, tmp_path: Path
@@ -48,11 +55,13 @@ def test_every_page_has_its_picture(
     page.context.add_cookies([theme])  # type: ignore[list-item]
     directory = Path(KEPT) if KEPT else tmp_path
     directory.mkdir(parents=True, exist_ok=True)
-    for path in (*PAGES, "/jobs/orders.html"):
+    for path in (*PAGES, "/jobs/orders.html", *SHOWN.values()):
         page.goto(path)
         page.locator("main h1").first.wait_for(timeout=WAIT_MS)
         page.evaluate("document.fonts.ready.then(() => 0)")  # icons are letters of a font
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+        if page.locator(".age").count():
+            page.wait_for_function("document.querySelector('.age[data-at]')?.textContent")
         name = re.sub(r"\W+", "-", path).strip("-") or "overview"
         page.screenshot(path=directory / f"{name}-{look}.png")
         assert (directory / f"{name}-{look}.png").stat().st_size > 5_000

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
-async def traced(console: RunningConsole, topic: str, group: str) -> str:
+async def traced(console: RunningConsole, topic: str, group: str, tag: str = HOSTILE) -> str:
     """Send and consume a message with traces; its id, once both are there."""
     taken = asyncio.Event()
     options = ClientOptions(trace=TraceOptions())
@@ -30,7 +30,7 @@ async def traced(console: RunningConsole, topic: str, group: str) -> str:
         PushConsumer(group, take, topic, namesrv=console.namesrv, client_options=options),
         Producer("tracing", namesrv=console.namesrv, client_options=options) as producer,
     ):
-        sent = await producer.send(Message(topic, b"x", keys=["traced-key"], tags=HOSTILE))
+        sent = await producer.send(Message(topic, b"x", keys=["traced-key"], tags=tag))
         await asyncio.wait_for(taken.wait(), 20)
     async with Admin(console.namesrv) as admin, asyncio.timeout(20):
         while len(await admin.traces(sent.msg_id)) < 3:

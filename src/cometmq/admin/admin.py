@@ -35,7 +35,7 @@ from cometmq.admin.values import (
     RetryLimits,
     SendTime,
     TraceView,
-    role_of,
+    broker_places,
     with_lags,
 )
 from cometmq.client.cluster import lookups
@@ -103,33 +103,14 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         info = await self.cluster_info()
         if cluster is not None:
             check_cluster(cluster, info)
-        places = [
-            (cluster_name, name, broker_id, addr)
-            for cluster_name, names in sorted(info.cluster_addr_table.items())
-            if cluster in (None, cluster_name)
-            for name in sorted(names)
-            if (data := info.broker_addr_table.get(name)) is not None
-            for broker_id, addr in sorted(data.broker_addrs.items())
-        ]
 
-        async def status(place: tuple[str, str, int, str]) -> BrokerStatus:
-            cluster_name, name, broker_id, addr = place
-            runtime, problem = {}, ""
+        async def status(place: BrokerStatus) -> BrokerStatus:
             try:
-                runtime = await self.runtime(addr)
+                return place.saying(await self.runtime(place.broker_addr))
             except CometError as error:
-                problem = str(error)
-            return BrokerStatus(
-                cluster_name=cluster_name,
-                broker_name=name,
-                broker_id=broker_id,
-                broker_addr=addr,
-                runtime=runtime,
-                role=role_of(runtime, broker_id),
-                problem=problem,
-            )
+                return msgspec.structs.replace(place, problem=str(error))
 
-        found = await for_each(places, status, BROKERS_AT_ONCE)
+        found = await for_each(broker_places(info, cluster), status, BROKERS_AT_ONCE)
         return with_lags(found)
 
     async def ha_status(self, broker_addr: str) -> HaRuntimeInfo:
@@ -159,6 +140,14 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         """What the members of a group subscribe, and in what they differ, which loses messages. Raises
         UnknownNameError for a group nobody knows, BrokerError for one without members."""
         return await self._of_group(group, groups.subscriptions(self.client, group))
+
+    async def brokers_of(self, group: str) -> dict[str, str]:
+        """Broker name -> address of those that know a group. Raises UnknownNameError."""
+        return lookups.broker_addrs(await self._of_group(group, self.route(RETRY_PREFIX + group)))
+
+    async def progress_at(self, addr: str, group: str) -> GroupProgress:
+        """How far a group is in the queues of one broker."""
+        return await groups.progress_at(self.client, addr, group)
 
     async def _of_group(self, group: str, found: Awaitable[T]) -> T:
         """What is found about a group. Raises UnknownNameError if it has no retry topic."""

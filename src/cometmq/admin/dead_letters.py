@@ -311,6 +311,8 @@ async def resend(
     async with Producer(RESEND_GROUP, client=client, options=ProducerOptions(retry_times=0)) as producer:
         resender = Resender(client, producer, group, how)
         left = sys.maxsize if how.limit is None else how.limit
+        # What is sent within a second: whoever stops the run waits no longer for it.
+        at_once = AT_ONCE if how.rate is None else max(1, min(AT_ONCE, int(how.rate)))
         failures, checked = 0, how.to_topic
         some = await up_to(min(1, left), letters)
         if some and not how.again:
@@ -327,7 +329,7 @@ async def resend(
                 failures = failures + 1 if result.state is Resend.FAILED and tried else 0
                 if failures >= FAILURES_MAX:
                     raise ResendStopped(f"{failures} in a row failed, the last one: {result.problem}")
-            some = await up_to(min(AT_ONCE, left), letters)
+            some = await up_to(min(at_once, left), letters)
 
 
 async def up_to(count: int, letters: AsyncIterator[MessageExt]) -> list[MessageExt]:

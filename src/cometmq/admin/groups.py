@@ -19,7 +19,7 @@ from cometmq.admin.values import (
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
-from cometmq.errors import BrokerError, CometError, NoRouteError
+from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
     RETRY_MAX_TIMES,
@@ -74,23 +74,37 @@ async def progress(client: ClientInstance, group: str, *, with_client_ip: bool =
     """Offsets of a group at all brokers that know it. Raises NoRouteError for a group nobody knows."""
     route = await client.namesrv.route(RETRY_PREFIX + group)
     owners = await queue_owners(client, route, group) if with_client_ip else {}
-    rows: list[QueueProgress] = []
-    tps = 0.0
-    for addr in broker_addrs(route).values():
-        stats = await consume_stats(client, addr, group)
-        tps += stats.consume_tps
-        for queue, offsets in stats.offset_table.items():
-            rows.append(
-                QueueProgress(
-                    topic=queue.topic,
-                    broker_name=queue.broker_name,
-                    queue_id=queue.queue_id,
-                    broker_offset=offsets.broker_offset,
-                    consumer_offset=offsets.consumer_offset,
-                    last_timestamp=offsets.last_timestamp,
-                    client_ip=owners.get(queue, ""),
-                )
-            )
+    parts = [await progress_at(client, addr, group, owners) for addr in broker_addrs(route).values()]
+    return added_up(group, parts)
+
+
+async def progress_at(
+    client: ClientInstance, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
+) -> GroupProgress:
+    """Offsets of a group at one broker. owners: of queue_owners."""
+    stats = await consume_stats(client, addr, group)
+    owners = owners or {}
+    rows = [
+        QueueProgress(
+            topic=queue.topic,
+            broker_name=queue.broker_name,
+            queue_id=queue.queue_id,
+            broker_offset=offsets.broker_offset,
+            consumer_offset=offsets.consumer_offset,
+            last_timestamp=offsets.last_timestamp,
+            client_ip=owners.get(queue, ""),
+        )
+        for queue, offsets in stats.offset_table.items()
+    ]
+    return GroupProgress(group=group, consume_tps=stats.consume_tps, queues=rows)
+
+
+def added_up(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
+    """What several brokers say of a group."""
+    tps, rows = 0.0, list[QueueProgress]()
+    for part in parts:
+        tps += part.consume_tps
+        rows += part.queues
     rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))
     return GroupProgress(group=group, consume_tps=tps, queues=rows)
 
@@ -107,9 +121,11 @@ async def consume_stats(client: ClientInstance, addr: str, group: str) -> Consum
 async def members(client: ClientInstance, route: TopicRouteData, group: str) -> ConsumerConnection:
     """The members of a group, from the first broker that has any.
 
-    Raises BrokerError, with CONSUMER_NOT_ONLINE when no broker has any.
+    Raises BrokerError, with CONSUMER_NOT_ONLINE when no broker has any; RemotingError where one that does not
+    answer may have some.
     """
     offline: BrokerError | None = None
+    silent: RemotingError | None = None
     for addr in broker_addrs(route).values():
         try:
             return await client.brokers.consumer_connection(addr, group)
@@ -117,7 +133,9 @@ async def members(client: ClientInstance, route: TopicRouteData, group: str) -> 
             if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
                 raise
             offline = error
-    raise offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
+        except RemotingError as error:
+            silent = error
+    raise silent or offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
 
 
 async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:

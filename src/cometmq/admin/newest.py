@@ -12,6 +12,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import pull_request
 from cometmq.client.cluster.workers import for_each
+from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
@@ -27,16 +28,18 @@ TIES_MAX = 1000
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
     """messages: the newest first, bodies cut to PREVIEW bytes; stored: about how many the range has in all,
     since brokers name the place of a time nearly; before_ms: the end of the range that the next page has,
-    None if this is the last. Where over TIES_MAX messages have one time, some of them are left out."""
+    None if this is the last. Where over TIES_MAX messages have one time, some of them are left out. missing:
+    broker name -> why its messages are not among them."""
 
     messages: list[MessageExt]
     stored: int
     before_ms: int | None
+    missing: dict[str, str] = {}
 
 
 async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
     """The newest `wanted.count` messages of a range, by store time. Raises NoRouteError, UnknownNameError,
-    BrokerError."""
+    and what a broker says, or why it says nothing, if no other has answered."""
     route = await client.namesrv.route(wanted.topic)
     addrs = broker_addrs(route)
     queues = queues_of(route, wanted)
@@ -44,13 +47,23 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
     budget = _Budget(BYTES_MAX)
     step = max(1, min(PULL_BATCH, 2 * count // max(1, len(queues))))
 
-    async def opened(queue: MessageQueue) -> _Tail:
-        tail = _Tail(client, addrs[queue.broker_name], queue, wanted, step, budget)
-        await tail.open()
-        await tail.fill()
-        return tail
+    failures: dict[str, CometError] = {}
 
-    tails = await for_each(queues, opened, QUEUES_AT_ONCE)
+    async def opened(queue: MessageQueue) -> _Tail | None:
+        tail = _Tail(client, addrs[queue.broker_name], queue, wanted, step, budget)
+        try:
+            if queue.broker_name not in failures:
+                await tail.open()
+                await tail.fill()
+                return tail
+        except CometError as error:
+            failures[queue.broker_name] = error
+        return None
+
+    opened_all = await for_each(queues, opened, QUEUES_AT_ONCE)
+    tails = [tail for tail in opened_all if tail is not None and tail.queue.broker_name not in failures]
+    if failures and not tails:
+        raise next(iter(failures.values()))
     heap = [(*tail.newest, number) for number, tail in enumerate(tails) if tail.read]
     heapq.heapify(heap)
     found: list[MessageExt] = []
@@ -70,6 +83,7 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
         messages=found,
         stored=sum(tail.stored for tail in tails),
         before_ms=found[-1].store_timestamp_ms if more and found else None,
+        missing={name: str(error) for name, error in sorted(failures.items())},
     )
 
 

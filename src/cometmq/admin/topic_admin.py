@@ -177,22 +177,25 @@ class TopicAdmin(ServerAdmin):
 
     async def topic_status(self, topic: str) -> list[QueueStatus]:
         """Offsets and last write of each queue, ordered by broker and queue."""
-        rows: list[QueueStatus] = []
-        for addr in lookups.broker_addrs(await self.route(topic)).values():
-            answer = await self.client.brokers.call(
-                addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
-            )
-            for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items():
-                rows.append(
-                    QueueStatus(
-                        broker_name=queue.broker_name,
-                        queue_id=queue.queue_id,
-                        min_offset=offsets.min_offset,
-                        max_offset=offsets.max_offset,
-                        last_update_timestamp=offsets.last_update_timestamp,
-                    )
-                )
+        addrs = lookups.broker_addrs(await self.route(topic)).values()
+        rows = [row for addr in addrs for row in await self.topic_status_at(addr, topic)]
         return sorted(rows, key=lambda row: (row.broker_name, row.queue_id))
+
+    async def topic_status_at(self, addr: str, topic: str) -> list[QueueStatus]:
+        """The same of the queues that one broker has."""
+        answer = await self.client.brokers.call(
+            addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
+        )
+        return [
+            QueueStatus(
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                min_offset=offsets.min_offset,
+                max_offset=offsets.max_offset,
+                last_update_timestamp=offsets.last_update_timestamp,
+            )
+            for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items()
+        ]
 
     async def change_topic_perm(
         self, topic: str, perm: int, *, broker_addr: str | None = None, cluster: str | None = None

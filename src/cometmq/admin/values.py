@@ -14,7 +14,7 @@ from math import isfinite
 import msgspec
 
 from cometmq.message import MessageExt, MessageQueue, SendResult, WaitingMessage
-from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionGroupConfig
+from cometmq.protocol.bodies import RETRY_MAX_TIMES, ClusterInfo, SubscriptionGroupConfig
 from cometmq.protocol.codes import MASTER_ID
 from cometmq.protocol.traces import AnyTrace
 
@@ -76,6 +76,24 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         except ValueError:
             return 0
         return number if -(2**63) <= number < 2**63 else 0
+
+    def saying(self, runtime: dict[str, str]) -> BrokerStatus:
+        """The same with what the broker says."""
+        return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
+
+
+def broker_places(info: ClusterInfo, cluster: str | None = None) -> list[BrokerStatus]:
+    """Every broker of one or all clusters, none of which has been asked yet."""
+    return [
+        BrokerStatus(
+            cluster_name=cluster_name, broker_name=name, broker_id=broker_id, broker_addr=addr, runtime={}
+        )
+        for cluster_name, names in sorted(info.cluster_addr_table.items())
+        if cluster in (None, cluster_name)
+        for name in sorted(names)
+        if (data := info.broker_addr_table.get(name)) is not None
+        for broker_id, addr in sorted(data.broker_addrs.items())
+    ]
 
 
 def role_of(runtime: Mapping[str, str], broker_id: int) -> str:

@@ -3,23 +3,25 @@ pages."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from cometmq.admin import Admin, BrokerStatus
-from cometmq.client.cluster.workers import for_each
+import msgspec
+
+from cometmq.admin import Admin, BrokerStatus, GroupQueueProgress
+from cometmq.admin.values import broker_places, with_lags
 from cometmq.console.frame.live import Feed, Live, Rate, Ring
-from cometmq.errors import CometError
+from cometmq.console.frame.patience import Answers, Patience
 from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic
 
 T = TypeVar("T")
 
 BROKERS_S, TABLES_S, PROGRESS_S = 5.0, 15.0, 30.0
-BROKERS_AT_ONCE = 16
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
 """Six hours of what somebody looked at."""
 MESSAGE_TYPE = "message.type"
@@ -77,20 +79,16 @@ class GroupRow:
 
 @dataclass
 class Lag:
-    """How far groups are in topics, added up. behind: messages not consumed yet; came, went: what lies before
-    the end of the queues and before the group's offsets; last_ms: store time of the last one consumed."""
+    """How far groups are in topics, added up. behind: messages not consumed yet; last_ms: store time of the
+    last one consumed."""
 
     behind: int = 0
-    came: int = 0
-    went: int = 0
     queues: int = 0
     last_ms: int = 0
 
     def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
         """One more queue."""
         self.behind += max(0, broker_offset - consumer_offset)
-        self.came += broker_offset
-        self.went += consumer_offset
         self.queues += 1
         self.last_ms = max(self.last_ms, last_ms)
 
@@ -102,8 +100,8 @@ class Progress:
 
     pairs: dict[tuple[str, str], Lag]
     groups: dict[str, Lag]
-    group_rates: dict[Hashable, float]
-    topic_rates: dict[Hashable, float]
+    group_rates: dict[str, float]
+    topic_rates: dict[str, float]
     missing: dict[str, str]
 
     @property
@@ -149,6 +147,7 @@ class Cluster:
     def __init__(self, admin: Admin, live: Live) -> None:
         self._admin = admin
         self._live = live
+        self._patience: dict[str, Patience[Any]] = {}
         self._group_rate = Rate()
         self._topic_rate = Rate()
         self.history = History()
@@ -175,85 +174,121 @@ class Cluster:
 
     # -- asking
 
+    def _patient(self, feed: str) -> Patience[Any]:
+        """Of the question of a feed, which is asked again when a late answer has come."""
+        return self._patience.setdefault(feed, Patience(lambda: self._live.refresh(feed)))
+
     async def _ask_brokers(self) -> list[BrokerStatus]:
-        found = await self._admin.brokers()
-        masters = [each for each in found if each.broker_id == MASTER_ID and each.runtime]
-        if masters:
+        places = broker_places(await self._admin.cluster_info())
+        addrs = {each.broker_addr: each.broker_addr for each in places}
+        answers = await self._patient("brokers").ask(addrs, self._admin.runtime)
+        found = with_lags(
+            [
+                each.saying(answers.values[each.broker_addr])
+                if each.broker_addr in answers.values
+                else msgspec.structs.replace(each, problem=answers.problems[each.broker_addr])
+                for each in places
+            ]
+        )
+        masters = [each for each in found if each.broker_id == MASTER_ID]
+        if masters and all(each.runtime for each in masters):  # else it would look as if fewer came
             now = time.time()
             self.history.put.add(now, sum(each.first_number("putTps") for each in masters))
             self.history.get.add(now, sum(map(get_rate, found)))
         return found
 
-    async def _each_master(self, ask: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], dict[str, str]]:
-        """Broker name -> its answer, and name -> why there is none. A broker without its master is asked at
-        the slave that stands in for it. Raises if none answers."""
+    async def _each_master(self, feed: str, ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
+        """What each broker answers. One without its master is asked at the slave that stands in for it.
+        Raises if none answers."""
         table = (await self._admin.cluster_info()).broker_addr_table
-        answers: dict[str, T] = {}
-        missing: dict[str, str] = {}
-        failures: list[CometError] = []
-
-        async def one(name: str) -> None:
-            addrs = table[name].broker_addrs
-            try:
-                answers[name] = await ask(addrs[min(addrs)])
-            except CometError as error:
-                missing[name] = str(error)
-                failures.append(error)
-
-        names = sorted(name for name, data in table.items() if data.broker_addrs)
-        await for_each(names, one, BROKERS_AT_ONCE)
-        if failures and not answers:
-            raise failures[0]
-        return dict(sorted(answers.items())), missing
+        addrs = {
+            name: data.broker_addrs[min(data.broker_addrs)]
+            for name, data in table.items()
+            if data.broker_addrs
+        }
+        answers = await self._patient(feed).ask(addrs, ask)
+        answers.check()
+        return answers
 
     async def _ask_topics(self) -> Found[TopicRow]:
-        answers, missing = await self._each_master(self._admin.topic_configs)
-        tables = ((name, table.topic_config_table) for name, table in answers.items())
-        merged = _by_name(tables)
-        return Found([TopicRow(name, kind_of(name), merged[name]) for name in sorted(merged)], missing)
+        answers = await self._each_master("topics", self._admin.topic_configs)
+        merged = _by_name((name, table.topic_config_table) for name, table in answers.values.items())
+        rows = [TopicRow(name, kind_of(name), merged[name]) for name in sorted(merged)]
+        return Found(rows, answers.problems)
 
     async def _ask_groups(self) -> Found[GroupRow]:
-        answers, missing = await self._each_master(self._admin.group_table)
-        merged = _by_name(answers.items())
-        return Found([GroupRow(name, merged[name]) for name in sorted(merged)], missing)
+        answers = await self._each_master("groups", self._admin.group_table)
+        merged = _by_name(answers.values.items())
+        return Found([GroupRow(name, merged[name]) for name in sorted(merged)], answers.problems)
 
     async def _ask_progress(self) -> Progress:
-        answers, missing = await self._each_master(self._admin.broker_consume_stats)
-        pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
-        groups: defaultdict[str, Lag] = defaultdict(Lag)
-        ends: dict[tuple[str, str, int], int] = {}
-        for answer in answers.values():
-            for row in answer:
-                queue = row.queue
-                values = (queue.broker_offset, queue.consumer_offset, queue.last_timestamp)
-                pairs[row.group, queue.topic].add(*values)
-                groups[row.group].add(*values)
-                ends[queue.topic, queue.broker_name, queue.queue_id] = queue.broker_offset
-        came: defaultdict[Hashable, int] = defaultdict(int)
-        for (topic, _, _), end in ends.items():
-            came[topic] += end
+        answers = await self._each_master("progress", self._admin.broker_consume_stats)
+        # Hundreds of thousands of rows of a large cluster: pages go on meanwhile.
+        summed = await asyncio.to_thread(_added_up, answers.values)
         now = time.time()
         found = Progress(
-            pairs=dict(pairs),
-            groups=dict(groups),
-            group_rates=self._group_rate.of(now, {name: lag.went for name, lag in groups.items()}),
-            topic_rates=self._topic_rate.of(now, dict(came)),
-            missing=missing,
+            pairs=summed.pairs,
+            groups=summed.groups,
+            group_rates=_by_first(self._group_rate.of(now, summed.went)),
+            topic_rates=_by_first(self._topic_rate.of(now, summed.came)),
+            missing=answers.problems,
         )
-        self.history.behind.add(now, found.behind)
+        if not found.missing:  # else it would look as if the backlog were smaller
+            self.history.behind.add(now, found.behind)
         return found
 
     async def _ask_producers(self) -> Found[ProducerRow]:
-        answers, missing = await self._each_master(self._admin.producers)
+        answers = await self._each_master("producers", self._admin.producers)
         clients: dict[tuple[str, str], ProducerInfo] = {}
         brokers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        for name, table in answers.items():
+        for name, table in answers.values.items():
             for group, infos in table.items():
                 for info in infos:
                     clients[group, info.client_id] = info
                     brokers[group, info.client_id].append(name)
         rows = [ProducerRow(key[0], clients[key], tuple(brokers[key])) for key in sorted(clients)]
-        return Found(rows, missing)
+        return Found(rows, answers.problems)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """went and came: what lies before a group's offsets and before the end of a topic's queues, by (name,
+    broker, ..., number of queues): with a queue more, or after a broker was away, a counter is a new one, and
+    no rate is made of what did not happen just now."""
+
+    pairs: dict[tuple[str, str], Lag]
+    groups: dict[str, Lag]
+    went: dict[Hashable, int]
+    came: dict[Hashable, int]
+
+
+def _added_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
+    """What brokers say of all their groups; for a thread."""
+    pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
+    groups: defaultdict[str, Lag] = defaultdict(Lag)
+    went: dict[Hashable, int] = {}
+    came: dict[Hashable, int] = {}
+    for broker, rows in answers.items():
+        offsets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        ends: defaultdict[str, dict[tuple[str, int], int]] = defaultdict(dict)
+        for row in rows:
+            queue = row.queue
+            values = (queue.broker_offset, queue.consumer_offset, queue.last_timestamp)
+            pairs[row.group, queue.topic].add(*values)
+            groups[row.group].add(*values)
+            offsets[row.group, queue.topic].append(queue.consumer_offset)
+            ends[queue.topic][queue.broker_name, queue.queue_id] = queue.broker_offset
+        went |= {(group, broker, topic, len(all_)): sum(all_) for (group, topic), all_ in offsets.items()}
+        came |= {(topic, broker, len(all_)): sum(all_.values()) for topic, all_ in ends.items()}
+    return _Sums(dict(pairs), dict(groups), went, came)
+
+
+def _by_first(rates: Mapping[Any, float]) -> dict[str, float]:
+    """Rates by the first part of their keys, added up."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for (name, *_), rate in rates.items():
+        found[name] += rate
+    return dict(found)
 
 
 def _by_name(tables: Iterable[tuple[str, dict[str, T]]]) -> dict[str, dict[str, T]]:

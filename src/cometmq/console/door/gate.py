@@ -176,7 +176,7 @@ class Gate:
         page = LoginPage(
             language=http.cookie(scope, "cometmq_lang"),
             accepted=http.header(scope, "accept-language"),
-            dark=http.cookie(scope, "cometmq_theme") == "dark",
+            dark={"dark": True, "light": False}.get(http.cookie(scope, "cometmq_theme")),
             token=token,
             where=http.query(scope, "next"),
             problem=problem,

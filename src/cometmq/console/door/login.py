@@ -25,11 +25,11 @@ _PAGE = """<!doctype html>
 @dataclass(frozen=True)
 class LoginPage:
     """What the page shows. language: of the cookie; token: against forms of other sites; where: the page to
-    go on to; problem: the key of a text."""
+    go on to; problem: the key of a text; dark: None as the browser's system has it."""
 
     language: str
     accepted: str
-    dark: bool
+    dark: bool | None
     token: str
     where: str
     problem: str
@@ -46,7 +46,7 @@ def login_page(page: LoginPage) -> bytes:
     return _PAGE.format(
         language=language,
         title=said("login.title"),
-        dark=" dark" if page.dark else "",
+        dark={True: " dark", False: "", None: " auto"}[page.dark],
         problem=problem,
         token=escape(page.token),
         where=escape(page.where),

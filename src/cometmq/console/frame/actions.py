@@ -7,9 +7,20 @@ it, whether it succeeds or not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from nicegui import ui
 
@@ -20,9 +31,22 @@ from cometmq.errors import CometError
 
 log = logs.logger(__name__)
 
+T = TypeVar("T")
+
+STOP_S = 2.0
+
 
 class NotAllowed(CometError):
     """Somebody tried what his role does not allow, or his session is over."""
+
+    said: str
+
+    def __str__(self) -> str:
+        return self.said
+
+
+class PartlyDone(CometError):
+    """An action that did not come about everywhere, or was stopped; said: what did and what did not."""
 
     said: str
 
@@ -51,13 +75,18 @@ class Action:
 
 
 class Progress:
-    """How far a long action is; given to its `work`."""
+    """How far a long action is; given to its `work`. outcome: what came out of it, for the audit log."""
 
     def __init__(self, view: View) -> None:
+        self.outcome: dict[str, str] = {}
+        self._view = view
+        self._stop = asyncio.Event()
         self._bar = ui.linear_progress(show_value=False, size="6px").props("indeterminate")
         self._bar.props["aria-label"] = view.t("common.working")
         self._said: TextElement = text_element("p", view.t("common.working")).classes("note")
         self._said.props("role=status")
+        self._button = ui.button(view.t("common.stop"), icon="stop", on_click=self._stop.set)
+        self._button.props("outline no-caps").set_visibility(False)
 
     def say(self, said: str, share: float | None = None) -> None:
         """Where it is, in words; share: from 0 to 1, None where the end is not known."""
@@ -65,6 +94,46 @@ class Progress:
         if share is not None:
             self._bar.props(remove="indeterminate")
             self._bar.set_value(min(max(share, 0.0), 1.0))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it."""
+        return self._stop.is_set()
+
+    async def until_stopped(self, results: AsyncIterator[T]) -> AsyncGenerator[T]:
+        """Results that take long, with a button that stops them. Who leaves the page stops them, too: nobody
+        would see how far they are. What is under way then may end within STOP_S."""
+        view, stop = self._view, self._stop
+        self._button.set_visibility(True)
+        view.client.on_delete(stop.set)
+        async with aclosing(until(results, stop)) as some:
+            async for result in some:
+                yield result
+        self._button.set_visibility(False)
+
+
+async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncGenerator[T]:
+    """Results until `stop`; the one that is under way then may come within STOP_S."""
+    stopping = asyncio.ensure_future(stop.wait())
+    coming: asyncio.Future[T] | None = None
+    try:
+        while not stop.is_set():
+            coming = asyncio.ensure_future(anext(results))
+            await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                await asyncio.wait({coming}, timeout=STOP_S)
+            if not coming.done():
+                return
+            try:
+                result = coming.result()
+            except StopAsyncIteration:
+                return
+            yield result
+    finally:
+        stopping.cancel()
+        if coming is not None and not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 async def act(view: View, action: Action) -> bool:
@@ -107,10 +176,10 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
     """Do a confirmed action: note it, before and afterwards, and tell what came out of it. Whether it
     succeeded. What the audit log does not take is not done."""
     session, audit, result, done = view.session, view.console.audit, "ok", False
-    who = session.name, session.address, action.name, action.target, dict(action.details)
+    who = session.name, session.address, action.name, action.target
     try:
         check_allowed(view, action.name, action.target)
-        audit.must_add(*who)
+        audit.must_add(*who, dict(action.details))
     except NotNoted as error:
         view.complain(view.t("common.not_noted", problem=str(error)))
         return False
@@ -129,7 +198,8 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
         view.complain(view.why(error))
     finally:
         # Also for one that is cut off: what it had done by then is done.
-        noted = audit.add(*who, result if done or result != "ok" else "cut off")
+        what = {**action.details, **progress.outcome}
+        noted = audit.add(*who, what, result if done or result != "ok" else "cut off")
     if not noted:
         view.complain(view.t("common.outcome_not_noted"))
     view.feeds.refresh(*action.refresh)

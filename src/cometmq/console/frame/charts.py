@@ -3,6 +3,7 @@ key of what is sent to it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from nicegui import ui
@@ -12,8 +13,12 @@ from cometmq.console.frame.page import View, text_element
 
 GAP_S = 120.0
 """Longer than any question waits: a line that goes on over it would be made up."""
+SPAN_MS = 15 * 60_000
+"""The least that a line of time shows."""
 _GREY = "#888"
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444")
+_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}
+"""Seen on light and on dark."""
 _TEXT = {"color": _GREY, "fontSize": 11}
 
 
@@ -28,6 +33,7 @@ class Lines:
                 {
                     "animation": False,
                     "aria": {"enabled": True},
+                    "useUTC": True,
                     "color": list(_COLORS),
                     "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
                     "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) > 1},
@@ -40,7 +46,13 @@ class Lines:
                         "axisLabel": _TEXT,
                         "splitLine": {"show": False},
                     },
-                    "yAxis": {"type": "value", "name": view.t(unit), "min": 0, "axisLabel": _TEXT},
+                    "yAxis": {
+                        "type": "value",
+                        "name": view.t(unit),
+                        "min": 0,
+                        "axisLabel": _TEXT,
+                        "splitLine": _LINE,
+                    },
                     "series": [
                         {"name": view.t(name), "type": "line", "showSymbol": False, "data": []}
                         for name in names
@@ -55,13 +67,23 @@ class Lines:
         """Draw the rings, in the order of the names."""
         for series, ring in zip(self._chart.options["series"], rings, strict=True):
             series["data"] = [
-                [round(at_s * 1000), None if value is None else round(value, 2)]
+                [round((at_s + zone_s(at_s)) * 1000), None if value is None else round(value, 2)]
                 for at_s, value in ring.points(GAP_S)
             ]
+            series["showSymbol"] = len(series["data"]) == 1  # no line is drawn to be seen
+        times = [at_ms for series in self._chart.options["series"] for at_ms, _ in series["data"]]
+        if times:
+            self._chart.options["xAxis"] |= {"min": min(*times, max(times) - SPAN_MS), "max": max(times)}
         self._chart.update()
 
 
-def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]]) -> None:
+def zone_s(at_s: float) -> int:
+    """By how much the console's machine is ahead of UTC at a time: a chart has its times, as the page has,
+    and not those of the browser's machine."""
+    return time.localtime(at_s).tm_gmtoff
+
+
+def bars(view: View, title: str, values: Sequence[tuple[str, float]]) -> None:
     """The largest of something, by name. It says its values to those who do not see
     it, too."""
     names = [name if len(name) <= 32 else name[:31] + "…" for name, _ in values]
@@ -73,7 +95,7 @@ def bars(view: View, title: str, unit: str, values: Sequence[tuple[str, float]])
             "grid": {"left": 8, "right": 40, "top": 8, "bottom": 8, "containLabel": True},
             "textStyle": _TEXT,
             "tooltip": {"renderMode": "richText"},
-            "xAxis": {"type": "value", "name": view.t(unit), "axisLabel": _TEXT},
+            "xAxis": {"type": "value", "axisLabel": _TEXT, "splitLine": _LINE},
             "yAxis": {"type": "category", "data": names, "inverse": True, "axisLabel": _TEXT},
             "series": [{"type": "bar", "data": [round(value, 2) for _, value in values], "barMaxWidth": 14}],
         },

@@ -13,7 +13,7 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments, ValueChangeEventArguments
 
 from cometmq.console.frame.live import Feed, Reading
-from cometmq.console.frame.page import FIRST_S, Age, View, text_element
+from cometmq.console.frame.page import Age, View, text_element
 from cometmq.console.frame.rows import PAGE_SIZES, Column, ListState, query_of, read_state, select
 from cometmq.console.frame.shown import RIGHT
 
@@ -32,11 +32,12 @@ _HEAD = """
  @click="$parent.$emit('sort_by', col.name)">{{ col.label }}<span aria-hidden="true">{{ col.mark }}</span>
 </button><span v-else>{{ col.label }}</span></q-th></q-tr>
 """
-_CHOOSE_ALL = '<q-th auto-width><q-checkbox dense v-model="props.selected" aria-label="*" /></q-th>'
+_CHOOSE_ALL = '<q-th auto-width><q-checkbox dense v-model="props.selected" aria-label="%s" /></q-th>'
+_CHOOSE = '<q-checkbox dense v-model="props.selected" :aria-label="\'%s \' + props.row.$key" />'
 _CELL = """
 <q-td :props="props" :data-label="props.col.label"><a v-if="props.row.$links[props.col.name]"
  :href="props.row.$links[props.col.name]">{{ props.value }}</a><span v-else
- :class="props.row.$classes[props.col.name]">
+ :class="[props.col.looks, props.row.$classes[props.col.name]]">
 {{ props.value }}</span></q-td>
 """
 _ACTIONS = """
@@ -93,9 +94,10 @@ class Listing(Generic[T]):
 
     # -- rows
 
-    async def follow(self, feed: Feed[V], pick: Callable[[V], Sequence[T]]) -> None:
-        """Show the rows that `pick` finds in the answers of a feed, with their age."""
-        await feed.first(FIRST_S)
+    async def follow(self, feed: Feed[V], pick: Callable[[V], Sequence[T] | None]) -> None:
+        """Show the rows that `pick` finds in the answers of a feed, with their age. None: they are not
+        known."""
+        await self._view.first(feed)
         notice = ui.element("div").props("aria-live=polite")
         age = Age(self._view, feed)
 
@@ -104,12 +106,26 @@ class Listing(Generic[T]):
             age.show(reading)
             if reading.value is not None:
                 self.update(pick(reading.value))
+            elif reading.problem is not None:
+                self.update(None)
 
         self._view.watch(feed, told)
 
-    def update(self, items: Sequence[T]) -> None:
-        """Other rows."""
+    def update(self, items: Sequence[T] | None) -> None:
+        """Other rows; None: they are not known, which is not that there are none."""
         self._items = items
+        if items is not None:
+            self._show()
+            return
+        self._shown = {}
+        self._count.say("")
+        self._foot.set_visibility(False)
+        self._table.set_visibility(False)
+        self._nothing.set_visibility(True)
+        self._nothing.say(self._view.t("list.unavailable"))
+
+    def again(self) -> None:
+        """The same rows, where what is shown of them depends on something else, too."""
         self._show()
 
     @property
@@ -131,7 +147,9 @@ class Listing(Generic[T]):
             rows=[], columns=[], row_key=KEY, selection="multiple" if choose else None, pagination=0
         )
         self._table.classes("list full-width").props("flat bordered dense hide-bottom hide-pagination")
-        self._table.add_slot("header", _HEAD % (_CHOOSE_ALL if choose else ""))
+        self._table.add_slot("header", _HEAD % (_CHOOSE_ALL % view.t("list.choose_all") if choose else ""))
+        if choose:
+            self._table.add_slot("body-selection", _CHOOSE % view.t("list.choose"))
         self._table.add_slot("body-cell", _CELL)
         if self._actions:
             self._table.add_slot("body-cell-acts", _ACTIONS)
@@ -147,7 +165,7 @@ class Listing(Generic[T]):
         self._show()
 
     def _turn(self, icon: str, key: str, step: int) -> ui.button:
-        button = ui.button(icon=icon, on_click=lambda: self._change(page=self.state.page + step))
+        button = ui.button(icon=icon, on_click=lambda: self._change(page=self.state.page + step), color=None)
         button.props("flat dense round")
         button.props["aria-label"] = self._view.t(key)
         return button
@@ -185,6 +203,7 @@ class Listing(Generic[T]):
                     "label": label,
                     "align": "right" if column.kind in RIGHT else "left",
                     "sorts": True,
+                    "looks": f"is-{column.kind}",
                     "order": order,
                     "mark": {"ascending": " ▲", "descending": " ▼", "none": ""}[order],
                     "says": self._view.t("list.sort", column=label),

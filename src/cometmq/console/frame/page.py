@@ -38,8 +38,9 @@ V = TypeVar("V")
 
 LANGUAGE_COOKIE, THEME_COOKIE = "cometmq_lang", "cometmq_theme"
 FIRST_S = 0.6
-"""A page is sent after so long, also without its first answer, which then follows."""
+"""A page is sent after so long, also without its first answers, which then follow."""
 YEAR_S = 365 * 86_400
+_COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
 _LOCALES = {"en": "en-US", "zh": "zh-CN"}
 
 
@@ -64,6 +65,7 @@ class View:
         forgotten = Client.instances.get(session.add_page(self.client.id) or "")
         if forgotten is not None:
             forgotten.delete()  # pages that nobody connects to would stay for a minute, however many
+        self._sent_s = time.monotonic() + FIRST_S
         session.on_end[self] = self._session_ended
         self.client.on_delete(self._closed)
 
@@ -93,6 +95,11 @@ class View:
 
     # -- live
 
+    async def first(self, feed: Feed[V]) -> Reading[V]:
+        """The latest reading of a feed, its first one if that comes before the page is sent: a page with many
+        feeds waits no longer than one with a single one."""
+        return await feed.first(max(0.0, self._sent_s - time.monotonic()))
+
     def watch(self, feed: Feed[V], told: Callable[[Reading[V]], None]) -> None:
         """Have `told` called with each reading of a feed, in the page's context, the latest one at once. It
         ends with the page, and rests while nobody sees the page."""
@@ -110,7 +117,7 @@ class View:
     async def live(self, feed: Feed[V], draw: Callable[[V], None], *, age: bool = True) -> None:
         """An area that `draw` fills, anew whenever the answer has changed; with its age, and the problem
         where there is no newer answer. Before the first answer it says that it asks, or why there is none."""
-        await feed.first(FIRST_S)
+        await self.first(feed)
         notice = ui.element("div").props("aria-live=polite")
         area = ui.element("div")
         mark = Age(self, feed) if age else None
@@ -126,6 +133,19 @@ class View:
             area.clear()
             with area:
                 draw(reading.value)
+
+        self.watch(feed, told)
+
+    def source(self, feed: Feed[Any], key: str) -> None:
+        """Of what is shown elsewhere in the page: what it is (key), how old, and why there is no newer."""
+        with ui.element("div").classes("aged"):
+            text_element("span", self.t(key)).classes("age")
+            mark = Age(self, feed)
+        notice = ui.element("div").props("aria-live=polite")
+
+        def told(reading: Reading[Any]) -> None:
+            mark.show(reading)
+            self.notice(notice, reading)
 
         self.watch(feed, told)
 
@@ -145,13 +165,14 @@ class View:
         place.clear()
         with place:
             draw(found)
+            _aged(ui.element("span").classes("age"), time.time(), 0.0)
 
     def notice(self, place: Element, reading: Reading[Any]) -> None:
         """Say in a place that a feed has not answered yet, or why it has no newer answer."""
         place.clear()
         with place:
             if reading.problem is not None and reading.value is not None:
-                self.note(self.t("common.stale", problem=str(reading.problem)), "problem")
+                self.note(self.t("common.stale", problem=self.why(reading.problem)), "problem")
             elif reading.problem is not None:
                 self.problem(reading.problem)
             elif reading.value is None:
@@ -214,10 +235,19 @@ class View:
         element.props["href"] = href
 
     def button(self, key: str, do: Callable[[], Any], *, icon: str = "", danger: bool = False) -> Element:
-        """A button with its text. danger: it destroys something."""
+        """A button with its text, which takes no second click until the first one is done. danger: it
+        destroys something."""
+
+        async def clicked() -> None:
+            made.props("loading")
+            try:
+                await self.run(do)
+            finally:
+                made.props(remove="loading")
+
         made = ui.button(
             self.t(key),
-            on_click=lambda: self.run(do),
+            on_click=clicked,
             icon=icon or None,
             color="negative" if danger else "primary",
         )
@@ -300,14 +330,21 @@ class Age:
     def __init__(self, view: View, feed: Feed[Any]) -> None:
         with ui.element("div").classes("aged"):
             self._element = ui.element("span").classes("age")
-            button = ui.button(icon="refresh", on_click=feed.refresh).props("flat dense round size=sm")
+            # Without a colour of the framework's, which no rule of ours changes for the dark.
+            button = ui.button(icon="refresh", on_click=feed.refresh, color=None)
+            button.props("flat dense round size=sm")
         button.props["aria-label"] = button.props["title"] = view.t("common.refresh")
 
     def show(self, reading: Reading[Any]) -> None:
         """Begin anew with a reading."""
         if reading.at_s:
-            self._element.props["data-at"] = str(int(reading.at_s * 1000))
-            self._element.props["data-age"] = f"{reading.age_s:.1f}"
+            _aged(self._element, reading.at_s, reading.age_s)
+
+
+def _aged(element: Element, at_s: float, age_s: float) -> None:
+    """Have an element of the class `age` say how old something is, from now on."""
+    element.props["data-at"] = str(int(at_s * 1000))
+    element.props["data-age"] = f"{age_s:.1f}"
 
 
 def text_element(tag: str, said: str) -> TextElement:
@@ -384,14 +421,16 @@ def _log_out(view: View) -> None:
 
 def _set_cookie(view: View, name: str, value: str) -> None:
     """A choice of how pages look, nothing secret; both are ours."""
-    said = json.dumps(f"{name}={value}; path=/; max-age={YEAR_S}; samesite=strict")
+    said = json.dumps(f"{name}={value}; {_COOKIE}")
     view.client.run_javascript(f"document.cookie = {said}")
 
 
 def _toggle_dark(view: View) -> None:
-    view.dark = not view.dark
-    _set_cookie(view, THEME_COOKIE, "dark" if view.dark else "light")
-    view.client.run_javascript(f"setDark({json.dumps(view.dark)})")
+    """Of what is to be seen: without a choice it is as the browser's system has it, which it alone knows."""
+    view.client.run_javascript(
+        "const dark = !document.body.classList.contains('body--dark'); setDark(dark);"
+        f"document.cookie = `{THEME_COOKIE}=${{dark ? 'dark' : 'light'}}; {_COOKIE}`"
+    )
 
 
 def _next_language(view: View) -> None:

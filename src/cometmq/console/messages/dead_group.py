@@ -15,7 +15,7 @@ from nicegui.element import Element
 
 from cometmq.admin import Admin, DeadLetterView, Resend, Resending, Selection
 from cometmq.admin.dead_letters import view as dead_letter_view
-from cometmq.console.frame.actions import Action, NotAllowed, Progress, act, check_allowed
+from cometmq.console.frame.actions import Action, NotAllowed, PartlyDone, Progress, act, check_allowed
 from cometmq.console.frame.asking import Asking
 from cometmq.console.frame.body import preview
 from cometmq.console.frame.export import csv_file, json_lines
@@ -203,15 +203,20 @@ async def resend(view: View, wanted: Selection, count: str) -> None:
         states: Counter[Resend] = Counter()
         problem = ""
         most = min(len(wanted.ids), int(limit.value or 1)) if wanted.ids else 0
-        async with aclosing(view.admin.resend(wanted, how)) as results:  # type: ignore[type-var]
+        resent = view.admin.resend(wanted, how)
+        async with aclosing(resent), aclosing(progress.until_stopped(resent)) as results:  # type: ignore[type-var]
             async for result in results:
                 states[result.state] += 1
                 problem = result.problem or problem
                 done = states.total()
+                progress.outcome |= {state.value: str(count) for state, count in states.items()}
                 progress.say(_summary(view, states), done / most if most else None)
                 check_allowed(view, "dead.resend", group)  # whoever may no longer do it sends no more
+        if progress.stopped:
+            raise PartlyDone(view.t("dead.stopped", summary=_summary(view, states)))
         if states[Resend.FAILED]:
-            view.complain(view.t("dead.failed", n=states[Resend.FAILED], problem=problem))
+            failed = view.t("dead.failed", n=states[Resend.FAILED], problem=problem)
+            raise PartlyDone(f"{_summary(view, states)}. {failed}")
         return _summary(view, states)
 
     says = [

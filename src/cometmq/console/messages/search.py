@@ -11,6 +11,7 @@ from nicegui.element import Element
 from cometmq.admin import Admin, Newest, ReadRange
 from cometmq.console.frame.asking import Asking
 from cometmq.console.frame.body import preview
+from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, path_of
@@ -143,6 +144,7 @@ async def _show_newest(
         await _show_newest(view, place, topic, begin_ms, end_ms)
 
     def draw(found: Newest) -> None:
+        missing_note(view, found.missing)
         view.note(view.t("messages.newest", n=f"{len(found.messages):,}", all=f"{found.stored:,}"))
         with ui.element("div").classes("list-tools"):
             if before != ALWAYS_MS:

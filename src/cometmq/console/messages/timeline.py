@@ -116,7 +116,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
         begin_ms=begin_ms, end_ms=end_ms, cost_ms=cost_ms, state=state, good=good,
         client=client.client_host if client is not None else "",
         tries=begun.retry_times if begun is not None else 0,
-        msg_id=(begun or ended).msg_id if (begun or ended) is not None else "",  # type: ignore[union-attr]
+        msg_id=client.trace.msg_id if client is not None else "",
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from cometmq.console.app import Console
 
 INTERVAL_S = 10.0
+LEAVES_S = 1.0
+"""A message that was taken back leaves the broker's list within so long."""
 PAGE = 200
 """Messages that are asked for at once."""
 KEY_MAX, AFTER_MAX = 250, 4096
@@ -39,13 +42,15 @@ def pages(console: Console) -> None:
         key = view.query.get("key", "")[:KEY_MAX]
         after = places_of(view.query.get("after", ""))
         _search(view, topic, key)
+        name = ("timers", topic, key, msgspec.json.encode(after))
         more = ui.element("div").props("aria-live=polite")
-        cancel = [RowAction[WaitingMessage]("cancel", "timers.cancel", lambda row: take_back(view, row))]
+        cancel = [
+            RowAction[WaitingMessage]("cancel", "timers.cancel", lambda row: take_back(view, row, name))
+        ]
         listing = Listing(
             view, _columns(), _id_of, default=ListState(sort="at"), empty="timers.none",
             actions=cancel if view.may_change else (),
         )  # fmt: skip
-        name = ("timers", topic, key, msgspec.json.encode(after))
         feed = view.feeds.feed(name, lambda: ask(console.admin, topic, key, after), INTERVAL_S)
 
         def pick(found: TimerPage) -> list[WaitingMessage]:
@@ -125,15 +130,17 @@ def _id_of(row: WaitingMessage) -> str:
     return f"{row.message.broker_name} {row.message.physical_offset}"
 
 
-async def take_back(view: View, row: WaitingMessage) -> None:
-    """Have a message not delivered."""
+async def take_back(view: View, row: WaitingMessage, feed: Hashable) -> None:
+    """Have a message not delivered. feed: the key of the list's."""
     handle = row.recall_handle
     if handle is None:
         view.complain(view.t("timers.no_handle"))
         return
 
     async def work(_progress: Progress) -> str:
-        return view.t("timers.cancelled", id=await view.admin.recall(handle))
+        gone = await view.admin.recall(handle)
+        await asyncio.sleep(LEAVES_S)
+        return view.t("timers.cancelled", id=gone)
 
     at = view.shown("time", row.deliver_at_ms)
     await act(
@@ -144,5 +151,6 @@ async def take_back(view: View, row: WaitingMessage) -> None:
             work=work,
             says=[view.t("timers.will", id=row.message.msg_id, topic=row.topic, at=at)],
             details={"topic": row.topic, "at": str(row.deliver_at_ms)},
+            refresh=[feed],
         ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from cometmq.admin.acl import Accounts
 from cometmq.client.cluster.options import environment_credentials
-from cometmq.console.frame.actions import Action, Progress, act
+from cometmq.console.frame.actions import Action, PartlyDone, Progress, act
 from cometmq.console.frame.forms import Form
 from cometmq.console.frame.page import View
 from cometmq.console.frame.secret import show_secret
@@ -20,15 +20,6 @@ PERMS = ("DENY", "PUB", "SUB", "PUB|SUB")
 LIST_MAX = 60_000
 PATTERN_MAX = 1000
 _SECRET_BYTES = 24
-
-
-class PartlyDone(CometError):
-    """A change that some brokers took and others did not; problems: what they said."""
-
-    problems: list[str]
-
-    def __str__(self) -> str:
-        return "; ".join(self.problems)
 
 
 async def ask_account(view: View, present: AclAccount | None) -> None:
@@ -143,7 +134,7 @@ async def _everywhere(
             except CometError as error:
                 problems.append(str(error))
         if problems:
-            raise PartlyDone(problems)
+            raise PartlyDone("; ".join(problems))
 
     return await act(
         view,

@@ -13,13 +13,13 @@ from nicegui import ui
 
 from cometmq.admin import Admin, BrokerStatus, UnknownNameError
 from cometmq.console.cluster import get_rate
-from cometmq.console.frame.actions import Action, Progress, act
+from cometmq.console.frame.actions import Action, PartlyDone, Progress, act
 from cometmq.console.frame.forms import Form
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.frame.settings import Setting, setting_rows, settings_list
-from cometmq.console.pages.overview import DISK_FULL, disk_of
+from cometmq.console.pages.overview import DISK_FULL, disk_of, got_today, put_today
 from cometmq.errors import CometError
 from cometmq.protocol.bodies_admin import HaConnectionInfo, HaRuntimeInfo
 
@@ -122,6 +122,8 @@ def _columns(view: View) -> list[Column[BrokerStatus]]:
         Column("version", "brokers.version", lambda row: row.runtime.get("brokerVersionDesc")),
         Column("put", "overview.put", _if_answers(lambda row: row.first_number("putTps")), "rate"),
         Column("get", "overview.get", _if_answers(get_rate), "rate"),
+        Column("sent", "overview.put_today", _if_answers(put_today), "number"),
+        Column("got", "overview.got_today", _if_answers(got_today), "number"),
         Column("disk", "brokers.disk", disk_of, "percent"),
         Column("lag", "brokers.lag", lambda row: row.lag if row.broker_id else 0, "size"),
         Column("started", "brokers.started",
@@ -184,7 +186,7 @@ async def change(view: View, addr: str) -> None:
     async def work(_progress: Progress) -> str | None:
         done = await view.admin.update_broker_config(addr, settings)
         if done.unknown:
-            return view.t("broker.ignored", keys=", ".join(done.unknown))
+            raise PartlyDone(view.t("broker.ignored", keys=", ".join(done.unknown)))
         return view.t("broker.at_start", keys=", ".join(done.at_next_start)) if done.at_next_start else None
 
     (shown,) = setting_rows(settings)
@@ -219,7 +221,7 @@ async def _write_perm(view: View, addr: str, *, allow: bool) -> None:
         done = await change(name)
         problems = [f"{each.namesrv}: {each.problem}" for each in done if each.problem]
         if problems:
-            view.complain("\n".join(problems))
+            raise PartlyDone("\n".join(problems))
         return view.t("broker.perms", n=max((each.topics for each in done), default=0))
 
     says = view.t("broker.will_allow" if allow else "broker.will_wipe", name=name)

@@ -2,64 +2,58 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from cometmq.admin import Admin, GroupProgress, GroupSubscriptions, MemberSubscriptions, QueueProgress
+from cometmq.admin.groups import added_up
 from cometmq.console.frame.actions import Action, Progress, act
+from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.forms import Form
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
+from cometmq.console.frame.patience import Patience
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.pages.groups import RETRIES_MAX
+from cometmq.console.pages.places import ask_brokers, chosen, masters
 from cometmq.console.pages.reset import ask_reset
-from cometmq.errors import BrokerError, CometError
+from cometmq.errors import BrokerError
+from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
 
-INTERVAL_S = 10.0
+INTERVAL_S, MEMBERS_S = 10.0, 30.0
+"""Of members each is asked, too."""
+SHOWN_MAX = 20
 RETRY_QUEUES_MAX = 256
 FLAGS = ("consume_enable", "consume_broadcast_enable", "consume_from_min_enable")
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """What brokers and members say of a group. members: None where that is not known; nobody online is an
-    empty list. The problems say why something is None."""
+    """How far a group is, as the brokers say that answer. missing: name of another -> why it does not."""
 
-    progress: GroupProgress | None
-    members: GroupSubscriptions | None
-    progress_problem: str = ""
-    members_problem: str = ""
+    progress: GroupProgress
+    missing: dict[str, str]
 
 
-async def ask(admin: Admin, group: str) -> GroupState:
-    """Both, each on its own. Raises the first problem if neither is known."""
-    progress, members = await asyncio.gather(
-        admin.progress(group, with_client_ip=True), _members(admin, group), return_exceptions=True
-    )
-    for each in (progress, members):
-        if isinstance(each, BaseException) and not isinstance(each, CometError):
-            raise each
-    if isinstance(progress, BaseException) and isinstance(members, BaseException):
-        raise progress
-    return GroupState(
-        progress if isinstance(progress, GroupProgress) else None,
-        members if isinstance(members, GroupSubscriptions) else None,
-        str(progress) if isinstance(progress, BaseException) else "",
-        str(members) if isinstance(members, BaseException) else "",
-    )
+async def ask(admin: Admin, group: str, patience: Patience[GroupProgress]) -> GroupState:
+    """Raises UnknownNameError, and what a broker says if none answers."""
+    addrs = await admin.brokers_of(group)
+    found = await patience.ask(addrs, lambda addr: admin.progress_at(addr, group))
+    found.check()
+    return GroupState(added_up(group, found.values.values()), found.problems)
 
 
-async def _members(admin: Admin, group: str) -> GroupSubscriptions:
+async def ask_members(admin: Admin, group: str) -> GroupSubscriptions:
+    """The members, who are asked as well; none of them is no failure."""
     try:
         return await admin.subscriptions(group)
     except BrokerError as error:
@@ -75,26 +69,29 @@ def pages(console: Console) -> None:
     async def group(view: View, name: str) -> None:
         view.title(name)
         view.link(view.t("group.dead"), path_of("dead", name))
-        feed = view.feeds.feed(("group", name), lambda: ask(console.admin, name), INTERVAL_S)
+        patience = Patience[GroupProgress](lambda: console.live.refresh(("group", name)))
+        feed = view.feeds.feed(("group", name), lambda: ask(console.admin, name, patience), INTERVAL_S)
+        members_feed = view.feeds.feed(
+            ("group members", name), lambda: ask_members(console.admin, name), MEMBERS_S
+        )
         if view.may_change:
             _actions(view, name)
         await view.live(feed, lambda state: _summary(view, state))
         with view.section("group.members"):
+            await view.live(members_feed, lambda found: _differences_of(view, found), age=False)
             members = Listing(
                 view, _member_columns(), lambda row: row.client_id, name="m", empty="group.nobody",
                 classes=lambda row: {"problem": "bad"} if row.problem else {},
             )  # fmt: skip
-            await members.follow(
-                feed, lambda state: state.members.members if state.members is not None else []
-            )
+            await members.follow(members_feed, lambda found: found.members)
         with view.section("group.progress"):
             queues = Listing(
-                view, _queue_columns(), lambda row: f"{row.topic} {row.broker_name} {row.queue_id}", name="q",
+                view, _queue_columns(view, lambda: members_feed.latest.value),
+                lambda row: f"{row.topic} {row.broker_name} {row.queue_id}", name="q",
                 default=ListState(sort="behind", descending=True), empty="group.no_offsets",
             )  # fmt: skip
-            await queues.follow(
-                feed, lambda state: state.progress.queues if state.progress is not None else []
-            )
+            await queues.follow(feed, lambda state: state.progress.queues)
+            view.watch(members_feed, lambda _reading: queues.again())
         with view.section("group.settings"):
             await view.live(
                 view.console.cluster.groups(),
@@ -105,28 +102,28 @@ def pages(console: Console) -> None:
 
 
 def _summary(view: View, state: GroupState) -> None:
-    progress, members = state.progress, state.members
-    behind = sum(max(0, each.diff) for each in progress.queues) if progress is not None else None
-    last = max((each.last_timestamp for each in progress.queues), default=0) if progress is not None else None
+    queues = state.progress.queues
+    missing_note(view, state.missing)
     view.tiles(
         [
-            (view.t("groups.behind"), view.shown("number", behind)),
+            (view.t("groups.behind"), view.shown("number", sum(max(0, each.diff) for each in queues))),
+            (view.t("groups.rate"), view.shown("rate", state.progress.consume_tps)),
             (
-                view.t("groups.rate"),
-                view.shown("rate", progress.consume_tps if progress is not None else None),
+                view.t("groups.last"),
+                view.shown("ago", max((each.last_timestamp for each in queues), default=0)),
             ),
-            (
-                view.t("group.online"),
-                view.shown("number", len(members.members) if members is not None else None),
-            ),
-            (view.t("groups.last"), view.shown("ago", last)),
         ]
     )
-    for problem in filter(None, (state.progress_problem, state.members_problem)):
-        view.note(view.t("common.stale", problem=problem), "problem")
-    if members is not None:
-        _differences(view, "group.differ", members.differences)
-        _differences(view, "group.settings_differ", members.setting_differences)
+
+
+def _differences_of(view: View, found: GroupSubscriptions) -> None:
+    """How many members there are, and what is wrong with them."""
+    view.note(view.t("group.online", n=f"{len(found.members):,}"))
+    _differences(view, "group.differ", found.differences)
+    _differences(view, "group.settings_differ", found.setting_differences)
+    for queue, holders in list((found.unbalanced or {}).items())[:SHOWN_MAX]:
+        said = ", ".join(holders) or view.t("common.nothing")
+        view.note(view.t("group.unbalanced", queue=queue, holders=said), "problem")
 
 
 def _differences(view: View, key: str, found: Mapping[str, Mapping[str, list[str]]]) -> None:
@@ -145,6 +142,7 @@ def _member_columns() -> list[Column[MemberSubscriptions]]:
         Column("addr", "group.addr", lambda row: row.client_addr, searched=True),
         Column("version", "group.version", lambda row: row.version),
         Column("subscribes", "group.subscribes", _subscribes, searched=True),
+        Column("settings", "group.member_settings", _set, searched=True),
         Column("problem", "group.problem", lambda row: row.problem),
     ]
 
@@ -153,7 +151,14 @@ def _subscribes(row: MemberSubscriptions) -> str:
     return "; ".join(f"{topic}: {expression}" for topic, expression in row.subscriptions.items())
 
 
-def _queue_columns() -> list[Column[QueueProgress]]:
+def _set(row: MemberSubscriptions) -> str:
+    return ", ".join(f"{name}={value}" for name, value in row.settings.items())
+
+
+def _queue_columns(
+    view: View, members: Callable[[], GroupSubscriptions | None]
+) -> list[Column[QueueProgress]]:
+    """members: what is known of them when a row is drawn."""
     return [
         Column("topic", "group.topic", lambda row: row.topic, link=lambda row: path_of("topics", row.topic),
                searched=True),
@@ -163,8 +168,19 @@ def _queue_columns() -> list[Column[QueueProgress]]:
         Column("end", "topic.max", lambda row: row.broker_offset, "number"),
         Column("behind", "groups.behind", lambda row: row.diff, "number"),
         Column("last", "groups.last", lambda row: row.last_timestamp, "ago"),
-        Column("owner", "group.owner", lambda row: row.client_ip or None),
+        Column("owner", "group.owner", lambda row: owner_of(row, members(), view.t("common.nothing"))),
     ]  # fmt: skip
+
+
+def owner_of(row: QueueProgress, found: GroupSubscriptions | None, nobody: str) -> str | None:
+    """The members that hold a queue; None where that is not known, since not all have said what they hold."""
+    if found is None:
+        return None
+    queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+    holders = [each.client_id for each in found.members if queue in (each.queues or ())]
+    if holders:
+        return ", ".join(holders)
+    return None if any(each.queues is None for each in found.members) else nobody
 
 
 def _settings(view: View, configs: Mapping[str, SubscriptionGroupConfig]) -> None:
@@ -206,12 +222,10 @@ async def change(view: View, group: str) -> None:
     if not configs:
         view.complain(view.t("group.unknown"))
         return
-    info = await view.admin.cluster_info()
+    addrs = await masters(view.admin, configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("group.change_of", name=group))
-    where = form.choice(
-        "topic.broker", {"": view.t("topic.everywhere"), **{name: name for name in configs}}, ""
-    )
+    where = ask_brokers(view, form, configs)
     yes_no = {"yes": view.t("common.yes"), "no": view.t("common.no")}
     keys = dict(zip(FLAGS, ("groups.enabled", "group.broadcast", "group.from_min"), strict=True))
     flags = {
@@ -221,7 +235,7 @@ async def change(view: View, group: str) -> None:
     queues = form.number("group.retry_queues", present.retry_queue_nums, 0, RETRY_QUEUES_MAX)
     if not await form.asked():
         return
-    wanted = [str(where.value)] if where.value else list(configs)
+    wanted = chosen(where, configs)
 
     async def work(progress: Progress) -> None:
         for name in wanted:
@@ -229,8 +243,7 @@ async def change(view: View, group: str) -> None:
             for flag, field in flags.items():
                 setattr(config, flag, field.value == "yes")
             config.retry_max_times, config.retry_queue_nums = int(retries.value or 0), int(queues.value or 0)
-            addr = info.broker_addr_table[name].broker_addrs[0]
-            async for done in view.admin.update_group(config, broker_addr=addr):
+            async for done in view.admin.update_group(config, broker_addr=addrs[name]):
                 progress.say(view.t("topics.made_at", addr=done))
 
     values = ", ".join([*(f"{flag}={field.value}" for flag, field in flags.items()),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from cometmq.console.cluster import Found, GroupRow, Lag
+from cometmq.console.cluster import Progress as GroupsProgress
 from cometmq.console.frame.actions import Action, Progress, act
 from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.forms import Form
@@ -15,8 +16,9 @@ from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.live import Reading
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
+from cometmq.console.pages.places import ask_new, clusters_of
 from cometmq.protocol.bodies import SubscriptionGroupConfig
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, is_legal_name
+from cometmq.protocol.codes import GROUP_LENGTH_MAX
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -27,7 +29,7 @@ RETRIES_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A group of the list. lag, rate: None where not known yet, or where it has no offsets."""
+    """A group of the list. lag, rate: None where not known: one without offsets has 0 in 0 queues."""
 
     row: GroupRow
     lag: Lag | None
@@ -62,7 +64,8 @@ def pages(console: Console) -> None:
         def pick(found: Found[GroupRow]) -> list[GroupLine]:
             missing.clear()
             with missing:
-                missing_note(view, found.missing)
+                known = progress.latest.value
+                missing_note(view, {**(known.missing if known is not None else {}), **found.missing})
             return lines(found.rows, progress.latest, system=_kind(view) == "system")
 
         def again(_reading: object = None) -> None:
@@ -75,22 +78,23 @@ def pages(console: Console) -> None:
             again()
 
         kind.on_value_change(choose)
+        await view.first(progress)
         await listing.follow(feed, pick)
+        view.source(progress, "groups.progress_age")
         view.watch(progress, again)
 
 
-def lines(rows: list[GroupRow], progress: Reading[Any], *, system: bool) -> list[GroupLine]:
+def lines(rows: list[GroupRow], progress: Reading[GroupsProgress], *, system: bool) -> list[GroupLine]:
     """The rows with what is known of how far they are."""
-    known = progress.value
-    return [
-        GroupLine(
-            row,
-            known.groups.get(row.name) if known is not None else None,
-            known.group_rates.get(row.name) if known is not None else None,
-        )
-        for row in rows
-        if row.system == system
-    ]
+    return [_line(row, progress.value) for row in rows if row.system == system]
+
+
+def _line(row: GroupRow, known: GroupsProgress | None) -> GroupLine:
+    if known is None:
+        return GroupLine(row, None, None)
+    if (lag := known.groups.get(row.name)) is not None:
+        return GroupLine(row, lag, known.group_rates.get(row.name))
+    return GroupLine(row, None, None) if known.missing else GroupLine(row, Lag(), 0.0)
 
 
 def _kind(view: View) -> str:
@@ -116,15 +120,9 @@ def _columns() -> list[Column[GroupLine]]:
 
 async def create(view: View) -> None:
     """Ask for a new group and make it."""
-    clusters = sorted((await view.admin.cluster_info()).cluster_addr_table)
+    clusters = await clusters_of(view.admin)
     form = Form(view, view.t("groups.create"), [view.t("groups.create_says")])
-
-    def legal(said: str) -> str | None:
-        good = is_legal_name(said, GROUP_LENGTH_MAX)
-        return None if good else view.t("common.bad_name", most=GROUP_LENGTH_MAX)
-
-    name = form.text("groups.name", most=GROUP_LENGTH_MAX, needed=True, check=legal)
-    cluster = form.choice("topics.cluster", clusters, clusters[0] if clusters else None)
+    name, cluster = ask_new(view, form, "groups.name", GROUP_LENGTH_MAX, clusters)
     retries = form.number("groups.retries", 16, -1, RETRIES_MAX)
     if not await form.asked():
         return

@@ -11,7 +11,7 @@ from cometmq.admin import BrokerStatus
 from cometmq.console.cluster import Progress, get_rate, kind_of
 from cometmq.console.frame.charts import Lines, bars, missing_note
 from cometmq.console.frame.live import Reading
-from cometmq.console.frame.page import FIRST_S, View, text_element
+from cometmq.console.frame.page import View, text_element
 from cometmq.console.frame.rows import path_of
 from cometmq.protocol.codes import MASTER_ID, is_system_group
 
@@ -48,7 +48,7 @@ def pages(console: Console) -> None:
             lag = Lines(view, "overview.backlog", "overview.messages", ["overview.backlog"])
         view.note(view.t("overview.history"))
         view.watch(cluster.brokers(), lambda _reading: rates.show(history.put, history.get))
-        await cluster.progress().first(FIRST_S)
+        await view.first(cluster.progress())
 
         def progressed(reading: Reading[Progress]) -> None:
             del reading
@@ -68,10 +68,10 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
             (view.t("overview.brokers"), view.t("overview.answer", n=len(answering), all=len(brokers))),
             (
                 view.t("overview.put"),
-                view.shown("rate", sum(each.first_number("putTps") for each in masters)),
+                view.shown("rate", _sum(each.first_number("putTps") for each in masters)),
             ),
-            (view.t("overview.get"), view.shown("rate", sum(map(get_rate, answering)))),
-            (view.t("overview.put_today"), view.shown("number", sum(map(_put_today, masters)))),
+            (view.t("overview.get"), view.shown("rate", _sum(map(get_rate, answering)))),
+            (view.t("overview.put_today"), view.shown("number", _sum(map(put_today, masters)))),
             (view.t("overview.disk"), view.shown("percent", fullest)),
         ]
     )
@@ -85,27 +85,44 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
         view.empty("overview.no_brokers")
 
 
-def _put_today(broker: BrokerStatus) -> int:
+def _sum(values: Iterable[float]) -> float | None:
+    """The sum, None of nothing: where no broker answers, nobody knows it."""
+    known = list(values)
+    return sum(known) if known else None
+
+
+def put_today(broker: BrokerStatus) -> int:
+    """Messages that a broker got since midnight."""
     return broker.count("msgPutTotalTodayNow") - broker.count("msgPutTotalTodayMorning")
+
+
+def got_today(broker: BrokerStatus) -> int:
+    """Messages that consumers got of it since midnight."""
+    return broker.count("msgGetTotalTodayNow") - broker.count("msgGetTotalTodayMorning")
 
 
 def _tops(view: View, progress: Progress) -> None:
     missing_note(view, progress.missing)
+    view.tiles(
+        [
+            (view.t("overview.backlog_now"), view.shown("number", progress.behind)),
+            (view.t("overview.groups"), view.shown("number", len(progress.groups))),
+        ]
+    )
     behind = largest((name, lag.behind) for name, lag in progress.groups.items() if not is_system_group(name))
-    named = ((str(name), rate) for name, rate in progress.topic_rates.items())
-    rates = largest((name, rate) for name, rate in named if kind_of(name) == "normal")
-    with ui.element("div").classes("halves"):
+    rates = largest(each for each in progress.topic_rates.items() if kind_of(each[0]) == "normal")
+    with ui.element("div").classes("halves").style("margin-top: 16px"):
         _top(view, "overview.top_groups", "overview.messages", behind, "groups")
         _top(view, "overview.top_topics", "overview.per_second", rates, "topics")
 
 
 def _top(view: View, title: str, unit: str, values: list[tuple[str, float]], where: str) -> None:
     with ui.element("div").classes("panel"):
-        text_element("h2", view.t(title)).style("margin-top: 0")
+        text_element("h2", f"{view.t(title)} ({view.t(unit)})").style("margin-top: 0")
         if not values:
             view.empty("overview.none_behind" if where == "groups" else "overview.no_rates")
             return
-        bars(view, title, unit, values)
+        bars(view, title, values)
         with ui.element("ol").style("margin: 8px 0 0; padding-left: 24px"):
             for name, value in values:
                 with ui.element("li"):

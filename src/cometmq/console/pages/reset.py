@@ -9,7 +9,7 @@ from nicegui import ui
 
 from cometmq.admin import QueueReset, Reset
 from cometmq.admin.offsets import END
-from cometmq.console.frame.actions import Action, Progress, act, dialog
+from cometmq.console.frame.actions import Action, PartlyDone, Progress, act, dialog
 from cometmq.console.frame.forms import Form, millis
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
@@ -87,8 +87,8 @@ async def _reset(view: View, wanted: Reset, plan: Sequence[QueueReset]) -> None:
         done = await view.admin.reset_offset(wanted)
         problems = [f"{each.broker_name}:{each.queue_id}: {each.problem}" for each in done if each.problem]
         if problems:
-            view.complain(view.t("reset.partly", problems="\n".join(problems[:20])))
-        return view.t("reset.done", n=len(done) - len(problems))
+            raise PartlyDone(view.t("reset.partly", problems="\n".join(problems[:20])))
+        return view.t("reset.done", n=len(done))
 
     at = view.t("reset.end") if wanted.at_ms == END else view.shown("time", wanted.at_ms)
     says = view.t("reset.will", group=wanted.group, topic=wanted.topic, time=at)
@@ -101,6 +101,11 @@ async def _reset(view: View, wanted: Reset, plan: Sequence[QueueReset]) -> None:
             danger=True,
             refresh=["progress", ("group", wanted.group), ("topic", wanted.topic)],
             says=[says, view.t("reset.again", again=_again(plan), skipped=_skipped(plan))],
-            details={"topic": wanted.topic, "at": str(wanted.at_ms)},
+            details={
+                "topic": wanted.topic,
+                "at": str(wanted.at_ms),
+                "again": _again(plan),
+                "skipped": _skipped(plan),
+            },
         ),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -10,14 +9,18 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import Admin, QueueStatus, TopicSettings
+from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.console.cluster import Lag, kind_of
 from cometmq.console.cluster import Progress as GroupsProgress
 from cometmq.console.frame.actions import Action, Progress, act
+from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.forms import Form, millis
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
+from cometmq.console.frame.patience import Patience
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.messages.search import messages_of
+from cometmq.console.pages.places import ask_brokers, chosen, masters
 from cometmq.console.pages.reset import ask_reset
 from cometmq.console.pages.topics import PERMS, QUEUES_MAX
 from cometmq.message import Message
@@ -36,16 +39,21 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class TopicState:
-    """What the name servers and brokers say of a topic."""
+    """What the name servers and brokers say of a topic. queues: None where no broker answers; missing: broker
+    name -> why its queues are not among them."""
 
     route: TopicRouteData
-    queues: list[QueueStatus]
+    queues: list[QueueStatus] | None
+    missing: dict[str, str]
 
 
-async def ask(admin: Admin, topic: str) -> TopicState:
+async def ask(admin: Admin, topic: str, patience: Patience[list[QueueStatus]]) -> TopicState:
     """Raises NoRouteError for a topic that no name server knows."""
-    route, queues = await asyncio.gather(admin.route(topic), admin.topic_status(topic))
-    return TopicState(route, queues)
+    route = await admin.route(topic)
+    found = await patience.ask(broker_addrs(route), lambda addr: admin.topic_status_at(addr, topic))
+    rows = [row for rows in found.values.values() for row in rows]
+    rows.sort(key=lambda row: (row.broker_name, row.queue_id))
+    return TopicState(route, rows if found.values or not found.missing else None, found.problems)
 
 
 def pages(console: Console) -> None:
@@ -55,7 +63,8 @@ def pages(console: Console) -> None:
     async def topic(view: View, name: str) -> None:
         view.title(name)
         view.link(view.t("topic.messages"), messages_of(name))
-        feed = view.feeds.feed(("topic", name), lambda: ask(console.admin, name), INTERVAL_S)
+        patience = Patience[list[QueueStatus]](lambda: console.live.refresh(("topic", name)))
+        feed = view.feeds.feed(("topic", name), lambda: ask(console.admin, name, patience), INTERVAL_S)
         if view.may_change:
             _actions(view, name)
         await view.live(feed, lambda state: _summary(view, name, state))
@@ -64,7 +73,15 @@ def pages(console: Console) -> None:
                 view, _group_columns(), lambda row: row[0], name="g", empty="topic.no_groups",
                 default=ListState(sort="behind", descending=True),
             )  # fmt: skip
-            await groups.follow(view.console.cluster.progress(), lambda found: _groups_of(found, name))
+            missing = ui.element("div")
+
+            def pick(found: GroupsProgress) -> list[tuple[str, Lag]]:
+                missing.clear()
+                with missing:
+                    missing_note(view, found.missing)
+                return _groups_of(found, name)
+
+            await groups.follow(console.cluster.progress(), pick)
         with view.section("topic.queues"):
             queues = Listing(
                 view, _queue_columns(), lambda row: f"{row.broker_name} {row.queue_id}", name="q"
@@ -82,12 +99,16 @@ def pages(console: Console) -> None:
 
 
 def _summary(view: View, name: str, state: TopicState) -> None:
-    stored = sum(each.max_offset - each.min_offset for each in state.queues)
-    last = max((each.last_update_timestamp for each in state.queues), default=0)
+    missing_note(view, state.missing)
+    stored = ever = last = None
+    if state.queues is not None:
+        stored = sum(each.max_offset - each.min_offset for each in state.queues)
+        ever = sum(each.max_offset for each in state.queues)
+        last = max((each.last_update_timestamp for each in state.queues), default=0)
     view.tiles(
         [
             (view.t("topic.stored"), view.shown("number", stored)),
-            (view.t("topic.ever"), view.shown("number", sum(each.max_offset for each in state.queues))),
+            (view.t("topic.ever"), view.shown("number", ever)),
             (view.t("topic.last"), view.shown("ago", last)),
             (view.t("topics.kind"), view.t(f"topics.{kind_of(name)}")),
         ]
@@ -214,11 +235,10 @@ async def change(view: View, topic: str) -> None:
     if not configs:
         view.complain(view.t("topic.unknown"))
         return
-    info = await view.admin.cluster_info()
+    addrs = await masters(view.admin, configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("topic.change_of", name=topic), [view.t("topic.change_says")])
-    everywhere = view.t("topic.everywhere")
-    where = form.choice("topic.broker", {"": everywhere, **{name: name for name in configs}}, "")
+    where = ask_brokers(view, form, configs)
     read = form.number("topics.read_queues", present.read_queue_nums, 1, QUEUES_MAX)
     write = form.number("topics.write_queues", present.write_queue_nums, 1, QUEUES_MAX)
     perm = form.choice("topics.perm", PERMS, str(present.perm & 6))
@@ -229,7 +249,7 @@ async def change(view: View, topic: str) -> None:
     attributes = None if kept is None else f"-{RETENTION_MS}"
     if hours.value:
         attributes = f"+{RETENTION_MS}={int(hours.value) * HOUR_MS}"
-    wanted = [str(where.value)] if where.value else list(configs)
+    wanted = chosen(where, configs)
 
     async def work(progress: Progress) -> None:
         for name in wanted:
@@ -243,9 +263,7 @@ async def change(view: View, topic: str) -> None:
                 unit=bool(configs[name].topic_sys_flag & 1),
                 has_unit_sub=bool(configs[name].topic_sys_flag & 2),
             )
-            async for addr in view.admin.create_topic(
-                settings, broker_addr=info.broker_addr_table[name].broker_addrs[0]
-            ):
+            async for addr in view.admin.create_topic(settings, broker_addr=addrs[name]):
                 progress.say(view.t("topics.made_at", addr=addr))
 
     values = f"read={read.value} write={write.value} perm={perm.value} attributes={attributes or ''}"
@@ -272,9 +290,11 @@ async def purge(view: View, topic: str) -> None:
     planned = await view.admin.purge_topic(topic, before_ms=before_ms)
     count = sum(queue.purged_to - queue.min_offset for _, queue in planned)
 
-    async def work(_progress: Progress) -> str:
+    async def work(progress: Progress) -> str:
         gone = await view.admin.purge_topic(topic, before_ms=before_ms, execute=True)
-        return view.t("topic.purged", n=f"{sum(queue.purged_to - queue.min_offset for _, queue in gone):,}")
+        purged = sum(queue.purged_to - queue.min_offset for _, queue in gone)
+        progress.outcome["purged"] = str(purged)
+        return view.t("topic.purged", n=f"{purged:,}")
 
     await act(
         view,

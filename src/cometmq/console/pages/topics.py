@@ -14,7 +14,8 @@ from cometmq.console.frame.forms import Form
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX, is_legal_name
+from cometmq.console.pages.places import ask_new, clusters_of
+from cometmq.protocol.codes import TOPIC_LENGTH_MAX
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -75,7 +76,7 @@ def _columns() -> list[Column[TopicRow]]:
             link=lambda row: path_of("topics", row.name),
             searched=True,
         ),
-        Column("type", "topics.type", lambda row: row.message_type),
+        Column("type", "topics.type", lambda row: row.message_type, searched=True),
         Column("brokers", "topics.brokers", lambda row: len(row.configs), "number"),
         Column("read", "topics.read_queues", lambda row: row.read_queues, "number"),
         Column("write", "topics.write_queues", lambda row: row.write_queues, "number"),
@@ -85,15 +86,9 @@ def _columns() -> list[Column[TopicRow]]:
 
 async def create(view: View) -> None:
     """Ask for a new topic and make it."""
-    clusters = sorted((await view.admin.cluster_info()).cluster_addr_table)
+    clusters = await clusters_of(view.admin)
     form = Form(view, view.t("topics.create"), [view.t("topics.create_says")])
-
-    def legal(said: str) -> str | None:
-        good = is_legal_name(said, TOPIC_LENGTH_MAX)
-        return None if good else view.t("common.bad_name", most=TOPIC_LENGTH_MAX)
-
-    name = form.text("topics.name", most=TOPIC_LENGTH_MAX, needed=True, check=legal)
-    cluster = form.choice("topics.cluster", clusters, clusters[0] if clusters else None)
+    name, cluster = ask_new(view, form, "topics.name", TOPIC_LENGTH_MAX, clusters)
     queues = form.number("topics.queues", 8, 1, QUEUES_MAX)
     perm = form.choice("topics.perm", PERMS, "6")
     types = {each: each or view.t("topics.no_type") for each in MESSAGE_TYPES}

@@ -19,10 +19,14 @@
   };
   setInterval(tick, 1000);
   // A page that nobody sees asks for nothing.
-  document.addEventListener("visibilitychange", () => window.emitEvent?.("page_seen", !document.hidden));
+  const seen = () => window.emitEvent?.("page_seen", !document.hidden);
+  document.addEventListener("visibilitychange", seen);
   // A session that is over, or a console that was started again: back to the login, and from there to this page.
   const hook = () => {
     if (!window.socket) return setTimeout(hook, 200);
+    // A page that was opened behind others has not been seen yet; it is told once its connection is made.
+    const behind = () => document.hidden && setTimeout(seen, 500);
+    window.socket.connected ? behind() : window.socket.once("connect", behind);
     window.socket.io.on("error", async () => {
       const answer = await fetch(`/alive?page=${encodeURIComponent(window.clientId)}`).catch(() => null);
       if (answer && answer.status === 401) window.location.reload();
