@@ -25,7 +25,7 @@ def added(page: Page, name: str) -> str:
     password = page.locator("code.secret").inner_text()
     page.get_by_role("button", name="I have it").click()
     shown(page, name)
-    assert page.locator("code.secret").count() == 0
+    page.locator("code.secret").wait_for(state="detached")
     return password
 
 

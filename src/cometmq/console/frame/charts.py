@@ -52,7 +52,7 @@ class Lines:
                         "min": 0,
                         "axisLabel": _TEXT,
                         "splitLine": _LINE,
-                    },  # fmt: skip
+                    },
                     "series": [
                         {"name": view.t(name), "type": "line", "showSymbol": False, "data": []}
                         for name in names
