@@ -1,4 +1,4 @@
-"""Every page as it looks: light, dark, and on a phone in the dark. With COMETMQ_PICTURES the pictures are kept there."""
+"""Every page as it looks: light, dark, on a phone in the dark. COMETMQ_PICTURES says where pictures are kept."""
 
 from __future__ import annotations
 
