@@ -1,4 +1,4 @@
-"""Every page as it looks: light, dark, and on a phone. With COMETMQ_PICTURES the pictures are kept there."""
+"""Every page as it looks: light, dark, on a phone in the dark. COMETMQ_PICTURES says where pictures are kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_page_has_its_picture(
 ) -> None:
     width, height = SIZES[look]
     page.set_viewport_size({"width": width, "height": height})
-    theme = {"name": "cometmq_theme", "value": "dark" if look == "dark" else "light", "url": console.url}
+    theme = {"name": "cometmq_theme", "value": "light" if look == "light" else "dark", "url": console.url}
     page.context.add_cookies([theme])  # type: ignore[list-item]
     directory = Path(KEPT) if KEPT else tmp_path
     directory.mkdir(parents=True, exist_ok=True)

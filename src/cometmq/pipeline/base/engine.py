@@ -224,12 +224,14 @@ def _watched(
             ended.set_exception(error)
 
     def watch() -> None:
-        while not over.wait(_POLL_S):
+        last = False
+        while not last:
+            last = over.wait(_POLL_S)  # then one more look, for what was done since the one before
             try:
-                if stop.is_set() or interrupted.is_set():
-                    job.cancel()  # again until it is over: Spark may not know the job yet
-                else:
+                if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()
+                elif not last:
+                    job.cancel()  # again until it is over: Spark may not know the job yet
             except Exception as error:
                 failures.append(error)
 
@@ -253,7 +255,10 @@ def _watched(
     finally:
         over.set()
         watching.join(_CANCEL_S)
-    return ended.result()
+    result = ended.result()
+    if done[0] != seen:
+        on_progress(done[0])
+    return result
 
 
 def cause(error: Exception) -> str:
