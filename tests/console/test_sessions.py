@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from argon2 import PasswordHasher
 
 from cometmq.console.door.accounts import Account, Accounts, Role
 from cometmq.console.door.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
+from cometmq.console.frame.page import forget
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
@@ -118,3 +120,16 @@ def test_an_account_that_never_was_has_no_session(sessions: Sessions) -> None:
     session = sessions.begin("ghost", Account("x", Role.ADMIN), "")
 
     assert sessions.find(session.id) is None
+
+
+def test_a_page_that_is_forgotten_goes_if_no_browser_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    pages = {
+        "alone": SimpleNamespace(environ=None, delete=lambda: gone.append("alone")),
+        "open": SimpleNamespace(environ={}, delete=lambda: gone.append("open")),
+    }
+    monkeypatch.setattr("cometmq.console.frame.page.Client", SimpleNamespace(instances=pages))
+    for page_id in ("alone", "open", "other", None):
+        forget(page_id)
+
+    assert gone == ["alone"]
