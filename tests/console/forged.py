@@ -130,12 +130,12 @@ class ForgedPage:
     # -- what stands there
 
     def find(self, said: str, kind: str = "click") -> tuple[int, str] | None:
-        """(id, listener) of the newest element with a label and a listener of a kind."""
+        """(id, listener) of the newest element with a label and a listener of a kind, as its name begins."""
         for number, each in sorted(self.elements.items(), reverse=True):
             props = each.get("props", {})
             if said in (props.get("label"), props.get("aria-label"), each.get("text")):
                 for event in each.get("events", ()):
-                    if event["type"] == kind:
+                    if event["type"].startswith(kind):
                         return number, event["listener_id"]
         return None
 
@@ -161,7 +161,7 @@ class ForgedPage:
 
     def fill(self, said: str, value: Any) -> None:
         """Write into the field with a label."""
-        self.until(lambda: self.find(said, "update:modelValue"))
-        found = self.find(said, "update:modelValue")
+        self.until(lambda: self.find(said, "update:"))
+        found = self.find(said, "update:")
         assert found is not None
         self.event(found, value)

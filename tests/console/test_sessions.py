@@ -13,6 +13,7 @@ from cometmq.console.door.accounts import Account, Accounts, Role
 from cometmq.console.door.attempts import Attempts
 from cometmq.console.door.audit import Audit
 from cometmq.console.door.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
+from cometmq.console.frame.page import forget
 from cometmq.console.pages.people import set_own
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
@@ -138,3 +139,16 @@ async def test_who_changes_his_password_ends_his_other_sessions_at_once(
     assert ends == ["other"]
     assert sessions.valid(own)
     assert sessions.valid(admin)
+
+
+def test_a_page_that_is_forgotten_goes_if_no_browser_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    pages = {
+        "alone": SimpleNamespace(environ=None, delete=lambda: gone.append("alone")),
+        "open": SimpleNamespace(environ={}, delete=lambda: gone.append("open")),
+    }
+    monkeypatch.setattr("cometmq.console.frame.page.Client", SimpleNamespace(instances=pages))
+    for page_id in ("alone", "open", "other", None):
+        forget(page_id)
+
+    assert gone == ["alone"]

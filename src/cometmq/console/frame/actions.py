@@ -166,7 +166,7 @@ async def act(view: View, action: Action) -> bool:
 
     do.on_click(confirmed)
     done = bool(await box)
-    box.delete()
+    close(box)
     if done and action.then:
         view.open(action.then)
     return done
@@ -213,10 +213,16 @@ def check_allowed(view: View, name: str, target: str) -> None:
         raise NotAllowed(view.t("common.refused_role"))
 
 
+def close(box: ui.dialog) -> None:
+    """Take a dialog away, which may have gone with its page already."""
+    if not box.is_deleted:
+        box.delete()
+
+
 @contextmanager
 def dialog(view: View, says: Sequence[str]) -> Iterator[tuple[ui.dialog, ui.card]]:
     """An open dialog with sentences, to be filled within the block: it and its content. `await` gives what
-    was submitted, None if it was closed; the caller deletes it."""
+    was submitted, None if it was closed; the caller closes it."""
     with view.client.content, ui.dialog().props("persistent") as box, ui.card().classes("dialog") as place:
         place.props("role=alertdialog")
         place.props["aria-label"] = says[0] if says else ""

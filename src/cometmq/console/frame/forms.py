@@ -9,7 +9,7 @@ from typing import Any
 from nicegui import ui
 from nicegui.elements.mixins.validation_element import ValidationElement
 
-from cometmq.console.frame.actions import dialog
+from cometmq.console.frame.actions import close, dialog
 from cometmq.console.frame.page import View
 
 Check = Callable[[str], str | None]
@@ -104,7 +104,7 @@ class Form:
             )
             ui.button(self._view.t("common.go_on"), on_click=send).props("no-caps")
         sent = bool(await self._box)
-        self._box.delete()
+        close(self._box)
         return sent
 
 

@@ -62,10 +62,8 @@ class View:
         self._ends: list[Callable[[], None]] = []
         self._seen = True
         self._gone = False
-        forgotten = Client.instances.get(session.add_page(self.client.id) or "")
-        if forgotten is not None:
-            forgotten.delete()  # pages that nobody connects to would stay for a minute, however many
         self._sent_s = time.monotonic() + FIRST_S
+        forget(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
         self.client.on_delete(self._closed)
 
@@ -322,6 +320,14 @@ class View:
         self._end_watches()
         for feed, tell in self._watches if seen else ():
             self._ends.append(feed.watch(tell))
+
+
+def forget(page_id: str | None) -> None:
+    """Give up a page to which no browser has come: it would stay for a minute, however many there are. One
+    that is open goes when its browser does."""
+    client = Client.instances.get(page_id or "")
+    if client is not None and client.environ is None:
+        client.delete()
 
 
 class Age:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nicegui import ui
 
-from cometmq.console.frame.actions import dialog
+from cometmq.console.frame.actions import close, dialog
 from cometmq.console.frame.page import View, text_element
 
 
@@ -15,4 +15,4 @@ async def show_secret(view: View, says: str, secret: str) -> None:
         with ui.row().classes("full-width justify-end"):
             ui.button(view.t("secret.kept"), on_click=lambda: box.submit(True)).props("no-caps")
     await box
-    box.delete()
+    close(box)

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from cometmq.admin import QueueReset, Reset
 from cometmq.admin.offsets import END
-from cometmq.console.frame.actions import Action, PartlyDone, Progress, act, dialog
+from cometmq.console.frame.actions import Action, PartlyDone, Progress, act, close, dialog
 from cometmq.console.frame.forms import Form, millis
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
@@ -53,7 +53,7 @@ async def _shown(view: View, wanted: Reset, plan: Sequence[QueueReset]) -> bool:
             ui.button(view.t("common.cancel"), on_click=lambda: box.submit(False)).props("flat no-caps")
             ui.button(view.t("common.go_on"), on_click=lambda: box.submit(True)).props("no-caps")
     go_on = bool(await box)
-    box.delete()
+    close(box)
     return go_on
 
 
