@@ -1,4 +1,4 @@
-"""Every page as it looks: light, dark, on a phone in the dark. COMETMQ_PICTURES says where pictures are kept."""
+"""Every page as it looks: light, dark, on a phone in the dark. COMETMQ_PICTURES: where pictures are kept."""
 
 from __future__ import annotations
 
