@@ -237,9 +237,9 @@ class TestIndexFiles:
 
     @pytest.mark.parametrize(
         ("damaged", "most", "bodies_found"),
-        [(0, 2, [6, 7]), (1, 2, [6]), (2, 2, [5]), (3, 2, [4]), (4, 2, []), (4, 5, [3]), (7, 5, [0])],
+        [(0, 2, [6, 7]), (1, 2, [5, 6]), (4, 2, [2, 3]), (4, 5, [0, 1, 2, 3]), (7, 5, [0]), (8, 5, [])],
     )
-    def test_a_query_that_reads_nothing_looks_further_back_twice(
+    def test_a_query_looks_behind_what_it_cannot_read(
         self, tmp_path: Path, store: MessageStore, clock: ManualClock, damaged: int, most: int,
         bodies_found: list[int],
     ) -> None:  # fmt: skip

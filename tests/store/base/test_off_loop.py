@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from tests.store.cold_disk import ColdDisk
@@ -194,16 +194,15 @@ async def test_few_of_their_answers_are_put_together_at_once(
     store, _ = keyed
     under_way: list[int] = []
     seen: list[int] = []
-    real = Lookup._newest  # noqa: SLF001 - the step that puts an answer together
+    real = Lookup._take  # noqa: SLF001 - the step that puts an answer together
 
-    async def watched(lookup: Lookup, topic: str, positions: list[int], max_bytes: int) -> list[bytes]:
+    async def watched(lookup: Lookup, found: Any, positions: list[int]) -> None:
         under_way.append(0)
         seen.append(len(under_way))
-        found = await real(lookup, topic, positions, max_bytes)
+        await real(lookup, found, positions)
         under_way.pop()
-        return found
 
-    monkeypatch.setattr(Lookup, "_newest", watched)
+    monkeypatch.setattr(Lookup, "_take", watched)
     monkeypatch.setattr(lookup_module, "_BYTES_A_TURN", 1)
     answers = await asyncio.gather(*(by_key(store, "k") for _ in range(20)))
     assert [len(answer) for answer in answers] == [9] * 20
