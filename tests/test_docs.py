@@ -63,7 +63,8 @@ def dead_links(page: Path) -> list[str]:
     for link in re.findall(r"\]\((?!\w+:)([^)]+)\)", page.read_text("utf-8")):
         name, _, place = link.partition("#")
         target = page.parent / name if name else page
-        known = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE) if target.is_file() else []
+        page_there = place and target.is_file()
+        known = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE) if page_there else []
         if not target.exists() or (place and place not in map(anchor, known)):
             dead.append(link)
     return dead
