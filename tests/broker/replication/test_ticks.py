@@ -1,0 +1,98 @@
+"""What replication does for many messages at once: one flush, one frame and one wake-up a tick, no task a message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.broker.replication.raft_group import RaftGroup
+
+from cometmq.broker.replication import raft_wire
+
+BURST = 400
+FEW = BURST // 20
+"""A burst comes to the broker in a few reads of its socket; each is a tick."""
+
+
+@contextmanager
+def brokers_tasks() -> Iterator[Counter[str]]:
+    """Counts the tasks that brokers begin, by name of the coroutine."""
+    begun: Counter[str] = Counter()
+    loop = asyncio.get_running_loop()
+
+    def begin(
+        loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **more: Any
+    ) -> asyncio.Task[Any]:
+        code = getattr(coro, "cr_code", None)
+        if code is not None and "cometmq/broker" in code.co_filename.replace("\\", "/"):
+            begun[code.co_qualname] += 1
+        return asyncio.Task(coro, loop=loop, **more)
+
+    loop.set_task_factory(begin)
+    try:
+        yield begun
+    finally:
+        loop.set_task_factory(None)
+
+
+async def burst(peer: Any) -> None:
+    answers = await asyncio.gather(*(peer.send(body=b"%d" % number) for number in range(BURST)))
+    assert {answer.code for answer in answers} == {0}
+
+
+def syncs(raft_group: RaftGroup) -> int:
+    return sum(broker.parts.store.flusher.syncs for broker in raft_group.brokers.values())
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_master_waits_for_slaves_with_one_entry_a_tick_and_no_task(group, flush, monkeypatch):
+    master = await group.master(flushDiskType=flush)
+    await group.slave(flushDiskType=flush)
+    await group.known()
+    await burst(group.peers["master"])
+    waits = master.parts.replication.master._waits
+    added: list[int] = []
+    add = waits.add
+
+    def count(slaves: int, position: int, deadline: float, token: object) -> None:
+        added.append(position)
+        add(slaves, position, deadline, token)
+
+    monkeypatch.setattr(waits, "add", count)
+    with brokers_tasks() as begun:
+        await burst(group.peers["master"])
+    assert 0 < len(added) <= FEW
+    assert added == sorted(set(added))
+    assert sum(begun.values()) <= FEW, begun
+
+
+async def test_a_raft_leader_flushes_and_frames_once_a_tick(tmp_path, monkeypatch):
+    frames: list[int] = []
+    frame = raft_wire.frame
+
+    def count(messages: Any) -> bytes:
+        messages = list(messages)
+        frames.append(sum(getattr(each, "count", 0) for each in messages))
+        return frame(messages)
+
+    async with RaftGroup(tmp_path, flushDiskType="SYNC_FLUSH") as raft_group:
+        leader = await raft_group.leader()
+        await burst(raft_group.peers[leader])
+        await raft_group.equal()
+        monkeypatch.setattr(raft_wire, "frame", count)
+        flushed = syncs(raft_group)
+        with brokers_tasks() as begun:
+            await burst(raft_group.peers[leader])
+        await raft_group.equal()
+        flushed = syncs(raft_group) - flushed
+    with_entries = [entries for entries in frames if entries]
+    # Two followers get each entry once.
+    assert sum(with_entries) == 2 * BURST
+    assert len(with_entries) <= 2 * FEW
+    # Three members flush what came in a tick.
+    assert 0 < flushed <= 3 * FEW
+    assert sum(begun.values()) <= FEW, begun
