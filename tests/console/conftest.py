@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -98,9 +98,25 @@ def _logged_in(browser: Browser, console: RunningConsole) -> list[dict[str, obje
     return cookies
 
 
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture
-def page(browser: Browser, console: RunningConsole, _logged_in: list[dict[str, object]]) -> Iterator[Page]:
-    """A page of the administrator's. What its browser complains of fails the test."""
+def page(
+    browser: Browser,
+    console: RunningConsole,
+    _logged_in: list[dict[str, object]],
+    request: pytest.FixtureRequest,
+) -> Iterator[Page]:
+    """A page of the administrator's. What its browser complains of fails the test; what it showed then is
+    printed."""
     context = browser.new_context(
         base_url=console.url, viewport={"width": 1280, "height": 900}, locale="en-US"
     )
@@ -113,6 +129,8 @@ def page(browser: Browser, console: RunningConsole, _logged_in: list[dict[str, o
     foreign: list[str] = []
     made.on("request", lambda asked: None if asked.url.startswith(console.url) else foreign.append(asked.url))
     yield made
+    if request.node.stash.get(_FAILED, False):
+        print(f"{made.url} showed, in the end:\n{made.locator('body').inner_text()}\n{problems}")
     context.close()
     assert problems == []
     assert [url for url in foreign if not re.match(r"(ws|data|blob):", url)] == []

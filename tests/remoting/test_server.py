@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -467,6 +468,19 @@ async def test_stop_lets_running_handlers_answer_and_then_closes() -> None:
         await soon(stopping)
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_what_was_accepted_and_opens_after_the_stop_is_cut(turns: int) -> None:
+    """Between the accept and the opening of its transport lie some turns of the loop."""
+    async with serving() as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as raw:
+            raw.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop(1)
+            with contextlib.suppress(ConnectionResetError):
+                assert await soon(asyncio.get_running_loop().sock_recv(raw, 1)) == b""
 
 
 async def test_stop_cuts_handlers_and_peers_that_take_too_long() -> None:

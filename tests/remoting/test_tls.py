@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -226,6 +227,20 @@ async def test_a_stop_ends_what_is_not_open_yet(certificates: Certificates) -> N
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(peer.reader.read(), 10)
         peer.writer.close()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_what_was_accepted_and_opens_after_the_stop_is_cut(
+    certificates: Certificates, turns: int
+) -> None:
+    async with serving(certificates.file) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as raw:
+            raw.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 1), 10) == b""
 
 
 async def test_new_certificates_are_taken_up(certificates: Certificates, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Openings:
         self.loop = asyncio.get_running_loop()
         self.open: set[Opening] = set()
         self.handshakes: set[asyncio.Task[None]] = set()
+        self.closed = False
         self._budget = LogBudget()
 
     def __call__(self) -> Opening:
@@ -53,7 +54,8 @@ class Openings:
             log.info("%s: %s; closed", peer, why)
 
     async def close_all(self) -> None:
-        """End what is not open yet."""
+        """End what is not open yet, and what was accepted and comes later."""
+        self.closed = True
         for opening in list(self.open):
             opening.abort()
         for task in list(self.handshakes):
@@ -79,6 +81,9 @@ class Opening(asyncio.BufferedProtocol):
         openings = self._openings
         self._transport = cast(asyncio.Transport, transport)
         self._peer, _ = describe_peer(transport.get_extra_info("peername"))
+        if openings.closed:
+            self._transport.abort()
+            return
         openings.open.add(self)
         self._timer = openings.loop.call_later(openings.limits.idle_s, self.abort)
 

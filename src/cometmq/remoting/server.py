@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable, Collection, Mapping
 
 from cometmq.remoting.connection import Connection
@@ -58,6 +60,8 @@ class RemotingServer:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
         self._listeners: list[Callable[[], None]] = []  # each ends when it is called
+        self._sockets: list[socket.socket] = []
+        self._stopped = False
 
     @property
     def connections(self) -> set[Connection]:
@@ -85,6 +89,7 @@ class RemotingServer:
             listener = await self._loop.create_server(
                 self._make, host, port, backlog=BACKLOG, reuse_address=True
             )
+            self._sockets += listener.sockets
             bound, close = listener.sockets[0].getsockname()[1], listener.close
         self._listeners.append(close)
         return bound
@@ -94,10 +99,17 @@ class RemotingServer:
         for close in self._listeners:
             close()
         self._listeners.clear()
+        self._sockets.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:
         """Stop listening, let async handlers finish for up to `drain_s`, send what is queued, close all."""
+        # asyncio leaves open what it accepts in the turn in which its server is closed.
+        with contextlib.suppress(NotImplementedError):
+            for listening in self._sockets:
+                self._loop.remove_reader(listening)
+        await asyncio.sleep(0)
         self.stop_listening()
+        self._stopped = True
         if self._openings is not None:
             await self._openings.close_all()
         tasks = self._dispatcher.tasks
@@ -122,6 +134,9 @@ class RemotingServer:
         )
 
     def _on_open(self, connection: Connection) -> None:
+        if self._stopped:  # it was accepted before the listeners were closed
+            connection.abort()
+            return
         self._table.add(connection)
         if self._user_on_open is not None:
             self._user_on_open(connection)

@@ -1,4 +1,4 @@
-"""What replication does for many messages at once: one flush, one frame and one wake-up a tick, no task a message."""
+"""What replication does for many messages at once: a flush, a frame and a wake-up a tick, no task a message."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.broker.replication.raft_group import RaftGroup
 
 from cometmq.broker.replication import raft_wire
+from cometmq.broker.replication.replica_waits import ReplicaWaits
 
 BURST = 400
 FEW = BURST // 20
@@ -50,19 +51,18 @@ def syncs(raft_group: RaftGroup) -> int:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_a_master_waits_for_slaves_with_one_entry_a_tick_and_no_task(group, flush, monkeypatch):
-    master = await group.master(flushDiskType=flush)
+    await group.master(flushDiskType=flush)
     await group.slave(flushDiskType=flush)
     await group.known()
     await burst(group.peers["master"])
-    waits = master.parts.replication.master._waits
     added: list[int] = []
-    add = waits.add
+    add = ReplicaWaits.add
 
-    def count(slaves: int, position: int, deadline: float, token: object) -> None:
+    def count(self: Any, slaves: int, position: int, deadline: float, token: object) -> None:
         added.append(position)
-        add(slaves, position, deadline, token)
+        add(self, slaves, position, deadline, token)
 
-    monkeypatch.setattr(waits, "add", count)
+    monkeypatch.setattr(ReplicaWaits, "add", count)
     with brokers_tasks() as begun:
         await burst(group.peers["master"])
     assert 0 < len(added) <= FEW
