@@ -1,4 +1,4 @@
-"""What replication does for many messages at once: a flush, a frame and a wake-up a tick, no task a message."""
+"""What replication does for many messages at once: one flush, frame and wake-up a tick, no task a message."""
 
 from __future__ import annotations
 
