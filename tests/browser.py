@@ -19,6 +19,8 @@ from playwright.sync_api import Browser, Error, sync_playwright
 from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, locked
 
 PACKAGE = "@sparticuz/chromium@147.0.0"
+FONTS = '<fontconfig><dir prefix="relative">fonts</dir><dir>/usr/share/fonts</dir></fontconfig>'
+"""Its own font, and the machine's where there are some: for texts in Chinese."""
 _UNPACK = """
 const fs = require('fs'), zlib = require('zlib');
 for (const name of fs.readdirSync('.').filter(name => name.endsWith('.br')))
@@ -54,7 +56,7 @@ def _fetch(directory: Path) -> Path:
         with tarfile.open(parts) as archive:
             archive.extractall(files, filter="data")
     (files / "chromium").chmod(0o755)
-    (files / "fonts.conf").write_text('<fontconfig><dir prefix="relative">fonts</dir></fontconfig>')
+    (files / "fonts.conf").write_text(FONTS)
     for rest in (*files.glob("*.br"), *files.glob("*.tar")):
         rest.unlink()
     return files

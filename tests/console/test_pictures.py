@@ -1,4 +1,4 @@
-"""Every page as it looks: light, dark, on a phone in the dark. COMETMQ_PICTURES says where they are kept."""
+"""Every page as it looks: light, dark, Chinese, on a phone in the dark. COMETMQ_PICTURES: where they go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEPT = os.environ.get("COMETMQ_PICTURES")
 SHOWN = {"topic": "/topics/orders", "group": "/groups/billing", "letters": "/dead/ledger"}
 """Pages with something on them; of the message once it is sent."""
-SIZES = {"light": (1280, 900), "dark": (1280, 900), "phone": (390, 844)}
+SIZES = {"light": (1280, 900), "dark": (1280, 900), "chinese": (1280, 900), "phone": (390, 844)}
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +44,23 @@ def something(console: RunningConsole) -> None:
 
 @pytest.mark.parametrize(
     "look",
-    ["phone", *(pytest.param(look, marks=long_form("the same pages, wider")) for look in ("light", "dark"))],
+    [
+        "phone",
+        *(pytest.param(look, marks=long_form("the same pages, wider")) for look in SIZES if look != "phone"),
+    ],
 )
 def test_every_page_has_its_picture(
     page: Page, console: RunningConsole, something: None, look: str, tmp_path: Path
 ) -> None:
     width, height = SIZES[look]
     page.set_viewport_size({"width": width, "height": height})
-    theme = {"name": "cometmq_theme", "value": "light" if look == "light" else "dark", "url": console.url}
-    page.context.add_cookies([theme])  # type: ignore[list-item]
+    chosen = {
+        "cometmq_theme": "light" if look in ("light", "chinese") else "dark",
+        "cometmq_lang": "zh" if look == "chinese" else "en",
+    }
+    page.context.add_cookies(
+        [{"name": name, "value": value, "url": console.url} for name, value in chosen.items()]
+    )
     directory = Path(KEPT) if KEPT else tmp_path
     directory.mkdir(parents=True, exist_ok=True)
     for path in (*PAGES, "/jobs/orders.html", *SHOWN.values()):
