@@ -6,7 +6,7 @@ from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
-from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run
+from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
 from cometmq.remoting.networks import MakeProtocol, network_of, serving
 from cometmq.remoting.server import RemotingServer
 from cometmq.remoting.tick import Tick
@@ -39,4 +39,5 @@ __all__ = [
     "run",
     "server_tls",
     "serving",
+    "stop_accepting",
 ]

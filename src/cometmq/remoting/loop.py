@@ -7,7 +7,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +32,16 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+def stop_accepting(listener: asyncio.Server) -> None:
+    """Close a server that listens. asyncio leaves open for ever what is accepted in the turn of that, so it
+    accepts nothing more at once, and is closed with the next turn."""
+    loop = listener.get_loop()
+    for listening in listener.sockets:
+        with suppress(NotImplementedError):
+            loop.remove_reader(listening)
+    loop.call_soon(listener.close)
 
 
 class Run(Protocol):

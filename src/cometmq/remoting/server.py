@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
+from cometmq.remoting.loop import stop_accepting
 from cometmq.remoting.networks import network_of
 from cometmq.remoting.opening import Openings, Tls
 from cometmq.remoting.tick import Tick
@@ -60,7 +60,6 @@ class RemotingServer:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
         self._listeners: list[Callable[[], None]] = []  # each ends when it is called
-        self._sockets: list[socket.socket] = []
         self._stopped = False
 
     @property
@@ -89,8 +88,7 @@ class RemotingServer:
             listener = await self._loop.create_server(
                 self._make, host, port, backlog=BACKLOG, reuse_address=True
             )
-            self._sockets += listener.sockets
-            bound, close = listener.sockets[0].getsockname()[1], listener.close
+            bound, close = listener.sockets[0].getsockname()[1], partial(stop_accepting, listener)
         self._listeners.append(close)
         return bound
 
@@ -99,15 +97,9 @@ class RemotingServer:
         for close in self._listeners:
             close()
         self._listeners.clear()
-        self._sockets.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:
         """Stop listening, let async handlers finish for up to `drain_s`, send what is queued, close all."""
-        # asyncio leaves open what it accepts in the turn in which its server is closed.
-        with contextlib.suppress(NotImplementedError):
-            for listening in self._sockets:
-                self._loop.remove_reader(listening)
-        await asyncio.sleep(0)
         self.stop_listening()
         self._stopped = True
         if self._openings is not None:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from cometmq.errors import ClientStateError, ConfigError
-from cometmq.remoting import loop_in_thread, network_of, parse_addr
+from cometmq.remoting import loop_in_thread, network_of, parse_addr, stop_accepting
 from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
@@ -122,8 +122,9 @@ class FaultProxy(Proxy):
         """Stop listening and cut what is open."""
         if self._server is None:
             return
-        self._server.close()
+        stop_accepting(self._server)
         self._server = None
+        await asyncio.sleep(0)  # what was accepted just then is among the open ones
         tasks = list(self._open.values())
         for task in tasks:
             task.cancel()

@@ -10,7 +10,7 @@ from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 
 from cometmq.broker.replication import raft, raft_tables
 from cometmq.broker.replication.metadata_sync import MetadataSync, NotTheMaster
-from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.tables.versions import Versions, order
 from cometmq.errors import CommandError, RequestTimeout
@@ -434,3 +434,36 @@ async def test_who_lost_its_disk_counts_once_it_has_the_tables_too(group, monkey
     await until(lambda: not suspect(group, lost), 20)
     assert "Kept" in tables(group, lost).topics.table
     assert "Kept" in (group.root / lost / "config" / "topics.json").read_text()
+
+
+async def test_who_lost_its_disk_does_not_count_before_it_has_the_offsets(group, monkeypatch):
+    leader, lost = await group.leader(), group.followers()[0]
+    await create(group.peers[leader], "Kept")
+    assert (await group.peers[leader].send("Kept")).code == 0
+    tables(group, leader).offsets.commit("G", "Kept", 0, 1)
+    await group.stop(lost)
+    group.wipe(lost)
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)
+    rounds = []
+    with monkeypatch.context() as patched:
+        sync, extent = GroupSync.sync, GroupSync._extent  # noqa: SLF001
+
+        async def count(self):
+            await sync(self)
+            rounds.append(self.failure)
+
+        async def far(self):
+            return (await extent(self))._replace(end=1 << 40)
+
+        patched.setattr(GroupSync, "sync", count)
+        patched.setattr(GroupSync, "_extent", far)
+        await group.start(lost)
+        await group.equal()
+        await until(lambda: group.brokers[lost].parts.replication.sync.offsets_wait)
+        seen = len(rounds)
+        await until(lambda: len(rounds) > seen + 5)
+        assert suspect(group, lost)
+        await group.stop(lost)
+    await group.start(lost)
+    await until(lambda: not suspect(group, lost), 20)
+    assert tables(group, lost).offsets.query("G", "Kept", 0) == 1

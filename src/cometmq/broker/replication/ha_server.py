@@ -31,7 +31,7 @@ from cometmq.broker.replication.replica_waits import ReplicaWaits
 from cometmq.broker.replication.sparing import Sparing
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import ResponseCode
-from cometmq.remoting import Tick, network_of
+from cometmq.remoting import Tick, network_of, stop_accepting
 from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotInMemory
 
 log = logs.logger(__name__)
@@ -129,7 +129,8 @@ class HaServer:
             listener = await self._loop.create_server(
                 lambda: SlaveLink(self), interface, port, reuse_address=True
             )
-            port, self._stop_listening = listener.sockets[0].getsockname()[1], listener.close
+            port = listener.sockets[0].getsockname()[1]
+            self._stop_listening = partial(stop_accepting, listener)
         self._look.start()
         return port
 

@@ -243,6 +243,11 @@ class MetadataSync:
         """Whether deletions of the master's are to be done here once the log is."""
         return bool(self._deleted)
 
+    @property
+    def offsets_wait(self) -> bool:
+        """Whether offsets of the master's are to be taken here once the log is as long."""
+        return self._said is not None
+
     async def _is_gone(self, topic: str) -> bool:
         """Whether the queues of a topic that the master does not know are not there either: a table may be
         lost."""

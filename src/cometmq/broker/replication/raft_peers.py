@@ -19,6 +19,7 @@ from cometmq.broker.replication.sparing import Sparing
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
+from cometmq.remoting import stop_accepting
 from cometmq.text import shortened
 
 log = logs.logger(__name__)
@@ -309,7 +310,7 @@ class Peers:
         self.stopped = True
         self.use({})
         if self._server is not None:
-            self._server.close()
+            stop_accepting(self._server)
         for connection in list(self.incoming):
             if connection.transport is not None:
                 connection.transport.abort()

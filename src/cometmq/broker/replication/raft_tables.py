@@ -78,7 +78,7 @@ class GroupSync(MetadataSync):
         self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
-        self.copied: Callable[[], Awaitable[None]] | None = None  # called after each round that has worked
+        self.copied: Callable[[], Awaitable[None]] | None = None  # called after each round that has taken all
         self._one_copy = asyncio.Lock()  # an older answer must not come after a newer one
         self._wanted = 0  # calls of `settings` so far
         self._copied = 0  # those of them that a copy has covered
@@ -86,7 +86,7 @@ class GroupSync(MetadataSync):
     async def sync(self) -> None:
         """One round. What fails is tried again in the next."""
         await super().sync()
-        if self.master_addr and not self.failure and self.copied is not None:
+        if self.master_addr and not self.failure and not self.offsets_wait and self.copied is not None:
             await self.copied()
 
     def lead(self) -> None:
