@@ -150,7 +150,8 @@ class TestOursOnApachesServers:
                 assert topic in (status := await run("consumerStatus", "-g", GROUP))
                 assert me in status
                 one = json.loads(await run("consumerStatus", "-g", GROUP, "-i", me, "--json"))
-                assert me in json.dumps(one)
+                assert one["properties"]["PROP_CLIENT_VERSION"] == "V4_9_7"
+                assert topic in one["statusTable"]
                 by_id = ("queryMsgById", "-t", topic, "-i", sent.msg_id)
                 assert re.search(rf"consumerGroup={GROUP}, trackType=CONSUMED\b", await run(*by_id))
                 await run(*by_id, "-g", GROUP, "-d", me)
