@@ -132,9 +132,7 @@ def test_nothing_that_javas_clients_ask_in_their_life_is_refused(
         "push_start", name="c", namesrv=ours.namesrv, group="billing", topics=members, trace=True,
         failTimes=1, failDelayLevel=1,
     )  # fmt: skip
-    java.call(
-        "push_start", name="o", namesrv=ours.namesrv, group="repliers", topics=members, orderly=True
-    )
+    java.call("push_start", name="o", namesrv=ours.namesrv, group="repliers", topics=members, orderly=True)
     java.call("pull_start", name="u", namesrv=ours.namesrv, group="readers")
     java.call("lite_start", name="l", namesrv=ours.namesrv, group="lite-readers", topics=members)
     assert java.call("pull", name="u", queue=queue, offset=sent["queueOffset"])["messages"]

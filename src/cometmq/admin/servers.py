@@ -70,9 +70,9 @@ class ServerAdmin(Client):
 
     async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
         """Change settings of a running broker, which writes them to its file, if it was started with one.
-        Raises BrokerError with the key and what is expected; then nothing has changed, unless it says that its
-        file cannot be written. Only CometMQ's brokers say that, what counts later, what is unknown, and that
-        they have no file."""
+        Raises BrokerError with the key and what is expected; then nothing has changed, unless it says that
+        its file cannot be written. Only CometMQ's brokers say that, what counts later, what is unknown, and
+        that they have no file."""
         body = format_properties(dict(settings)).encode()
         answer = await self.client.brokers.call(broker_addr, RequestCode.UPDATE_BROKER_CONFIG, body=body)
         said = answer.header(UpdateBrokerConfigResponseHeader)

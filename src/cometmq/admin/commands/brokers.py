@@ -133,10 +133,7 @@ async def update_broker_config(
         raise click.exceptions.Exit(1)
 
 
-NO_FILE = (
-    "no file of settings to write it to (mqbroker -c FILE): it is lost at the broker's next start, unless it is "
-    "set where that comes from"
-)
+NO_FILE = "no file of settings to write it to (mqbroker -c FILE): it is lost at the broker's next start"
 
 
 def show_change(change: SettingsChange) -> None:
