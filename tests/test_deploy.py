@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shlex
 import shutil
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.namesrv.config import NamesrvConfig
@@ -106,3 +110,30 @@ def test_a_stateful_set(found: dict[str, Any]) -> None:
     claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
     assert mounted == volumes | claims
     assert re.search(r"exec (\w+) ", container["command"][-1]).group(1) in COMMANDS  # type: ignore[union-attr]
+
+
+def without_loss(given: Any, kept: Any) -> bool:
+    """Whether all of a JSON value is in another."""
+    if isinstance(given, dict):
+        return isinstance(kept, dict) and all(
+            without_loss(each, kept.get(key)) for key, each in given.items()
+        )
+    if isinstance(given, list):
+        return isinstance(kept, list) and len(given) == len(kept) and all(map(without_loss, given, kept))
+    return bool(given == kept)
+
+
+def test_grafana_knows_all_that_the_dashboard_says() -> None:
+    """Grafana's own types of dashboards, panels and Prometheus queries. They drop what they do not know."""
+    register_default_plugins()
+    board = json.loads((CONF / "grafana" / "cometmq.json").read_text())
+
+    def kept(given: dict[str, Any]) -> Any:
+        return json.loads(json.dumps(Dashboard.from_json(given), cls=JSONEncoder))
+
+    assert board["panels"]
+    assert without_loss(board, kept(board))
+    for part in (board["panels"][0], board["panels"][0]["targets"][0], board["templating"]["list"][0]):
+        part["noSuchKey"] = 1
+        assert not without_loss(board, kept(board))
+        del part["noSuchKey"]

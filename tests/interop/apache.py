@@ -133,8 +133,42 @@ class ApacheCluster(Cluster):
 
 def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 60.0) -> str:
     """Run one command of Apache's mqadmin; returns all it printed, since it seldom sets an exit code."""
+    done = subprocess.run(
+        _mqadmin_line(version, directory, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=directory,
+        env={**os.environ, "ROCKETMQ_HOME": str(directory)},
+    )
+    return done.stdout + done.stderr
+
+
+def mqadmin_until(version: str, directory: Path, last: str, *arguments: str) -> str:
+    """Run one that goes on for ever; returns what it printed up to a line that begins with `last`, and ends
+    it."""
+    running = Process(
+        f"mqadmin {version}",
+        _mqadmin_line(version, directory, *arguments),
+        directory / "mqadmin.log",
+        cwd=directory,
+        env={"ROCKETMQ_HOME": str(directory)},
+    )
+
+    def printed() -> str:
+        whole, _, _ = running.log.read_text().rpartition("\n")
+        return whole
+
+    try:
+        running.wait_ready(f"a line of {last}", lambda: f"\n{last}" in printed())
+        return printed()
+    finally:
+        running.kill()
+
+
+def _mqadmin_line(version: str, directory: Path, *arguments: str) -> list[str]:
     conf = rocketmq_home(directory)
-    command = [
+    return [
         java_tool("java"),
         "-Xmx256m",
         "-XX:TieredStopAtLevel=1",
@@ -145,15 +179,6 @@ def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 6
         "org.apache.rocketmq.tools.command.MQAdminStartup",
         *arguments,
     ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        cwd=directory,
-        env={**os.environ, "ROCKETMQ_HOME": str(directory)},
-    )
-    return done.stdout + done.stderr
 
 
 def rocketmq_home(directory: Path) -> Path:

@@ -14,7 +14,7 @@ from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometCluster, CometNamesrv
 from tests.interop.driver import Driver, JavaError, body_of, message
 from tests.interop.jars import CLIENT_VERSIONS
-from tests.interop.processes import Cluster
+from tests.interop.processes import Cluster, wait_until
 
 from cometmq import Message, Producer, PullConsumer
 from cometmq.client import ClientOptions
@@ -29,7 +29,7 @@ accounts:
   defaultTopicPerm: DENY
   defaultGroupPerm: DENY
   topicPerms: [Orders=PUB|SUB, Closed=DENY, DefaultCluster_REPLY_TOPIC=PUB]
-  groupPerms: [billing=SUB, repliers=SUB]
+  groupPerms: [billing=SUB, repliers=SUB, readers=SUB, lite-readers=SUB]
 """
 SIGNED = ("-Ddriver.accessKey=program", "-Ddriver.secretKey=secret-of-program")
 
@@ -110,6 +110,52 @@ def test_javas_transactions_and_replies_have_the_rights_that_they_need(
     java.call("producer_start", name="p", namesrv=ours.namesrv, retries=0)
     (reply,) = java.send("p", [message("Orders", b"question")], "request")
     assert body_of(reply) == b"re: question"
+
+
+@pytest.mark.parametrize("version", CLIENT_VERSIONS)
+def test_nothing_that_javas_clients_ask_in_their_life_is_refused(
+    ours: CometCluster, own_java_client: Callable[..., Driver], version: str
+) -> None:
+    java = own_java_client(version, *SIGNED)
+    log = ours.directory / "broker.log"
+    before = log.stat().st_size
+    body, members = f"life {version}".encode(), {"Orders": "*"}
+    java.call("producer_start", name="p", namesrv=ours.namesrv, retries=0, trace=True)
+    (sent,) = java.send("p", [message("Orders", body, keys="life")])
+    java.send("p", [message("Orders", b"y", delay=1)])
+    queue = {key: sent[key] for key in ("topic", "brokerName", "queueId")}
+    assert java.call("view", name="p", topic="Orders", msgId=sent["msgId"])["msgId"] == sent["msgId"]
+    assert java.call("query", name="p", topic="Orders", key="life")
+    assert java.call("queues", name="p", topic="Orders")
+    assert java.call("bounds", name="p", queue=queue, timestamp=0)["min"] == 0
+    java.call(
+        "push_start", name="c", namesrv=ours.namesrv, group="billing", topics=members, trace=True,
+        failTimes=1, failDelayLevel=1,
+    )  # fmt: skip
+    java.call("push_start", name="o", namesrv=ours.namesrv, group="repliers", topics=members, orderly=True)
+    java.call("pull_start", name="u", namesrv=ours.namesrv, group="readers")
+    java.call("lite_start", name="l", namesrv=ours.namesrv, group="lite-readers", topics=members)
+    assert java.call("pull", name="u", queue=queue, offset=sent["queueOffset"])["messages"]
+    java.call("offset_update", name="u", queue=queue, offset=1)
+    assert java.call("offset_fetch", name="u", queue=queue) == 1
+    assert java.call("lite_poll", name="l")
+    java.call("lite_commit", name="l")
+    for name, times in (("c", 2), ("o", 1)):
+        java.wait_delivered(name, lambda seen, n=times: [body_of(e) for e in seen].count(body) >= n)
+    ends = [("push_stop", "c"), ("push_stop", "o"), ("pull_stop", "u"), ("lite_stop", "l")]
+    for end in [java.start(op, name=name) for op, name in [*ends, ("producer_stop", "p")]]:
+        end.result(60)
+
+    # What is refused now is the only line about refusals since the beginning.
+    java.call("producer_start", name="q", namesrv=ours.namesrv, retries=0)
+    with pytest.raises(JavaError, match="Closed"):
+        java.send("q", [message("Closed", b"x")])
+
+    def refusals() -> list[str]:
+        return [line for line in log.read_bytes()[before:].decode().splitlines() if "is refused" in line]
+
+    (line,) = wait_until("the line of the refusal", refusals)
+    assert "topic:Closed" in line
 
 
 @pytest.mark.parametrize("version", CLIENT_VERSIONS)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -186,23 +188,44 @@ async def test_a_port_that_is_taken_is_said_by_name() -> None:
                 pass
 
 
-async def test_silent_peers_take_no_more_than_their_places() -> None:
+async def test_silent_peers_make_room_for_those_who_ask() -> None:
     async with running() as one:
         assert one.port is not None
         silent = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.AT_ONCE)]
-        with socket.create_connection(("127.0.0.1", one.port)) as another:
-            another.settimeout(20)
-            assert await asyncio.to_thread(another.recv, 1) == b""  # closed at once
+        assert await got(one, "/healthz") == (200, "ok\n")
+        assert await asyncio.to_thread(silent[0].recv, 1) == b"", "the oldest goes"
+        for each in silent[1:]:
+            each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert (await asyncio.to_thread(each.recv, 15)).startswith(b"HTTP/1.0 200")
         for each in silent:
             each.close()
-        async with asyncio.timeout(20):
-            while True:  # the threads notice the ends one by one
-                try:
-                    status, _ = await got(one, "/healthz")
-                except OSError:
-                    continue
-                assert status == 200
-                break
+
+
+async def test_those_who_have_asked_are_not_cut_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, all_asked = asyncio.Event(), threading.Semaphore(0)
+    environ = port.WSGIRequestHandler.get_environ
+
+    def noted(handler: port.WSGIRequestHandler) -> dict[str, Any]:
+        all_asked.release()
+        return environ(handler)
+
+    async def later(families: Families) -> None:
+        families.gauge("looks", "Those.", 1)
+        await goes_on.wait()
+
+    monkeypatch.setattr(port.WSGIRequestHandler, "get_environ", noted)
+    async with running(later) as one:
+        assert one.port is not None
+        looks = [socket.create_connection(("127.0.0.1", one.port), 20) for _ in range(port.AT_ONCE)]
+        for each in looks:
+            each.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert await asyncio.to_thread(all_asked.acquire, timeout=20)
+        with pytest.raises((ConnectionError, urllib.error.URLError)):
+            await got(one, "/healthz")
+        goes_on.set()
+        for each in looks:
+            assert (await asyncio.to_thread(each.recv, 15)).startswith(b"HTTP/1.0 200")
+            each.close()
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,10 @@ class ServerAdmin(Client):
         return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
 
     async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
-        """Change settings of a running broker, which writes them to its file. Raises BrokerError with the key
-        and what is expected; then nothing has changed, unless it says that its file cannot be written. Only
-        CometMQ's brokers say that, what counts later, and what is unknown."""
+        """Change settings of a running broker, which writes them to its file, if it was started with one.
+        Raises BrokerError with the key and what is expected; then nothing has changed, unless it says that
+        its file cannot be written. Only CometMQ's brokers say that, what counts later, what is unknown, and
+        that they have no file."""
         body = format_properties(dict(settings)).encode()
         answer = await self.client.brokers.call(broker_addr, RequestCode.UPDATE_BROKER_CONFIG, body=body)
         said = answer.header(UpdateBrokerConfigResponseHeader)
@@ -79,6 +80,7 @@ class ServerAdmin(Client):
             broker_addr=broker_addr,
             at_next_start=(said.at_next_start or "").split(),
             unknown=(said.unknown or "").split(),
+            not_written=bool(said.not_written),
         )
 
     async def clean_expired_consume_queues(self, broker_addr: str) -> None:

@@ -388,11 +388,13 @@ class SendView(Value, frozen=True, kw_only=True):
 
 class SettingsChange(Value, frozen=True, kw_only=True):
     """What became of settings sent to a broker. at_next_start: keys that count from then on; unknown: those
-    that it ignored. Apache's brokers say neither."""
+    that it ignored; not_written: it has no file of settings, and forgets them at its next start. Apache's
+    brokers say none of these."""
 
     broker_addr: str
     at_next_start: list[str] = []
     unknown: list[str] = []
+    not_written: bool = False
 
 
 class PermChange(Value, frozen=True, kw_only=True):

@@ -26,9 +26,12 @@ from cometmq.metrics.families import Families
 from cometmq.text import printable
 
 AT_ONCE = 8
-"""Requests that are worked on together; further connections are closed."""
+"""Connections at once. Where a further one finds no room, the oldest that has not asked for anything yet is
+cut; where all have asked, the further one is."""
 SILENT_S = 10
 """A peer may say, or take, nothing for so long. Where there is no room it has no more time in all."""
+CUT_S = 1.0
+"""A connection that is cut gives up its place within so long."""
 KEEP_S = 1.0
 SHARE = 10
 """An answer is given for so long, and for so many times the time that it took to make."""
@@ -137,6 +140,12 @@ class _Collector:
 
 class _Handler(WSGIRequestHandler):
     timeout = SILENT_S
+    server: _Server
+
+    def get_environ(self) -> dict[str, Any]:
+        """Called when the request is read."""
+        self.server.has_asked(self.connection)
+        return super().get_environ()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """A look each few seconds is no event."""
@@ -156,7 +165,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         )[0]
         self.address_family = family
         self._room = threading.BoundedSemaphore(AT_ONCE)
-        self._since: dict[socket.socket, float] = {}  # requests under way
+        self._since: dict[socket.socket, float] = {}  # connections, the oldest first
+        self._silent: dict[socket.socket, None] = {}  # those of them that have not asked yet
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -169,19 +179,26 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """In a thread, while there is room."""
-        if self._room.acquire(blocking=False):
-            self._since[request] = time.monotonic()
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False) and not self._make_room():
             self.shutdown_request(request)
-            self._make_room(time.monotonic() - SILENT_S)
+            return
+        self._since[request] = time.monotonic()
+        self._silent[request] = None
+        super().process_request(request, client_address)
 
-    def _make_room(self, before: float) -> None:
-        """Cut those that are as slow as they can without being silent."""
-        for each, since in list(self._since.items()):
-            if since < before:
-                with contextlib.suppress(OSError):  # it is gone
-                    each.shutdown(socket.SHUT_RDWR)
+    def has_asked(self, request: socket.socket) -> None:
+        """Its request is read."""
+        self._silent.pop(request, None)
+
+    def _make_room(self) -> bool:
+        """Cut the oldest that has not asked, whether it is silent or slow, and those that have not taken
+        their answer in time. Returns whether that gave a place, which is taken."""
+        late = time.monotonic() - SILENT_S
+        cut = [*list(self._silent)[:1], *(each for each, since in list(self._since.items()) if since < late)]
+        for each in cut:
+            with contextlib.suppress(OSError):  # it is gone
+                each.shutdown(socket.SHUT_RDWR)
+        return bool(cut) and self._room.acquire(timeout=CUT_S)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """What the thread does."""
@@ -189,6 +206,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._since.pop(request, None)
+            self._silent.pop(request, None)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -162,10 +162,12 @@ class ExplainAccessResponseHeader(Header, gc=False):
 
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """Answer to 25; the fields are ours. Keys with blanks between: those that count from the next start on,
-    and those that nobody knows, which were ignored."""
+    and those that nobody knows, which were ignored. not_written: the broker has no file of settings, and
+    forgets them at its next start."""
 
     at_next_start: str | None = None
     unknown: str | None = None
+    not_written: bool | None = None
 
 
 class ViewBrokerStatsDataRequestHeader(Header, gc=False):

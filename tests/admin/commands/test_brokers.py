@@ -15,6 +15,7 @@ from cometmq.client import ConsumeFromWhere, MessageModel, PushConsumer, PushOpt
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import RequestCode
+from cometmq.testing import local_broker
 
 
 def test_the_cluster_is_listed_with_its_broker(mq: Shell) -> None:
@@ -329,6 +330,20 @@ def test_settings_are_shown_and_changed(mq: Shell) -> None:
     assert of_cluster.lines[0] == f"============Master: {mq.broker.broker_addr}============"
     as_json = mq.ok("getBrokerConfig", "-c", "DefaultCluster", "--json").json
     assert as_json[mq.broker.broker_addr]["messageIndexSafe"] == "true"
+
+
+def test_a_change_that_the_next_start_forgets_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_broker(tmp_path, {"brokerConfigPath": ""}) as broker:  # as one that has no -c
+        mq = Shell(broker, capsys, monkeypatch)
+        words = ("updateBrokerConfig", "-b", broker.broker_addr, "-k", "messageIndexSafe", "-v", "true")
+        told, as_json = mq.ok(*words), mq.ok(*words, "--json").json
+
+    assert told.lines == [f"update broker config success, {broker.broker_addr}"]
+    assert "no file of settings to write it to (mqbroker -c FILE)" in told.err
+    assert "is written" not in told.err
+    assert as_json[0]["notWritten"] is True
 
 
 @pytest.mark.parametrize("command", ["cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"])

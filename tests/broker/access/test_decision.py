@@ -194,6 +194,7 @@ G, T_SUB = Right(SUB, "G", True), Right(SUB, "T")
         (frame(35, consumerGroup="G"), [G]),
         (frame(35, producerGroup="PG"), []),
         (frame(38, consumerGroup="G"), [G]),
+        (frame(203, consumerGroup="G"), [G]),
         (frame(14, consumerGroup="G", topic="T"), [T_SUB, G]),
         (frame(15, consumerGroup="G", topic="T"), [T_SUB, G]),
         (frame(41, LOCK), [G, T_SUB]),

@@ -77,8 +77,10 @@ async def test_only_those_who_may_are_let_in(tmp_path: Path) -> None:
         refused(await program.pull(group="Other"), 1, "group:Other")
         assert (await program.heartbeat()).code == 0
         refused(await program.heartbeat(topics={"Other": "*"}), 1, "topic:Other")
-        for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_ALL_TOPIC_CONFIG, 28, 203):
+        for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_ALL_TOPIC_CONFIG, 28, 204):
             refused(await program.call(code), 1, "Need admin permission")
+        for group, code in (("G", 0), ("Other", 1)):  # who is connected is told to those of the group
+            assert (await program.call(203, ext={"consumerGroup": group})).code == code
         assert (await admin.call(RequestCode.GET_BROKER_CONFIG)).code == 0
         assert (await admin.send("Whatever")).code == 0
         refused(await admin.call(4711), 3, "not supported")

@@ -80,6 +80,15 @@ class TestRequests:
         )
         assert cluster.broker.config.store.max_message_size == 222
 
+    async def test_without_a_file_the_answer_says_that_it_is_lost(self, tmp_path, caplog):
+        async with running(tmp_path) as (broker, peer):
+            answer = await change(peer, b"maxMessageSize=222\nnoSuchKey=1\n")
+            assert (answer.code, answer.ext["notWritten"]) == (0, "true")
+            assert broker.config.store.max_message_size == 222
+            assert "notWritten" not in (await change(peer, b"noSuchKey=1\n")).ext
+        (line,) = [each.message for each in caplog.records if "without a file" in each.message]
+        assert line.endswith("the next start does not know of maxMessageSize")
+
     async def test_what_holds_and_cannot_be_written_is_no_success(self, tmp_path):
         disk, path = FaultyDisk(really_sync=False), tmp_path / "broker.conf"
         async with running(tmp_path / "store", disk, brokerConfigPath=str(path)) as (broker, peer):

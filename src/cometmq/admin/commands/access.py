@@ -147,8 +147,9 @@ async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, clus
     addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
     found = [version for addr in addrs for version in await accounts.versions(addr)]
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
-    table = [_line(*columns, "#AclLastUpdateTime"), *map(_row, found)]
-    tell(found, [*table, "get cluster's plain access config version success."])
+    titles = [] if broker_addr else [_line(*columns, "#AclLastUpdateTime")]
+    whose = "broker" if broker_addr else "cluster"
+    tell(found, [*titles, *map(_row, found), f"get {whose}'s plain access config version success."])
 
 
 def _row(version: AclVersion) -> str:

@@ -115,7 +115,7 @@ async def update_broker_config(
     """Update broker's config.
 
     A running broker takes it over at once, or says that it counts from its next start on, and writes its
-    file.
+    file; one that was started without a file says that the change is lost at its next start.
     """
     addrs = [broker_addr] if broker_addr else []
     if cluster:
@@ -133,10 +133,16 @@ async def update_broker_config(
         raise click.exceptions.Exit(1)
 
 
+NO_FILE = "no file of settings to write it to (mqbroker -c FILE): it is lost at the broker's next start"
+
+
 def show_change(change: SettingsChange) -> None:
     """What a broker says of a change beside that it has taken it."""
+    if change.not_written:
+        show_problem(f"{change.broker_addr}: {NO_FILE}")
     for key in change.at_next_start:
-        show_problem(f"{change.broker_addr}: {key} is written, and counts from the next start on")
+        written = "counts" if change.not_written else "is written, and counts"
+        show_problem(f"{change.broker_addr}: {key} {written} from the next start on")
     for key in change.unknown:
         show_problem(f"{change.broker_addr}: {key} is unknown, and was ignored")
 

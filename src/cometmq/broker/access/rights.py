@@ -157,6 +157,8 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, group="consumerGroup", optional=("consumerGroup",)),
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _fields(Perm.SUB, group="consumerGroup"),
+    # Our consumers look what the other members of their group subscribe.
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: _fields(Perm.SUB, group="consumerGroup"),
     RequestCode.QUERY_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
     RequestCode.UPDATE_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
     RequestCode.LOCK_BATCH_MQ: _locks,

@@ -62,8 +62,8 @@ class RuntimeAdmin:
         self._changed_ms = self.clock.time_ms()
 
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Set known keys of the properties text, and write them; unknown ones are ignored. The answer names
-        those, and the keys that count from the next start on."""
+        """Set known keys of the properties text, and write them, where the broker has a file of settings;
+        unknown ones are ignored. The answer names those, and the keys that count from the next start on."""
         properties = requested_settings(frame.body)
         refused = NOT_BY_REQUEST & properties.keys()
         if refused:
@@ -78,11 +78,18 @@ class RuntimeAdmin:
         self._changed_ms = self.clock.time_ms()
         log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "none that is known")
         await self.settings_changed(known)
+        lost = bool(known) and not self.config.broker_config_path
+        if lost:
+            log.warning(
+                "this broker was started without a file of settings (mqbroker -c FILE): the next start does "
+                "not know of %s", ", ".join(known),
+            )  # fmt: skip
         said = UpdateBrokerConfigResponseHeader(
             at_next_start=" ".join(sorted(AT_NEXT_START.intersection(known))),
             unknown=" ".join(sorted(key for key in properties.keys() - set(known) if key.isprintable()))[
                 :TEXT_MAX
             ],
+            not_written=lost or None,
         )
         return frame.response(header=said)
 

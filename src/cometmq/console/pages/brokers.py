@@ -187,6 +187,8 @@ async def change(view: View, addr: str) -> None:
         done = await view.admin.update_broker_config(addr, settings)
         if done.unknown:
             raise PartlyDone(view.t("broker.ignored", keys=", ".join(done.unknown)))
+        if done.not_written:
+            return view.t("broker.not_written")
         return view.t("broker.at_start", keys=", ".join(done.at_next_start)) if done.at_next_start else None
 
     (shown,) = setting_rows(settings)

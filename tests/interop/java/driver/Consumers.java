@@ -169,7 +169,7 @@ final class Consumers {
     }
 
     Object pullStart(Args args) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.text("group"));
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.text("group"), Access.hook());
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
@@ -214,7 +214,7 @@ final class Consumers {
     }
 
     Object liteStart(Args args) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"), Access.hook());
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
