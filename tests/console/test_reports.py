@@ -113,7 +113,7 @@ def test_summaries_are_shown_as_people_read_them() -> None:
 
 def test_a_file_that_has_not_changed_is_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peeked: list[str] = []
-    own = reports._peek
+    own = reports._peek  # noqa: SLF001
 
     def peek(directory: int, name: str, path: str, kind: str) -> reports.Work:
         peeked.append(path)

@@ -219,7 +219,7 @@ class Tops:
             TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
         )
         for name in reversed(largest):  # the one that was among them last is the last to go
-            self._rings[name] = self._rings.pop(name, None) or Ring(self._size, self._step_s)
+            self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
         for name in list(self._rings)[:-TOPS_KEPT]:
             del self._rings[name]
         for name, ring in self._rings.items():
