@@ -16,7 +16,6 @@ from cometmq.admin import Admin, TopicSettings
 from cometmq.client.cluster.lookups import by_unique_key
 from cometmq.errors import CometError, ConnectError
 from cometmq.message import Message
-from cometmq.protocol.frame import Frame
 from cometmq.testing import LocalBroker, StandaloneProcess
 
 NAMES = ["broker-a", "broker-b"]
@@ -112,14 +111,17 @@ async def test_a_question_by_key_leaves_those_of_brokers_that_answer(
                 pass
         sent = [await admin.send(Message("keyed", b"x", keys=["k"]), broker_name=name) for name in NAMES]
         here, gone = (each.msg_id for each in sent)
-        call = admin.client.brokers.call
 
-        async def called(addr: str, *given: Any, **more: Any) -> Frame:
-            if addr in down:
-                raise ConnectError(addr, "refused")
-            return await call(addr, *given, **more)
+        def refusing(own: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            async def called(addr: str, *given: Any, **more: Any) -> Any:
+                if addr in down:
+                    raise ConnectError(addr, "refused")
+                return await own(addr, *given, **more)
 
-        monkeypatch.setattr(admin.client.brokers, "call", called)
+            return called
+
+        for name in ("query_message", "timers"):
+            monkeypatch.setattr(admin.client.brokers, name, refusing(getattr(admin.client.brokers, name)))
         questions: list[Callable[..., Awaitable[Any]]] = [
             partial(admin.messages_by_key, "keyed", "k"),
             partial(admin.messages_by_unique_key, "keyed", here),

@@ -6,7 +6,8 @@ import asyncio
 import csv
 import io
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.console.conftest import WAIT_MS, RunningConsole, asked, confirm, go_on, log_in, shown
@@ -16,7 +17,7 @@ from tests.console.test_topics import made
 
 from cometmq.admin import Admin, Selection
 from cometmq.console.frame.actions import until
-from cometmq.console.messages.dead_group import select
+from cometmq.console.messages.dead_group import OneAtATime, export, select
 from cometmq.message import Message
 from cometmq.protocol.ids import decode_offset_id
 
@@ -208,3 +209,13 @@ def test_readers_only_look_and_who_becomes_one_sends_nothing(
     for name in ("Send again as a new message", "Have it processed now"):
         assert page.get_by_role("button", name=name).count() == 0
     context.close()
+
+
+async def test_of_a_session_one_file_is_made_at_a_time() -> None:
+    """Each is 16 MiB of memory and more."""
+    session = SimpleNamespace(exporting=True)
+    view: Any = SimpleNamespace(session=session, t=lambda key: key)
+
+    with pytest.raises(OneAtATime):
+        await export(view, Selection(group="g"), "csv")
+    assert session.exporting, "the other one goes on"
