@@ -93,6 +93,16 @@ def message_of(body: bytes):  # type: ignore[no-untyped-def]
     return MessageExt("%DLQ%g", body)
 
 
+async def test_of_a_session_one_file_is_made_at_a_time() -> None:
+    """Each is 16 MiB of memory and more."""
+    session = SimpleNamespace(exporting=True)
+    view: Any = SimpleNamespace(session=session, t=lambda key: key)
+
+    with pytest.raises(OneAtATime):
+        await export(view, Selection(group="g"), "csv")
+    assert session.exporting, "the other one goes on"
+
+
 def test_letters_are_chosen_exported_and_sent_again(page: Page, console: RunningConsole) -> None:
     asked(made(console, "dying"))
     asked(died(console, "mortals", "dying", 5))
@@ -209,13 +219,3 @@ def test_readers_only_look_and_who_becomes_one_sends_nothing(
     for name in ("Send again as a new message", "Have it processed now"):
         assert page.get_by_role("button", name=name).count() == 0
     context.close()
-
-
-async def test_of_a_session_one_file_is_made_at_a_time() -> None:
-    """Each is 16 MiB of memory and more."""
-    session = SimpleNamespace(exporting=True)
-    view: Any = SimpleNamespace(session=session, t=lambda key: key)
-
-    with pytest.raises(OneAtATime):
-        await export(view, Selection(group="g"), "csv")
-    assert session.exporting, "the other one goes on"
