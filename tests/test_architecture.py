@@ -165,7 +165,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastapi": ("console/app.py",),
     "nicegui": ("console/",),
     "starlette": ("console/",),
-    "uvicorn": ("console/app.py",),
+    "uvicorn": ("console/app.py", "console/door/connections.py"),
     "redis": ("client/idempotency/redis_marks.py",),
     "yaml": ("yaml_file.py",),
     "prometheus_client": ("pipeline/metrics.py", "metrics/port.py"),

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell, consume
 
+from cometmq.admin import Admin, TopicSettings
+from cometmq.client.cluster.lookups import by_unique_key
+from cometmq.errors import CometError, ConnectError
+from cometmq.message import Message
 from cometmq.testing import LocalBroker, StandaloneProcess
 
 NAMES = ["broker-a", "broker-b"]
@@ -91,3 +97,52 @@ def test_settings_and_permissions_of_both(mq: Shell, cluster: StandaloneProcess)
     assert {line.split()[-1] for line in changed.lines} == set(cluster.brokers.values())
     assert {found[addr]["fileReservedTime"] for addr in cluster.brokers.values()} == {"24"}
     assert {data["brokerName"]: data["perm"] for data in wiped} == {NAMES[0]: 4, NAMES[1]: 6}
+
+
+async def test_a_question_by_key_leaves_those_of_brokers_that_answer(
+    cluster: StandaloneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where who asks can say who is missing; else it is an error, as it is where nobody answers."""
+    down: set[str] = set()
+    async with Admin(cluster.namesrv) as admin:
+        settings = TopicSettings(topic="keyed", read_queue_nums=1, write_queue_nums=1)
+        for addr in cluster.brokers.values():
+            async for _ in admin.create_topic(settings, broker_addr=addr):
+                pass
+        sent = [await admin.send(Message("keyed", b"x", keys=["k"]), broker_name=name) for name in NAMES]
+        here, gone = (each.msg_id for each in sent)
+
+        def refusing(own: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            async def called(addr: str, *given: Any, **more: Any) -> Any:
+                if addr in down:
+                    raise ConnectError(addr, "refused")
+                return await own(addr, *given, **more)
+
+            return called
+
+        for name in ("query_message", "timers"):
+            monkeypatch.setattr(admin.client.brokers, name, refusing(getattr(admin.client.brokers, name)))
+        questions: list[Callable[..., Awaitable[Any]]] = [
+            partial(admin.messages_by_key, "keyed", "k"),
+            partial(admin.messages_by_unique_key, "keyed", here),
+            partial(admin.traces, "nobody", "keyed"),
+            partial(admin.timers_with_key, "k"),
+        ]
+        whole = [await question() for question in questions]
+        down.add(cluster.brokers[NAMES[1]])
+        for question in questions:
+            missing: dict[str, CometError] = {}
+            await question(missing=missing)
+            assert list(missing) == [NAMES[1]]
+            with pytest.raises(ConnectError):
+                await question()
+        missing = {}
+        found = await questions[0](missing=missing)
+        assert (len(whole[0]), [each.msg_id for each in found]) == (2, [here])
+        assert (await by_unique_key(admin.client, here, None)) is not None
+        with pytest.raises(ConnectError):
+            await by_unique_key(admin.client, gone, None)
+        down |= set(cluster.brokers.values())
+        for question in questions:
+            with pytest.raises(ConnectError):
+                await question(missing={})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -31,9 +32,11 @@ class FakeAdmin:
         self.asked: list[str] = []
         self.end = 100
         self.queues = 2
+        self.gone: set[str] = set()
 
     async def cluster_info(self) -> ClusterInfo:
         addrs = {"a": {0: "a:1", 1: "a:2"}, "b": {0: "b:1"}, "c": {1: "c:2"}, "d": {}}
+        addrs = {name: each for name, each in addrs.items() if name not in self.gone}
         table = {name: BrokerData(broker_name=name, broker_addrs=each) for name, each in addrs.items()}
         return ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": sorted(addrs)})
 
@@ -164,6 +167,39 @@ async def test_a_silent_broker_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) 
     assert [each.broker_addr for each in brokers if each.problem] == ["b:1"]
     assert (list(progress.missing), progress.groups["g"].queues) == (["b"], 4)
     assert len(asked.history.put) == 0, "how much came in all is not known"
+
+
+async def test_a_broker_that_left_is_not_forgotten_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = FakeAdmin()
+    asked = cluster(admin)
+
+    async def left() -> list[str]:
+        await asked.brokers().fresh()
+        return [each.status.broker_addr for each in asked.left]
+
+    assert await left() == []
+    admin.gone = {"b"}
+    assert await left() == await left() == ["b:1"]
+    assert asked.left[0].at_s <= time.time()
+    admin.gone = {"a"}
+    assert sorted(await left()) == ["a:1", "a:2"], "b is back"
+    monkeypatch.setattr("cometmq.console.cluster.LEFT_MAX", 1)
+    assert len(await left()) == 1
+    monkeypatch.setattr("cometmq.console.cluster.LEFT_S", -1.0)
+    assert await left() == []
+
+
+async def test_the_largest_have_their_last_hours() -> None:
+    admin = FakeAdmin()
+    asked = cluster(admin)
+    await asked.progress().fresh()
+    assert (list(asked.history.groups.largest), list(asked.history.topics.largest)) == (["g"], [])
+    admin.end += 50
+    await asked.progress().fresh()
+    assert (list(asked.history.groups.largest), list(asked.history.topics.largest)) == (["g"], ["t"])
+    admin.down = {"b:1"}
+    await asked.progress().fresh()
+    assert len(asked.history.groups.largest["g"]) == 2, "how far it is behind is not known"
 
 
 async def test_a_producer_is_one_row_with_all_its_brokers() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import csv
 import io
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.console.conftest import WAIT_MS, RunningConsole, asked, confirm, go_on, log_in, shown
@@ -16,7 +17,7 @@ from tests.console.test_topics import made
 
 from cometmq.admin import Admin, Selection
 from cometmq.console.frame.actions import until
-from cometmq.console.messages.dead_group import select
+from cometmq.console.messages.dead_group import OneAtATime, export, select
 from cometmq.message import Message
 from cometmq.protocol.ids import decode_offset_id
 
@@ -92,6 +93,16 @@ def message_of(body: bytes):  # type: ignore[no-untyped-def]
     return MessageExt("%DLQ%g", body)
 
 
+async def test_of_a_session_one_file_is_made_at_a_time() -> None:
+    """Each is 16 MiB of memory and more."""
+    session = SimpleNamespace(exporting=True)
+    view: Any = SimpleNamespace(session=session, t=lambda key: key)
+
+    with pytest.raises(OneAtATime):
+        await export(view, Selection(group="g"), "csv")
+    assert session.exporting, "the other one goes on"
+
+
 def test_letters_are_chosen_exported_and_sent_again(page: Page, console: RunningConsole) -> None:
     asked(made(console, "dying"))
     asked(died(console, "mortals", "dying", 5))
@@ -149,6 +160,31 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     page.goto("/dead/%3Cimg%20src=x%20onerror=alert(1)%3E")
     shown(page, "no consumer group named")
     no_markup(page)
+
+
+def test_what_is_chosen_stays_so_on_other_pages_of_the_list(page: Page, console: RunningConsole) -> None:
+    asked(made(console, "dying3"))
+    asked(died(console, "many", "dying3", 27, "plain"))
+    page.goto("/dead/many?q=body")
+    shown(page, "27 of 27")
+    boxes = page.get_by_role("checkbox", name="Choose", exact=False)
+    boxes.nth(1).click()
+    shown(page, "1 chosen on all pages")
+    page.get_by_label("Next page").click()
+    shown(page, "Page 2 of 2")
+    boxes.nth(0).click()  # all of this page
+    shown(page, "3 chosen on all pages")
+    page.get_by_label("Previous page").click()
+    shown(page, "Page 1 of 2")
+    assert [boxes.nth(number).get_attribute("aria-checked") for number in (1, 2)] == ["true", "false"]
+    page.get_by_role("button", name="Send the chosen again").click()
+    go_on(page)
+    shown(page, "Dead letters of group many will be sent to it again: 3.")
+    page.get_by_role("alertdialog").last.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Choose none").click()
+    page.get_by_text("chosen on all pages").wait_for(state="hidden")
+    page.get_by_role("button", name="Send the chosen again").click()
+    shown(page, "Choose letters in the list first.")
 
 
 def test_readers_only_look_and_who_becomes_one_sends_nothing(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cometmq.console.frame.live import FEEDS_MAX, Feed, Live, Rate, Reading, Ring
+from cometmq.console.frame.live import FEEDS_MAX, Feed, Live, Rate, Reading, Ring, Tops
 from cometmq.errors import ConnectError
 
 
@@ -191,3 +191,20 @@ async def test_who_asks_again_and_again_does_not_have_it_asked_without_a_pause()
     end()
 
     assert 2 <= question.asked <= 3
+
+
+def test_the_past_of_the_largest_is_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cometmq.console.frame.live.TOPS", 2)
+    monkeypatch.setattr("cometmq.console.frame.live.TOPS_KEPT", 3)
+    tops = Tops(10, 1.0)
+    tops.add(10.0, {"a": 1.0, "b": 3.0, "c": 2.0, "none": 0.0})
+    assert list(tops.largest) == ["b", "c"]
+    tops.add(20.0, {"a": 5.0, "b": 4.0})
+
+    assert list(tops.largest) == ["a", "b"]
+    assert tops.largest["b"].points(60.0) == [(10.0, 3.0), (20.0, 4.0)]
+    tops.add(30.0, {"d": 2.0, "e": 1.0})
+    assert list(tops.largest) == ["d", "e"]
+    tops.add(40.0, {"a": 9.0})
+    assert list(tops.largest) == ["a", "d"]
+    assert tops.largest["a"].points(60.0) == [(20.0, 5.0), (30.0, 0.0), (40.0, 9.0)]

@@ -9,7 +9,7 @@ import pytest
 
 from cometmq.console.pages import reports
 from cometmq.console.pages.jobs import pretty
-from cometmq.console.pages.reports import ReportError, find, read
+from cometmq.console.pages.reports import Finder, ReportError, read
 
 PAGE = b"<!DOCTYPE html><html><head><title>Audit of a &amp; b</title></head><body>x</body></html>"
 
@@ -36,7 +36,7 @@ def test_reports_summaries_and_tables_are_found_with_their_state(root: Path) -> 
     (root / "archive" / "_cometmq" / "commits").mkdir(parents=True)
     (root / "archive" / "dt=2026-11-23").mkdir()
 
-    found = find(root)
+    found = Finder(root).find()
 
     assert not found.partly
     assert [(work.path, work.kind, work.name, work.whole) for work in found.rows] == [
@@ -72,7 +72,7 @@ def test_links_are_neither_listed_nor_followed(root: Path, tmp_path: Path) -> No
     (root / "up").symlink_to(tmp_path)
     (root / "nightly" / "loop").symlink_to(root)
 
-    assert {work.path for work in find(root).rows} == {"nightly/audit.html", "lag.json"}
+    assert {work.path for work in Finder(root).find().rows} == {"nightly/audit.html", "lag.json"}
     for path in ("link.html", "up/secret.html", "nightly/loop/lag.json"):
         with pytest.raises(ReportError):
             read(root, path)
@@ -82,7 +82,7 @@ def test_pipes_and_large_files_are_refused(root: Path, monkeypatch: pytest.Monke
     os.mkfifo(root / "pipe.html")
     monkeypatch.setattr(reports, "FILE_MAX", 10)
 
-    assert "pipe.html" not in {work.path for work in find(root).rows}
+    assert "pipe.html" not in {work.path for work in Finder(root).find().rows}
     with pytest.raises(ReportError, match="no file"):
         read(root, "pipe.html")
     with pytest.raises(ReportError, match="more than can be shown"):
@@ -94,7 +94,7 @@ def test_what_is_looked_at_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatc
     for number in range(10):
         (root / f"{number}.html").write_bytes(PAGE)
 
-    found = find(root)
+    found = Finder(root).find()
 
     assert found.partly
     assert len(found.rows) <= 3
@@ -102,10 +102,30 @@ def test_what_is_looked_at_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_directory_that_is_gone_says_so(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="No such file"):
-        find(tmp_path / "gone")
+        Finder(tmp_path / "gone").find()
 
 
 def test_summaries_are_shown_as_people_read_them() -> None:
     assert pretty(b'{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert pretty(b"\xff no json") == "\ufffd no json"
     assert pretty(b"[" * 100_000) == "[" * 100_000
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peeked: list[str] = []
+    own = reports._peek  # noqa: SLF001
+
+    def peek(directory: int, name: str, path: str, kind: str) -> reports.Work:
+        peeked.append(path)
+        return own(directory, name, path, kind)
+
+    monkeypatch.setattr(reports, "_peek", peek)
+    finder = Finder(root)
+    first = finder.find()
+    assert finder.find() == first
+    assert sorted(peeked) == ["lag.json", "nightly/audit.html"]
+
+    (root / "lag.json").write_bytes(b'{"complete": true, "groups": [1]}')
+    (root / "nightly" / "audit.html").unlink()
+    assert [(work.path, work.whole) for work in finder.find().rows] == [("lag.json", True)]
+    assert peeked[2:] == ["lag.json"]

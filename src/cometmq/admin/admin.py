@@ -200,14 +200,26 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         return await messages.resume_check(self.client, msg_id)
 
     async def messages_by_key(
-        self, topic: str, key: str, limit: int = 64, *, begin_ms: int = 0, end_ms: int = 2**63 - 1
+        self,
+        topic: str,
+        key: str,
+        limit: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        missing: dict[str, CometError] | None = None,
     ) -> list[MessageExt]:
-        """Messages of a topic with a key, the oldest first."""
-        return await lookups.by_key(self.client, topic, key, limit, unique=False, span=(begin_ms, end_ms))
+        """Messages of a topic with a key, the oldest first. missing: brokers that do not answer are put in,
+        by name, with why; without it they are raised, as where none answers."""
+        span = (begin_ms, end_ms)
+        return await lookups.by_key(self.client, topic, key, limit, unique=False, span=span, missing=missing)
 
-    async def messages_by_unique_key(self, topic: str, msg_id: str, limit: int = 32) -> list[MessageExt]:
-        """Messages of a topic with a message id as producers return it; more than one after retries."""
-        return await lookups.by_key(self.client, topic, msg_id, limit, unique=True)
+    async def messages_by_unique_key(
+        self, topic: str, msg_id: str, limit: int = 32, *, missing: dict[str, CometError] | None = None
+    ) -> list[MessageExt]:
+        """Messages of a topic with a message id as producers return it; more than one after retries.
+        missing: as of messages_by_key."""
+        return await lookups.by_key(self.client, topic, msg_id, limit, unique=True, missing=missing)
 
     async def traces(
         self,
@@ -217,10 +229,11 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         *,
         begin_ms: int = 0,
         end_ms: int = 2**63 - 1,
+        missing: dict[str, CometError] | None = None,
     ) -> list[TraceView]:
         """What clients that trace wrote about a message, the oldest first. At most `limit` trace messages of
-        each broker are looked at, of those stored in the time span."""
-        return await messages.traces(self.client, topic, msg_id, limit, (begin_ms, end_ms))
+        each broker are looked at, of those stored in the time span. missing: as of messages_by_key."""
+        return await messages.traces(self.client, topic, msg_id, limit, (begin_ms, end_ms), missing)
 
     async def tracks(self, message: MessageExt) -> list[MessageTrack]:
         """What became of a message in each group that consumes its topic."""
@@ -423,16 +436,36 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
                 )
 
     async def timers_with_key(
-        self, key: str, topic: str | None = None, *, broker_addr: str | None = None
+        self,
+        key: str,
+        topic: str | None = None,
+        *,
+        broker_addr: str | None = None,
+        missing: dict[str, CometError] | None = None,
     ) -> tuple[list[WaitingMessage], bool]:
         """The same with one key, or the id. A broker looks at the newest 64 messages that have had it, or
-        1 MiB of them; the second value says whether there are more that it has not looked at."""
+        1 MiB of them; the second value says whether there are more that it has not looked at.
+        missing: as of messages_by_key."""
         found, more = [], False
-        for addr, name in (await self._waiting_at(broker_addr)).items():
-            wanted = ListTimersRequestHeader(topic=topic, key=key)
-            some, page = await self.client.brokers.timers(addr, name, wanted)
-            found += some
+        wanted = ListTimersRequestHeader(topic=topic, key=key)
+        failed: dict[str, CometError] = {}
+        addrs = await self._waiting_at(broker_addr)
+
+        async def ask(addr: str) -> None:
+            nonlocal more
+            try:
+                some, page = await self.client.brokers.timers(addr, addrs[addr], wanted)
+            except CometError as error:
+                failed[addrs[addr]] = error
+                return
+            found.extend(some)
             more |= page.more
+
+        await for_each(addrs, ask, BROKERS_AT_ONCE)
+        if missing is not None:
+            missing |= failed
+        if failed and (missing is None or len(failed) == len(addrs)):
+            raise next(iter(failed.values()))
         return found, more
 
     async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:

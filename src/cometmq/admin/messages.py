@@ -14,7 +14,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import UNIQUE_HITS_MAX, broker_addrs, by_id, by_key
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.requests import pull_request
-from cometmq.errors import MessageNotFound, NoRouteError
+from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import (
@@ -72,12 +72,18 @@ async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
 
 
 async def traces(
-    client: ClientInstance, topic: str, msg_id: str, limit: int, span: tuple[int, int]
+    client: ClientInstance,
+    topic: str,
+    msg_id: str,
+    limit: int,
+    span: tuple[int, int],
+    missing: dict[str, CometError] | None = None,
 ) -> list[TraceView]:
     """The traces of a message in the trace messages that have its id as a key, the oldest first. The ids of a
-    batch, joined by commas, are one id to Java's clients; if nobody has it, those of each of its messages."""
+    batch, joined by commas, are one id to Java's clients; if nobody has it, those of each of its messages.
+    missing: as of by_key."""
     found: list[TraceView] = []
-    for message in await by_key(client, topic, msg_id, limit, unique=False, span=span):
+    for message in await by_key(client, topic, msg_id, limit, unique=False, span=span, missing=missing):
         unreadable: list[str] = []
         for trace in traces_about(bytes(message.body), msg_id, unreadable):
             if len(found) == TRACES_MAX:
@@ -92,7 +98,7 @@ async def traces(
             )  # fmt: skip
     if not found and "," in msg_id:
         for each in msg_id.split(","):
-            found += await traces(client, topic, each.strip(), limit, span)
+            found += await traces(client, topic, each.strip(), limit, span, missing)
     return found
 
 

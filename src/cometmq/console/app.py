@@ -31,6 +31,7 @@ from cometmq.console import texts
 from cometmq.console.cluster import Cluster
 from cometmq.console.door.accounts import Accounts
 from cometmq.console.door.audit import Audit
+from cometmq.console.door.connections import TimedProtocol
 from cometmq.console.door.gate import SESSION, Gate
 from cometmq.console.door.sessions import Sessions
 from cometmq.console.frame.live import Live
@@ -160,6 +161,7 @@ class Console:
             log_config=None,
             access_log=False,
             server_header=False,
+            http=TimedProtocol,
             limit_concurrency=CONNECTIONS_MAX,
             ws_max_size=MESSAGE_MAX,
             timeout_graceful_shutdown=2,

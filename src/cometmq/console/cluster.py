@@ -14,7 +14,7 @@ import msgspec
 
 from cometmq.admin import Admin, BrokerStatus, GroupQueueProgress
 from cometmq.admin.values import broker_places, with_lags
-from cometmq.console.frame.live import Feed, Live, Rate, Ring
+from cometmq.console.frame.live import Feed, Live, Rate, Ring, Tops
 from cometmq.console.frame.patience import Answers, Patience
 from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic
@@ -24,6 +24,8 @@ T = TypeVar("T")
 BROKERS_S, TABLES_S, PROGRESS_S = 5.0, 15.0, 30.0
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
 """Six hours of what somebody looked at."""
+LEFT_S, LEFT_MAX = 24 * 3600.0, 32
+"""For so long it is said that a broker was there, of so many."""
 MESSAGE_TYPE = "message.type"
 
 
@@ -120,11 +122,22 @@ class ProducerRow:
 
 @dataclass
 class History:
-    """The last hours of what somebody looked at."""
+    """The last hours of what somebody looked at. groups: how far those furthest behind are; topics: messages
+    a second of the busiest."""
 
     put: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
     get: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
     behind: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
+    groups: Tops = field(default_factory=lambda: Tops(HISTORY_POINTS, HISTORY_STEP_S))
+    topics: Tops = field(default_factory=lambda: Tops(HISTORY_POINTS, HISTORY_STEP_S))
+
+
+@dataclass(frozen=True)
+class Left:
+    """A broker that the name servers no longer know. at_s: when it was last seen there, by the wall clock."""
+
+    status: BrokerStatus
+    at_s: float
 
 
 def kind_of(topic: str) -> str:
@@ -151,6 +164,14 @@ class Cluster:
         self._group_rate = Rate()
         self._topic_rate = Rate()
         self.history = History()
+        self._seen: dict[tuple[str, str, int], Left] = {}
+        self._left: dict[tuple[str, str, int], Left] = {}
+
+    @property
+    def left(self) -> list[Left]:
+        """Brokers that were there and are no longer, the last to go first, for LEFT_S."""
+        since_s = time.time() - LEFT_S
+        return [each for each in reversed(self._left.values()) if each.at_s >= since_s]
 
     def brokers(self) -> Feed[list[BrokerStatus]]:
         """Every broker with its runtime table."""
@@ -180,6 +201,7 @@ class Cluster:
 
     async def _ask_brokers(self) -> list[BrokerStatus]:
         places = broker_places(await self._admin.cluster_info())
+        self._note_left(places)
         addrs = {each.broker_addr: each.broker_addr for each in places}
         answers = await self._patient("brokers").ask(addrs, self._admin.runtime)
         found = with_lags(
@@ -196,6 +218,16 @@ class Cluster:
             self.history.put.add(now, sum(each.first_number("putTps") for each in masters))
             self.history.get.add(now, sum(map(get_rate, found)))
         return found
+
+    def _note_left(self, places: Iterable[BrokerStatus]) -> None:
+        now = time.time()
+        here = {(each.cluster_name, each.broker_name, each.broker_id): Left(each, now) for each in places}
+        self._left |= {key: left for key, left in self._seen.items() if key not in here}
+        self._seen = here
+        for key in here.keys() & self._left.keys():
+            del self._left[key]
+        for key in list(self._left)[:-LEFT_MAX]:
+            del self._left[key]
 
     async def _each_master(self, feed: str, ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
         """What each broker answers. One without its master is asked at the slave that stands in for it.
@@ -235,6 +267,11 @@ class Cluster:
         )
         if not found.missing:  # else it would look as if the backlog were smaller
             self.history.behind.add(now, found.behind)
+            behind = {name: lag.behind for name, lag in found.groups.items() if not is_system_group(name)}
+            self.history.groups.add(now, behind)
+            if found.topic_rates:
+                rates = {name: rate for name, rate in found.topic_rates.items() if kind_of(name) == "normal"}
+                self.history.topics.add(now, rates)
         return found
 
     async def _ask_producers(self) -> Found[ProducerRow]:

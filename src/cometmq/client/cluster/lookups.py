@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from ipaddress import ip_address
+from itertools import chain
 
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.workers import for_each
-from cometmq.errors import MessageNotFound, NoRouteError
+from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicRouteData
@@ -31,6 +32,7 @@ __all__ = [
 
 ALWAYS = (0, 2**63 - 1)  # ms
 TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
+BROKERS_AT_ONCE = 8  # of those that are asked for a key
 UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
 
 
@@ -97,43 +99,72 @@ def place_in(msg_id: str) -> OffsetId | None:
 
 async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
     """The oldest message with a unique key, of one topic or of the first that has any; what lies in retry,
-    dead-letter and system topics is found only if its topic is given."""
+    dead-letter and system topics is found only if its topic is given. Raises what a broker says that may have
+    it, if no other has."""
     topics = [topic] if topic is not None else client.namespace.own(await client.namesrv.topics())
     hidden = (RETRY_PREFIX, DLQ_PREFIX)
     wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
+    missing: dict[str, CometError] = {}
     for at in range(0, len(wanted), TOPICS_AT_ONCE):
         some = wanted[at : at + TOPICS_AT_ONCE]
-        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True) for name in some)
+        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True, missing=missing) for name in some)
         for found in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(found, NoRouteError) and topic is None:
                 continue  # its brokers are away, or it is deleted just now
             if isinstance(found, BaseException):
-                raise found
-            if found:
+                if not (missing and isinstance(found, CometError)):
+                    raise found
+            elif found:
                 return found[0]
+    if missing:
+        raise next(iter(missing.values()))
     return None
 
 
 async def by_key(
-    client: ClientInstance, topic: str, key: str, limit: int, *, unique: bool, span: tuple[int, int] = ALWAYS
+    client: ClientInstance,
+    topic: str,
+    key: str,
+    limit: int,
+    *,
+    unique: bool,
+    span: tuple[int, int] = ALWAYS,
+    missing: dict[str, CometError] | None = None,
 ) -> list[MessageExt]:
-    """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out."""
+    """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out.
+
+    missing: where it is given, brokers that fail are put in, by name, with why, and the hits of the others
+    are given; raises if none answers. Without it the first one that fails is raised.
+    """
+    failed: dict[str, CometError] = {}
+
+    async def ask(place: tuple[str, str]) -> list[MessageExt]:
+        try:
+            return await client.brokers.query_message(
+                place[1],
+                topic,
+                key,
+                max_count=limit,
+                begin_ms=span[0],
+                end_ms=span[1],
+                unique_key=unique,
+                broker_name=place[0],
+            )
+        except CometError as error:
+            failed[place[0]] = error
+            return []
+
+    addrs = broker_addrs(await client.namesrv.route(topic))
+    answers = await for_each(addrs.items(), ask, BROKERS_AT_ONCE)
+    if missing is not None:
+        missing |= failed
+    if failed and (missing is None or len(failed) == len(addrs)):
+        raise next(iter(failed.values()))
     found: list[MessageExt] = []
-    for name, addr in broker_addrs(await client.namesrv.route(topic)).items():
-        hits = await client.brokers.query_message(
-            addr,
-            topic,
-            key,
-            max_count=limit,
-            begin_ms=span[0],
-            end_ms=span[1],
-            unique_key=unique,
-            broker_name=name,
-        )
-        for message in hits:
-            keys = (message.properties.get(UNIQ_KEY),) if unique else message.keys
-            if key in keys and message.topic == topic:
-                found.append(message)
+    for message in chain.from_iterable(answers):
+        keys = (message.properties.get(UNIQ_KEY),) if unique else message.keys
+        if key in keys and message.topic == topic:
+            found.append(message)
     found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_id, message.queue_offset))
     return found[:limit]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nicegui import ui
 
@@ -16,14 +17,15 @@ GAP_S = 120.0
 SPAN_MS = 15 * 60_000
 """The least that a line of time shows."""
 _GREY = "#888"
-_COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444")
+_COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7")
 _LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}
 """Seen on light and on dark."""
 _TEXT = {"color": _GREY, "fontSize": 11}
 
 
 class Lines:
-    """Values of the last hours by time. unit: key of its text, as `/s`."""
+    """Values of the last hours by time. unit: key of its text, as `/s`. names: keys of their texts; none
+    where `show_named` is to say them."""
 
     def __init__(self, view: View, title: str, unit: str, names: Sequence[str]) -> None:
         self._view = view
@@ -36,7 +38,7 @@ class Lines:
                     "useUTC": True,
                     "color": list(_COLORS),
                     "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
-                    "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) > 1},
+                    "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) != 1, "type": "scroll"},
                     "textStyle": _TEXT,
                     # Text of the chart's own drawing: no HTML is made of names.
                     "tooltip": {"trigger": "axis", "renderMode": "richText"},
@@ -53,15 +55,17 @@ class Lines:
                         "axisLabel": _TEXT,
                         "splitLine": _LINE,
                     },
-                    "series": [
-                        {"name": view.t(name), "type": "line", "showSymbol": False, "data": []}
-                        for name in names
-                    ],
+                    "series": [_series(view.t(name)) for name in names],
                 },
                 renderer="svg",
             ).classes("chart")
         self._chart.props["aria-label"] = view.t(title)
         self._chart.props["role"] = "img"
+
+    def show_named(self, rings: Mapping[str, Ring]) -> None:
+        """Draw rings by names that are no texts of ours."""
+        self._chart.options["series"] = [_series(_short(name)) for name in rings]
+        self.show(*rings.values())
 
     def show(self, *rings: Ring) -> None:
         """Draw the rings, in the order of the names."""
@@ -77,6 +81,14 @@ class Lines:
         self._chart.update()
 
 
+def _series(name: str) -> dict[str, Any]:
+    return {"name": name, "type": "line", "showSymbol": False, "data": []}
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 32 else name[:31] + "…"
+
+
 def zone_s(at_s: float) -> int:
     """By how much the console's machine is ahead of UTC at a time: a chart has its times, as the page has,
     and not those of the browser's machine."""
@@ -86,7 +98,7 @@ def zone_s(at_s: float) -> int:
 def bars(view: View, title: str, values: Sequence[tuple[str, float]]) -> None:
     """The largest of something, by name. It says its values to those who do not see
     it, too."""
-    names = [name if len(name) <= 32 else name[:31] + "…" for name, _ in values]
+    names = [_short(name) for name, _ in values]
     chart = ui.echart(
         {
             "animation": False,
@@ -105,7 +117,7 @@ def bars(view: View, title: str, values: Sequence[tuple[str, float]]) -> None:
     chart.props["role"] = "img"
 
 
-def missing_note(view: View, missing: Mapping[str, str]) -> None:
+def missing_note(view: View, missing: Mapping[str, object]) -> None:
     """That some brokers did not answer: what is shown is not all."""
     for name, problem in missing.items():
         view.note(view.t("common.missing", name=name, problem=problem), "problem")

@@ -88,9 +88,10 @@ class Listing(Generic[T]):
         self._actions = actions
         self._classes = classes
         self._items: Sequence[T] | None = None
+        self._choose = choose
         self._shown: dict[str, T] = {}
         self.state = read_state(view.query, columns, self._default, self._prefix)
-        self._draw(choose)
+        self._draw()
 
     # -- rows
 
@@ -130,19 +131,24 @@ class Listing(Generic[T]):
 
     @property
     def chosen(self) -> list[T]:
-        """The rows that are chosen and still there."""
-        return [self._shown[row[KEY]] for row in self._table.selected if row[KEY] in self._shown]
+        """The rows that are chosen, on whatever page of the list, and still there."""
+        keys = {row[KEY] for row in self._table.selected}
+        return [item for item in self._items or () if self._key(item) in keys] if keys else []
 
     # -- drawing
 
-    def _draw(self, choose: bool) -> None:
-        view = self._view
+    def _draw(self) -> None:
+        view, choose = self._view, self._choose
         with ui.element("div").classes("list-tools"):
             if any(column.searched for column in self._columns):
                 search = ui.input(view.t("list.search"), value=self.state.search)
                 search.props(f"dense outlined clearable debounce={SEARCH_WAIT_MS} type=search maxlength=200")
                 search.classes("list-search").on_value_change(self._searched)
             self._count = text_element("span", "").classes("note").props("role=status")
+            if choose:
+                self._chosen = text_element("span", "").classes("note").props("role=status")
+                self._none = view.button("list.choose_none", self._choose_none, icon="deselect")
+                self._none.set_visibility(False)
         self._table = ui.table(
             rows=[], columns=[], row_key=KEY, selection="multiple" if choose else None, pagination=0
         )
@@ -150,6 +156,7 @@ class Listing(Generic[T]):
         self._table.add_slot("header", _HEAD % (_CHOOSE_ALL % view.t("list.choose_all") if choose else ""))
         if choose:
             self._table.add_slot("body-selection", _CHOOSE % view.t("list.choose"))
+            self._table.on_select(lambda _event: self._count_chosen())
         self._table.add_slot("body-cell", _CELL)
         if self._actions:
             self._table.add_slot("body-cell-acts", _ACTIONS)
@@ -190,6 +197,8 @@ class Listing(Generic[T]):
         self._table.set_visibility(bool(rows))
         self._nothing.set_visibility(not rows)
         self._nothing.say(view.t("list.nothing_found" if found.all else self._empty))
+        if self._choose:
+            self._count_chosen()
 
     def _heads(self) -> list[dict[str, Any]]:
         heads: list[dict[str, Any]] = []
@@ -226,6 +235,16 @@ class Listing(Generic[T]):
         return row
 
     # -- what somebody does
+
+    def _count_chosen(self) -> None:
+        """Those of other pages, and those that a search hides, are acted on, too: it is said how many."""
+        count = len(self.chosen)
+        self._chosen.say(self._view.t("list.chosen", n=f"{count:,}") if count else "")
+        self._none.set_visibility(bool(count))
+
+    def _choose_none(self) -> None:
+        self._table.selected = []
+        self._count_chosen()
 
     def _change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)

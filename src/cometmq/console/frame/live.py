@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any, Generic, TypeVar
 
 from cometmq import logs
@@ -28,6 +29,9 @@ FRESH = 0.5
 
 PAUSE_S, PAUSE = 0.5, 0.1
 """After an answer nothing is asked again for so long, and for no more than this share of the interval."""
+
+TOPS, TOPS_KEPT = 5, 20
+"""Lines of a chart of the largest, and names whose past is kept."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,32 @@ class Ring:
 
     def __len__(self) -> int:
         return len(self._times)
+
+
+class Tops:
+    """The last values of the largest of many numbers, by name: of those that are among the TOPS largest, and
+    of TOPS_KEPT names at most. size and step_s: as of Ring."""
+
+    def __init__(self, size: int, step_s: float) -> None:
+        self._size, self._step_s = size, step_s
+        self._rings: dict[str, Ring] = {}
+
+    def add(self, at_s: float, values: Mapping[str, float]) -> None:
+        """Note the values of all names at a time; a name without one has 0."""
+        largest = nlargest(
+            TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
+        )
+        for name in reversed(largest):  # the one that was among them last is the last to go
+            self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
+        for name in list(self._rings)[:-TOPS_KEPT]:
+            del self._rings[name]
+        for name, ring in self._rings.items():
+            ring.add(at_s, values.get(name, 0.0))
+
+    @property
+    def largest(self) -> dict[str, Ring]:
+        """The TOPS names that were among the largest last, the largest of now first."""
+        return dict(list(reversed(self._rings.items()))[:TOPS])
 
 
 class Rate:

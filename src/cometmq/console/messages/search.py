@@ -15,6 +15,7 @@ from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, path_of
+from cometmq.errors import CometError
 from cometmq.message import MessageExt
 
 if TYPE_CHECKING:
@@ -101,16 +102,18 @@ async def _find(view: View, asking: Asking, place: Element) -> None:
     if kind == "topic":
         await _show_newest(view, place, topic, begin_ms, end_ms)
         return
+    missing: dict[str, CometError] = {}
     if kind == "key":
         question = view.admin.messages_by_key(
             topic, wanted, KEY_HITS_MAX, begin_ms=begin_ms or 0,
-            end_ms=ALWAYS_MS if end_ms is None else end_ms,
+            end_ms=ALWAYS_MS if end_ms is None else end_ms, missing=missing,
         )  # fmt: skip
     else:
-        question = by_id(view.admin, wanted, topic)
+        question = by_id(view.admin, wanted, topic, missing)
 
     def draw(found: list[MessageExt]) -> None:
         cut(found)
+        missing_note(view, missing)
         if kind == "key" and len(found) >= KEY_HITS_MAX:
             view.note(view.t("messages.key_most", n=KEY_HITS_MAX), "problem")
         listing = Listing(view, message_columns(), lambda row: row.offset_msg_id, empty="messages.none")
@@ -119,9 +122,12 @@ async def _find(view: View, asking: Asking, place: Element) -> None:
     await view.fill(place, question, draw)
 
 
-async def by_id(admin: Admin, msg_id: str, topic: str) -> list[MessageExt]:
-    """All messages of an id in a topic, else the one that it names. Raises MessageNotFound, IdError."""
-    if topic and (found := await admin.messages_by_unique_key(topic, msg_id)):
+async def by_id(
+    admin: Admin, msg_id: str, topic: str, missing: dict[str, CometError] | None = None
+) -> list[MessageExt]:
+    """All messages of an id in a topic, else the one that it names. missing: as of Admin.messages_by_key.
+    Raises MessageNotFound, IdError."""
+    if topic and (found := await admin.messages_by_unique_key(topic, msg_id, missing=missing)):
         return found
     return [await admin.message_by_id(msg_id, topic or None)]
 

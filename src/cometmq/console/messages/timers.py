@@ -17,6 +17,7 @@ from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.listing import Listing, RowAction
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
+from cometmq.errors import CometError
 from cometmq.message import WaitingMessage
 from cometmq.protocol.codes import TOPIC_LENGTH_MAX
 
@@ -74,8 +75,9 @@ async def ask(admin: Admin, topic: str, key: str, after: Mapping[str, Place]) ->
     """A page of those of a topic, or all; with a key those that have it."""
     if not key:
         return await timer_page(admin, topic or None, after=after, size=PAGE)
-    rows, more = await admin.timers_with_key(key, topic or None)
-    return TimerPage(rows, {}, more, len(rows), {})
+    missing: dict[str, CometError] = {}
+    rows, more = await admin.timers_with_key(key, topic or None, missing=missing)
+    return TimerPage(rows, {}, more, len(rows), {name: str(error) for name, error in missing.items()})
 
 
 def _search(view: View, topic: str, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -10,11 +11,13 @@ from nicegui.element import Element
 
 from cometmq.admin import TraceView
 from cometmq.console.frame.asking import Asking
+from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View, text_element
 from cometmq.console.frame.rows import Column, path_of
 from cometmq.console.messages.search import ID_MAX, KEY_HITS_MAX, KEY_MAX, NAME_MAX, cut, message_columns
 from cometmq.console.messages.timeline import ROWS_MAX, Bar, Span, bars, spans
+from cometmq.errors import CometError
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -44,18 +47,20 @@ def pages(console: Console) -> None:
 async def _find(view: View, asking: Asking, place: Element) -> None:
     msg_id, topic, key = (asking.value(name) for name in ("id", "topic", "key"))
     traced_in = asking.value("trace") or TRACE_TOPIC
+    missing: dict[str, CometError] = {}
     if msg_id and msg_id.count(",") < BATCH_MAX:
-        await view.fill(place, view.admin.traces(msg_id, traced_in), lambda found: _draw(view, found))
+        traces = view.admin.traces(msg_id, traced_in, missing=missing)
+        await view.fill(place, traces, lambda found: _draw(view, found, missing))
     elif topic and key:
-        question = view.admin.messages_by_key(topic, key, KEY_HITS_MAX)
-        await view.fill(place, question, lambda found: _choose(view, found, traced_in))
+        question = view.admin.messages_by_key(topic, key, KEY_HITS_MAX, missing=missing)
+        await view.fill(place, question, lambda found: _choose(view, found, traced_in, missing))
     else:
         place.clear()
         with place:
             view.empty("trace.needs")
 
 
-def _choose(view: View, found: list[MessageExt], traced_in: str) -> None:
+def _choose(view: View, found: list[MessageExt], traced_in: str, missing: Mapping[str, CometError]) -> None:
     """The messages of a key, each with a link to its trace."""
     own = "" if traced_in == TRACE_TOPIC else traced_in
 
@@ -68,11 +73,13 @@ def _choose(view: View, found: list[MessageExt], traced_in: str) -> None:
         *message_columns(),
     ]
     cut(found)
+    missing_note(view, missing)
     view.note(view.t("trace.of_key"))
     Listing(view, columns, lambda row: row.offset_msg_id, empty="messages.none").update(found)
 
 
-def _draw(view: View, found: list[TraceView]) -> None:
+def _draw(view: View, found: list[TraceView], missing: Mapping[str, CometError]) -> None:
+    missing_note(view, missing)
     all_spans = spans(found)
     if not all_spans:
         view.empty("trace.none")

@@ -19,7 +19,7 @@ from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.frame.settings import Setting, setting_rows, settings_list
-from cometmq.console.pages.overview import DISK_FULL, disk_of, got_today, put_today
+from cometmq.console.pages.overview import DISK_FULL, disk_of, got_today, left_notes, put_today
 from cometmq.errors import CometError
 from cometmq.protocol.bodies_admin import HaConnectionInfo, HaRuntimeInfo
 
@@ -72,7 +72,15 @@ def pages(console: Console) -> None:
             view, _columns(view), lambda row: f"{row.cluster_name} {row.broker_name} {row.broker_id}",
             empty="overview.no_brokers", classes=_classes,
         )  # fmt: skip
-        await listing.follow(view.console.cluster.brokers(), lambda found: found)
+        gone = ui.element("div").props("aria-live=polite")
+
+        def pick(found: list[BrokerStatus]) -> list[BrokerStatus]:
+            gone.clear()
+            with gone:
+                left_notes(view)
+            return found
+
+        await listing.follow(view.console.cluster.brokers(), pick)
 
     @console.page("/brokers/{addr}", "brokers.title", under="/brokers")
     async def broker(view: View, addr: str) -> None:

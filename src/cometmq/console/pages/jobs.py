@@ -14,7 +14,7 @@ from nicegui import ui
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View, text_element
 from cometmq.console.frame.rows import Column, ListState, path_of
-from cometmq.console.pages.reports import Work, Works, find, read
+from cometmq.console.pages.reports import Finder, Work, Works, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,9 @@ def pages(console: Console) -> None:
                     view.note(view.t("jobs.partly"))
             return found.rows
 
+        finder = Finder(root)  # that of the first page that asked serves them all
         await listing.follow(
-            view.feeds.feed("reports", lambda: asyncio.to_thread(find, root), INTERVAL_S), pick
+            view.feeds.feed("reports", lambda: asyncio.to_thread(finder.find), INTERVAL_S), pick
         )
 
     @console.page("/jobs/{path:path}", "jobs.title", under="/jobs")

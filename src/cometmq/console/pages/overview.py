@@ -46,6 +46,9 @@ def pages(console: Console) -> None:
         with ui.element("div").classes("halves").style("margin-top: 16px"):
             rates = Lines(view, "overview.rates", "overview.per_second", ["overview.put", "overview.get"])
             lag = Lines(view, "overview.backlog", "overview.messages", ["overview.backlog"])
+        with ui.element("div").classes("halves").style("margin-top: 16px"):
+            groups = Lines(view, "overview.groups_hours", "overview.messages", [])
+            topics = Lines(view, "overview.topics_hours", "overview.per_second", [])
         view.note(view.t("overview.history"))
         view.watch(cluster.brokers(), lambda _reading: rates.show(history.put, history.get))
         await view.first(cluster.progress())
@@ -53,6 +56,8 @@ def pages(console: Console) -> None:
         def progressed(reading: Reading[Progress]) -> None:
             del reading
             lag.show(history.behind)
+            groups.show_named(history.groups.largest)
+            topics.show_named(history.topics.largest)
 
         view.watch(cluster.progress(), progressed)
         await view.live(cluster.progress(), lambda progress: _tops(view, progress))
@@ -81,8 +86,17 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
         elif (disk := disk_of(each)) is not None and disk >= DISK_FULL:
             share = view.shown("percent", disk)
             view.note(view.t("overview.disk_full", name=each.broker_name, share=share), "problem")
+    left_notes(view)
     if not brokers:
         view.empty("overview.no_brokers")
+
+
+def left_notes(view: View) -> None:
+    """Which brokers the name servers no longer know: they do not vanish without a word."""
+    for each in view.console.cluster.left:
+        status, at = each.status, view.shown("time", int(each.at_s * 1000))
+        place = {"name": status.broker_name, "id": status.broker_id, "addr": status.broker_addr}
+        view.note(view.t("overview.left", **place, at=at), "problem")
 
 
 def _sum(values: Iterable[float]) -> float | None:

@@ -61,12 +61,21 @@ class Works:
     partly: bool = False
 
 
-def find(root: Path) -> Works:
-    """What jobs have left below a directory; for a thread. Raises ReportError."""
-    search = _Search()
-    with _opened(root, "") as descriptor:
-        rows = search.below(descriptor, "", DEPTH_MAX)
-    return Works(rows, search.left <= 0 or len(rows) > ROWS_MAX)
+class Finder:
+    """Looks below a directory again and again, one look at a time. A file that has not changed since the look
+    before is not read again."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: _Known = {}
+
+    def find(self) -> Works:
+        """What jobs have left there; for a thread. Raises ReportError."""
+        search = _Search(self._known)
+        with _opened(self._root, "") as descriptor:
+            rows = search.below(descriptor, "", DEPTH_MAX)
+        self._known = search.seen
+        return Works(rows, search.left <= 0 or len(rows) > ROWS_MAX)
 
 
 def read(root: Path, path: str) -> tuple[Work, bytes]:
@@ -92,9 +101,15 @@ def read(root: Path, path: str) -> tuple[Work, bytes]:
     return _work(path, kind, data, status), data
 
 
+_Known = dict[str, tuple[tuple[int, ...], Work]]
+"""Path -> what told its state when it was read, and what it was."""
+
+
 class _Search:
-    def __init__(self) -> None:
+    def __init__(self, known: _Known) -> None:
         self.left = ENTRIES_MAX
+        self.seen: _Known = {}
+        self._known = known
 
     def below(self, directory: int, path: str, depth: int) -> list[Work]:
         """What lies in a directory and below it. What cannot be read is left out."""
@@ -119,8 +134,18 @@ class _Search:
                     rows += self.below(inner, where, depth - 1)
             elif kind is not None and not is_directory and name != MARK:
                 with suppress(OSError):
-                    rows.append(_peek(directory, name, where, kind))
+                    rows.append(self._file(directory, name, where, kind))
         return rows
+
+    def _file(self, directory: int, name: str, path: str, kind: str) -> Work:
+        """Raises OSError."""
+        now = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        mark = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+        before = self._known.get(path)
+        if before is None or before[0] != mark:
+            before = mark, _peek(directory, name, path, kind)
+        self.seen[path] = before
+        return before[1]
 
 
 def _peek(directory: int, name: str, path: str, kind: str) -> Work:
