@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cometmq.admin import BrokerStatus, GroupQueueProgress, QueueProgress
-from cometmq.console.cluster import Cluster, kind_of
+from cometmq.console.cluster import Cluster, disk_of, kind_of
 from cometmq.console.frame.live import Live
-from cometmq.console.pages.overview import disk_of, largest
+from cometmq.console.pages.overview import largest
 from cometmq.errors import ConnectError
 from cometmq.protocol.bodies import (
     BrokerData,
@@ -59,7 +59,7 @@ class FakeAdmin:
 
     async def runtime(self, addr: str) -> dict[str, str]:
         await self._check(addr)
-        return {"putTps": "1.0 1.0 1.0"}
+        return {"putTps": "1.0 1.0 1.0", "commitLogDiskRatio": "0.4" if addr == "b:1" else "0.2"}
 
     async def producers(self, addr: str) -> dict[str, list[ProducerInfo]]:
         await self._check(addr)
@@ -232,6 +232,13 @@ def test_the_fullest_disk_counts(runtime: dict[str, str], disk: float | None) ->
     status = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=runtime)
 
     assert disk_of(status) == disk
+
+
+async def test_the_fullest_disk_has_its_last_hours() -> None:
+    asked = cluster(FakeAdmin())
+    await asked.brokers().fresh()
+
+    assert [value for _, value in asked.history.disk.points(1.0)] == [40.0]
 
 
 def test_the_largest_come_first_and_nothing_is_left_out_for_its_name() -> None:

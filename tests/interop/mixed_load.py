@@ -66,7 +66,7 @@ class MixedLoad:
             for thread in threads:
                 thread.join()
         for client in self._clients:
-            wait_until(f"all messages at {name_of(client)}", partial(self._arrived, client), 90.0, 0.5)
+            wait_until(f"all messages at {name_of(client)}", partial(self._arrived, client), 180.0, 0.5)
             client.call("push_stop", name=name_of(client))
             for kind in ("producer", "transaction"):
                 client.call(f"{kind}_stop", name=f"{name_of(client)}-{kind}")

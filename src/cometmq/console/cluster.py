@@ -22,6 +22,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_syste
 T = TypeVar("T")
 
 BROKERS_S, TABLES_S, PROGRESS_S = 5.0, 15.0, 30.0
+DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
 """Six hours of what somebody looked at."""
 LEFT_S, LEFT_MAX = 24 * 3600.0, 32
@@ -122,12 +123,13 @@ class ProducerRow:
 
 @dataclass
 class History:
-    """The last hours of what somebody looked at. groups: how far those furthest behind are; topics: messages
-    a second of the busiest."""
+    """The last hours of what somebody looked at. disk: percent of the fullest that is used; groups: how far
+    those furthest behind are; topics: messages a second of the busiest."""
 
     put: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
     get: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
     behind: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
+    disk: Ring = field(default_factory=lambda: Ring(HISTORY_POINTS, HISTORY_STEP_S))
     groups: Tops = field(default_factory=lambda: Tops(HISTORY_POINTS, HISTORY_STEP_S))
     topics: Tops = field(default_factory=lambda: Tops(HISTORY_POINTS, HISTORY_STEP_S))
 
@@ -147,6 +149,17 @@ def kind_of(topic: str) -> str:
     if topic.startswith(DLQ_PREFIX):
         return "dead"
     return "system" if is_system_topic(topic) else "normal"
+
+
+def disk_of(broker: BrokerStatus) -> float | None:
+    """The share of its fullest disk that is used, None where it does not say."""
+    found = [broker.first_number(key) for key in DISK_KEYS if key in broker.runtime]
+    return max(found, default=None)
+
+
+def fullest_disk(brokers: Iterable[BrokerStatus]) -> float | None:
+    """The same of the fullest disk of all brokers that say."""
+    return max((disk for each in brokers if (disk := disk_of(each)) is not None), default=None)
 
 
 def get_rate(broker: BrokerStatus) -> float:
@@ -217,6 +230,8 @@ class Cluster:
             now = time.time()
             self.history.put.add(now, sum(each.first_number("putTps") for each in masters))
             self.history.get.add(now, sum(map(get_rate, found)))
+            if (disk := fullest_disk(found)) is not None:
+                self.history.disk.add(now, 100 * disk)
         return found
 
     def _note_left(self, places: Iterable[BrokerStatus]) -> None:

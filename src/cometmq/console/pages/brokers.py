@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import Admin, BrokerStatus, UnknownNameError
-from cometmq.console.cluster import get_rate
+from cometmq.console.cluster import disk_of, get_rate
 from cometmq.console.frame.actions import Action, PartlyDone, Progress, act
 from cometmq.console.frame.forms import Form
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.frame.settings import Setting, setting_rows, settings_list
-from cometmq.console.pages.overview import DISK_FULL, disk_of, got_today, left_notes, put_today
+from cometmq.console.pages.overview import DISK_FULL, got_today, left_notes, put_today
 from cometmq.errors import CometError
 from cometmq.protocol.bodies_admin import HaConnectionInfo, HaRuntimeInfo
 

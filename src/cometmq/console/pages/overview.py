@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import BrokerStatus
-from cometmq.console.cluster import Progress, get_rate, kind_of
+from cometmq.console.cluster import Progress, disk_of, fullest_disk, get_rate, kind_of
 from cometmq.console.frame.charts import Lines, bars, missing_note
 from cometmq.console.frame.live import Reading
 from cometmq.console.frame.page import View, text_element
@@ -19,15 +19,8 @@ if TYPE_CHECKING:
     from cometmq.console.app import Console
 
 TOP = 10
-DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 DISK_FULL = 0.85
 """Of a disk: what brokers begin to delete at, whatever the hour (docs/server.md, Retention)."""
-
-
-def disk_of(broker: BrokerStatus) -> float | None:
-    """The share of its fullest disk that is used, None where it does not say."""
-    found = [broker.first_number(key) for key in DISK_KEYS if key in broker.runtime]
-    return max(found, default=None)
 
 
 def largest(pairs: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -49,8 +42,16 @@ def pages(console: Console) -> None:
         with ui.element("div").classes("halves").style("margin-top: 16px"):
             groups = Lines(view, "overview.groups_hours", "overview.messages", [])
             topics = Lines(view, "overview.topics_hours", "overview.per_second", [])
+        with ui.element("div").classes("halves").style("margin-top: 16px"):
+            disk = Lines(view, "overview.disk_hours", "overview.percent", ["overview.disk"])
         view.note(view.t("overview.history"))
-        view.watch(cluster.brokers(), lambda _reading: rates.show(history.put, history.get))
+
+        def told(reading: Reading[list[BrokerStatus]]) -> None:
+            del reading
+            rates.show(history.put, history.get)
+            disk.show(history.disk)
+
+        view.watch(cluster.brokers(), told)
         await view.first(cluster.progress())
 
         def progressed(reading: Reading[Progress]) -> None:
@@ -66,8 +67,6 @@ def pages(console: Console) -> None:
 def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
     answering = [each for each in brokers if each.runtime]
     masters = [each for each in answering if each.broker_id == MASTER_ID]
-    disks = [disk for each in answering if (disk := disk_of(each)) is not None]
-    fullest = max(disks, default=None)
     view.tiles(
         [
             (view.t("overview.brokers"), view.t("overview.answer", n=len(answering), all=len(brokers))),
@@ -77,7 +76,7 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
             ),
             (view.t("overview.get"), view.shown("rate", _sum(map(get_rate, answering)))),
             (view.t("overview.put_today"), view.shown("number", _sum(map(put_today, masters)))),
-            (view.t("overview.disk"), view.shown("percent", fullest)),
+            (view.t("overview.disk"), view.shown("percent", fullest_disk(answering))),
         ]
     )
     for each in brokers:
