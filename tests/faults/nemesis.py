@@ -12,11 +12,12 @@ from functools import partial
 from typing import Protocol
 
 import psutil
+from tests.faults import namespace
 from tests.faults.groups import BROKERS, NAME_SERVERS, Group
 from tests.interop import wire
 from tests.interop.processes import wait_until
 
-from cometmq.testing import Fault, Kind
+from cometmq.testing import Fault, FaultProxy, Kind
 
 PATIENCE_S = 60.0
 """A fault of a disk shows when next there is something to write, and a slave that was stopped connects again
@@ -89,11 +90,15 @@ class Ways:
         return self._what
 
     def begin(self) -> None:
+        self.strike()
+        self._group.wait_for_proxies()
+        self.before = self.passed()
+
+    def strike(self) -> None:
+        """Have it strike."""
         for proxy in self.proxies.values():
             proxy.script = lambda _number: [self.fault]
             proxy.inflict(self.fault)
-        self._group.wait_for_proxies()
-        self.before = self.passed()
 
     def end(self) -> None:
         for proxy in self.proxies.values():
@@ -109,10 +114,14 @@ class Ways:
         """Seconds until name servers at the end of these ways answer, or the time-out."""
         for way, proxy in self.proxies.items():
             if way[1] in NAME_SERVERS:
-                began, port = time.monotonic(), int(proxy.addr.rpartition(":")[2])
+                began, port = time.monotonic(), port_of(proxy)
                 with contextlib.suppress(OSError), wire.Connection(port, timeout_s=timeout_s) as connection:
                     connection.call(wire.GET_BROKER_CLUSTER_INFO)
                 yield time.monotonic() - began
+
+
+def port_of(proxy: FaultProxy) -> int:
+    return int(proxy.addr.rpartition(":")[2])
 
 
 class Cut(Ways):
@@ -129,6 +138,26 @@ class Cut(Ways):
         now = self.passed()
         silent = all(count == self.before.get(connection, 0) for connection, count in now.items())
         return silent and bool(self.before or now) and all(took >= 0.3 for took in self.answers_in(0.3))
+
+
+class Lost(Cut):
+    """The same by the kernel, in a network namespace: packets are lost, and nobody can connect."""
+
+    def __str__(self) -> str:
+        return f"packets lost by the kernel: {super().__str__()}"
+
+    def strike(self) -> None:
+        for proxy in self.proxies.values():
+            namespace.cut(port_of(proxy))
+
+    def effective(self) -> bool:
+        if any(count != self.before.get(connection, 0) for connection, count in self.passed().items()):
+            return False
+        return not any(wire.listens(port_of(proxy)) for proxy in self.proxies.values())
+
+    def end(self) -> None:
+        for proxy in self.proxies.values():
+            namespace.heal(port_of(proxy))
 
 
 class Slow(Ways):
@@ -161,9 +190,8 @@ class SlowDisk:
         self._slow.unlink(missing_ok=True)
 
 
-KINDS = {
-    "kill": 3, "stop": 2, "cut": 2, "cut one way": 1, "cut pair": 1, "name servers": 1, "delay": 1, "disk": 1,
-}  # fmt: skip
+CUTS = {"cut": 2, "cut one way": 1, "cut pair": 1, "name servers": 1}
+KINDS = CUTS if namespace.INSIDE else CUTS | {"kill": 3, "stop": 2, "delay": 1, "disk": 1}
 """Faults, and how often each is in the hat."""
 
 
@@ -176,13 +204,14 @@ def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Troubl
     out = [way for way in its if way[0] == victim]
     between = [way for way in its if other in way]
     names = [way for way in its if way[1] in NAME_SERVERS]
+    cut = Lost if namespace.INSIDE else Cut
     made: dict[str, Callable[[], Trouble]] = {
         "kill": lambda: Killed(group, victim),
         "stop": lambda: Paused(group, victim),
-        "cut": lambda: Cut(f"{victim} cut off from everybody but clients", group, its),
-        "cut one way": lambda: Cut(f"nothing from {victim} arrives", group, out),
-        "cut pair": lambda: Cut(f"{victim} and {other} cut off from each other", group, between),
-        "name servers": lambda: Cut(f"{victim} cut off from the name servers", group, names),
+        "cut": lambda: cut(f"{victim} cut off from everybody but clients", group, its),
+        "cut one way": lambda: cut(f"nothing from {victim} arrives", group, out),
+        "cut pair": lambda: cut(f"{victim} and {other} cut off from each other", group, between),
+        "name servers": lambda: cut(f"{victim} cut off from the name servers", group, names),
         "delay": lambda: Slow(f"slow ways of {victim}", group, its),
         "disk": lambda: SlowDisk(group, victim),
     }

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.faults import namespace
 from tests.faults.failover import run, verify, windows
 from tests.faults.groups import Layout
 from tests.faults.nemesis import IdleNemesisError, inflict
@@ -51,6 +52,23 @@ def test_nothing_acknowledged_is_lost_among_faults(tmp_path: Path, java: Driver)
 
     for first in range(0, RUNS, AT_ONCE):
         side_by_side(one, cases[first : first + AT_ONCE])
+
+
+@pytest.mark.timeout(120 + 60 * RUNS)
+def test_nothing_is_lost_where_the_kernel_loses_packets(tmp_path: Path, java: Driver) -> None:
+    """The same in a network namespace. java: what it fetches is there already; nothing is fetched inside."""
+    if not namespace.possible():
+        pytest.skip("this machine gives no network namespaces (unshare, ip): cuts are those of proxies alone")
+    done = namespace.run_again(
+        f"{__file__}::{test_nothing_acknowledged_is_lost_among_faults.__name__}",
+        tmp_path / "inside",
+        timeout_s=100 + 60 * RUNS,
+        COMETMQ_FAILOVER_RUNS=str(max(1, RUNS // 5)),
+        COMETMQ_FAILOVER_SEED=str(SEED),
+    )
+    print(done.stdout[-20_000:])
+    assert done.returncode == 0
+    assert "packets lost by the kernel" in done.stdout
 
 
 def the_loss_of_one_is_seen(history: list[bytes], dice: random.Random) -> None:
