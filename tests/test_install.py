@@ -6,10 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from cometmq.testing import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("cometmq", "mqnamesrv", "mqbroker", "mqadmin", "mqshutdown")
@@ -75,6 +79,28 @@ def test_the_packages_page_has_no_link_into_the_repository_alone(venv: Path, env
     assert "- docs/server.md: running name servers and brokers" in page
     links = re.findall(r"\]\(([^)]*)\)", page)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_every_file_of_the_package_is_installed(venv: Path) -> None:
+    def files(package: Path) -> set[str]:
+        found = (each for each in package.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
+        return {str(each.relative_to(package)) for each in found}
+
+    (installed,) = venv.glob("lib/python*/site-packages/cometmq")
+    assert files(installed) == files(ROOT / "src" / "cometmq")
+
+
+def test_the_installed_console_has_its_pages_and_files(venv: Path, env: dict[str, str]) -> None:
+    """What its extra brings is that of the environment of the tests."""
+    place = ["-n", "127.0.0.1:1", "--port", "0", "--data", f"{env['HOME']}/console"]
+    command = [str(venv / "bin" / "cometmq"), "console", *place]
+    libraries = env | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    with ServerProcess(command, r"^The console of .* is ready: ", libraries) as process:
+        url = process.wait_ready().rpartition(" ")[2].rstrip("/")
+        texts = {"/login": "password", "/static/console.css": "{", "/static/console.js": "use strict"}
+        for path, text in texts.items():
+            with urllib.request.urlopen(url + path, timeout=READY_S) as answer:
+                assert text in answer.read().decode(), path
 
 
 def test_what_needs_an_extra_says_which(venv: Path, env: dict[str, str]) -> None:

@@ -109,7 +109,8 @@ async def test_a_question_by_key_leaves_those_of_brokers_that_answer(
         for addr in cluster.brokers.values():
             async for _ in admin.create_topic(settings, broker_addr=addr):
                 pass
-        sent = [await admin.send(Message("keyed", b"x", keys=["k"]), broker_name=name) for name in NAMES]
+        message = Message("keyed", b"x", keys=["k"])
+        sent = [await admin.send(message, broker_name=name, queue_id=0) for name in NAMES]
         here, gone = (each.msg_id for each in sent)
 
         def refusing(own: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.console.conftest import RunningConsole, asked, confirm, go_on, shown
+from tests.console.conftest import (
+    READY,
+    WAIT_MS,
+    RunningConsole,
+    as_it_says,
+    asked,
+    confirm,
+    console_command,
+    go_on,
+    log_in,
+    shown,
+)
+from tests.interop.comet import CometBroker, CometNamesrv
 
 from cometmq.admin import Admin
 from cometmq.client import SyncProducer
 from cometmq.message import Message
-from cometmq.testing import StandaloneProcess
+from cometmq.testing import ServerProcess, StandaloneProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 
 async def setting(console: RunningConsole, addr: str, key: str) -> str:
@@ -89,3 +105,30 @@ def test_the_overview_shows_the_cluster(page: Page) -> None:
     page.goto("/")
     shown(page, "1 of 1 answer")
     page.locator("figure svg").first.wait_for()
+
+
+def test_how_far_a_slave_is_behind_its_master_is_shown(browser: Browser, tmp_path: Path) -> None:
+    with (
+        CometNamesrv(tmp_path / "names") as server,
+        CometBroker(tmp_path / "master", namesrv := f"127.0.0.1:{server.port}") as master,
+        CometBroker(tmp_path / "slave", namesrv, settings={"brokerId": "1", "brokerRole": "SLAVE"}) as slave,
+        ServerProcess(console_command(namesrv, tmp_path / "console"), READY) as process,
+    ):
+        console = as_it_says(process, tmp_path / "console", namesrv)
+        context = browser.new_context(base_url=console.url)
+        page = context.new_page()
+        page.goto("/login?next=/brokers")
+        log_in(page, "admin", console.password)
+        behind = (
+            page.get_by_role("row").filter(has_text="SLAVE").get_by_role("cell", name=re.compile(r"^0 B$"))
+        )
+        behind.wait_for(timeout=WAIT_MS)
+        page.goto(f"/brokers/127.0.0.1:{master.port}")
+        shown(page, "Slaves")
+        os.kill(slave.pid, signal.SIGSTOP)
+        with SyncProducer("slow-slave", namesrv=namesrv) as producer:
+            for _ in range(64):
+                producer.send(Message("orders", os.urandom(1 << 16)))
+        page.get_by_role("cell", name=re.compile(r"^\d\.\d MiB$")).wait_for(timeout=WAIT_MS)
+        os.kill(slave.pid, signal.SIGCONT)
+        context.close()

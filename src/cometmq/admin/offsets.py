@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -205,8 +205,7 @@ class BrokerReset:
                 with contextlib.suppress(BrokerError):
                     await self._tell()
             return
-        if self._broadcasts:
-            self._busy_before = await self._busy()
+        self._busy_before = await self._busy()
         try:
             told = await self._tell()
         except BrokerError as error:
@@ -277,27 +276,23 @@ class BrokerReset:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> list[QueueReset]:
-        said, begun_anew = {}, set()
-        if self._broadcasts:
-            said, busy = await self.said_by_members(), await self._busy()
-            same = {
-                queue for (client, queue), at in busy.items()
-                if at - self._busy_before.get((client, queue), at) <= SAME_MS
-            }  # fmt: skip
-            begun_anew = {queue for _, queue in busy} - same
+        said = await self.said_by_members() if self._broadcasts else {}
+        begun_anew = await self._begun_anew() if self._way is OffsetWay.MEMBERS else set()
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
                 return each  # it has been there: what comes later is the group's own doing
-            queue = self._queue(each)
-            if queue in begun_anew:
-                # They may have consumed all of it again since, and be where they were.
-                return msgspec.structs.replace(each, seen=said.get(queue), problem="")
+            queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
-                seen = said.get(queue)
+                seen, again = said.get(queue), queue in begun_anew
             else:
-                seen = await self._client.brokers.consumer_offset(self._addr, self._wanted.group, queue)
-            return msgspec.structs.replace(each, seen=seen, problem=self._problem(each, seen))
+                seen = await brokers.consumer_offset(self._addr, self._wanted.group, queue)
+                # What was consumed since is nothing new, if nothing was left and nothing came.
+                again = queue in begun_anew and seen == each.consumer_offset == each.broker_offset
+                again = again and seen == await brokers.max_offset(self._addr, queue)
+            # They may have consumed all of it again since, and be where they were.
+            problem = "" if again else self._problem(each, seen)
+            return msgspec.structs.replace(each, seen=seen, problem=problem)
 
         return await for_each(self.resets, of, QUEUES_AT_ONCE)
 
@@ -314,6 +309,15 @@ class BrokerReset:
         if seen < each.rollback_offset or (back and seen >= each.consumer_offset):
             return f"the members were told, but are still at {seen}"
         return ""
+
+    async def _begun_anew(self) -> Collection[MessageQueue]:
+        """The queues that a member has begun again or consumed of, since they were told."""
+        busy = await self._busy()
+        same = {
+            queue for (client, queue), at in busy.items()
+            if at - self._busy_before.get((client, queue), at) <= SAME_MS
+        }  # fmt: skip
+        return {queue for _, queue in busy} - same
 
     async def _busy(self) -> Busy:
         """When each member began with each queue, or consumed of it last, as far as they answer."""

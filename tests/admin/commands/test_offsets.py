@@ -143,26 +143,28 @@ def test_a_running_group_consumes_again(
     assert f"set {topic}-group in {topic} at {mq.broker.broker_name} queue 0 from 3 to 0, " in said.err
 
 
+@pytest.mark.parametrize("model", MessageModel)
 def test_members_that_have_consumed_it_all_again_already_are_no_problem(
-    mq: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mq: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: MessageModel
 ) -> None:
-    """Members that broadcast keep their offsets: by the time they are asked they may be where they were."""
-    said = BrokerReset.said_by_members
+    """By the time they, or the broker, are asked they may be where they were."""
+    seen = BrokerReset.seen
 
-    async def late(self: BrokerReset) -> dict[MessageQueue, int]:
-        await asyncio.sleep(0.5)
-        return await said(self)
+    async def late(self: BrokerReset, members_s: float, kept_s: float) -> list[QueueReset]:
+        await asyncio.sleep(1.0)
+        return await seen(self, members_s, kept_s)
 
-    fill(mq, "at-once")
+    topic = f"at-once-{model.name.lower()}"
+    fill(mq, topic)
     options = PushOptions(
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-        message_model=MessageModel.BROADCASTING,
+        message_model=model,
         offset_dir=str(tmp_path),
+        persist_interval_s=0.1,
     )
-    monkeypatch.setattr(BrokerReset, "said_by_members", late)
+    monkeypatch.setattr(BrokerReset, "seen", late)
 
-    words = ("resetOffsetByTime", "-s", "0")
-    _, bodies = asyncio.run(reset_while_online(mq, "at-once", words, options))
+    _, bodies = asyncio.run(reset_while_online(mq, topic, ("resetOffsetByTime", "-s", "0"), options))
 
     assert sorted(bodies) == sorted(["0", "1", "2"] * 2)
 
