@@ -202,7 +202,7 @@ def settle(cluster: Cluster) -> None:
     index = cluster.put()
     leader = cluster.lead()
     assert leader.node is not None
-    group = [cluster.members[name] for name in leader.node.members.everybody]
+    group = [cluster.members[name] for name in leader.node.members.all_ids]
     same = cluster.run(20_000, until=lambda: all(m.committed >= index for m in group))
     hold(same, "all members catch up in time")
 
@@ -214,7 +214,7 @@ def stay(cluster: Cluster, rng: random.Random) -> None:
     term = leader.node.term
     if len(leader.node.members.voters) < 3:
         return
-    other = rng.choice(sorted(leader.node.members.everybody - {leader.name}))
+    other = rng.choice(sorted(leader.node.members.all_ids - {leader.name}))
     cluster.blocked = {pair for name in cluster.members for pair in ((other, name), (name, other))}
     cluster.run(4_000)
     cluster.blocked.clear()

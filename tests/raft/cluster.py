@@ -157,7 +157,7 @@ class Member:
             return
         node.tick(self.cluster.now + self.offset)
         if self.disk.state.forgot and node.leader:
-            node.settled(node.term)
+            node.tables_copied(node.term)
         event(node)
         self.turn(node)
         self.cluster.events += 1
@@ -279,7 +279,7 @@ class Member:
 
     def mend(self, run: int) -> None:
         if run == self.run:
-            self.do(lambda node: node.disk_works())
+            self.do(lambda node: node.disk_recovered())
 
     def retain(self) -> None:
         """Delete old entries."""
@@ -288,7 +288,7 @@ class Member:
         disk, committed = self.disk, self.node.status().committed
         if committed > disk.first:
             first = self.cluster.rng.randint(disk.first, committed)
-            self.do(lambda node: node.begins_at(first))
+            self.do(lambda node: node.log_trimmed(first))
             del disk.log[: first - disk.first]
             disk.first = first
 

@@ -17,12 +17,12 @@ from cometmq.raft import (
     VoteRequest,
 )  # fmt: skip
 from cometmq.raft.following import Following
-from cometmq.raft.messages import MOST_INDEX, LogChange
+from cometmq.raft.messages import MAX_INDEX, LogChange
 
 
 class VotesForShorterLogs(RaftNode):
     def _on_vote_request(self, request: VoteRequest) -> None:
-        everything = {"last_index": MOST_INDEX, "last_term": request.term}
+        everything = {"last_index": MAX_INDEX, "last_term": request.term}
         super()._on_vote_request(msgspec.structs.replace(request, **everything))
 
 
@@ -33,9 +33,9 @@ class CommitsOldTermsByCounting(RaftNode):
 
 class CountsItselfBeforeSync(RaftNode):
     def _commit_more(self) -> None:
-        durable, self._account.durable = self._account.durable, self._account.last
+        durable, self._log_state.durable = self._log_state.durable, self._log_state.last
         super()._commit_more()
-        self._account.durable = durable
+        self._log_state.durable = durable
 
 
 class SpeaksBeforeItsStateIsSaved(RaftNode):
@@ -55,19 +55,19 @@ class AcknowledgesBeforeSync(RaftNode):
 
 
 class StandsWithoutPreVote(RaftNode):
-    def _stand(self) -> None:
+    def _start_pre_vote(self) -> None:
         if self._may_lead():
-            self._campaign(handed_over=False)
+            self._start_election(by_transfer=False)
         else:
-            super()._stand()
+            super()._start_pre_vote()
 
 
 class ChangesMembersAtAnyTime(RaftNode):
     """A second change while one is pending, and before an entry of its own term is committed."""
 
-    def _changeable(self) -> Members:
+    def _require_changeable_members(self) -> Members:
         if self._leading is None:
-            return super()._changeable()
+            return super()._require_changeable_members()
         return self.members
 
 
@@ -76,13 +76,13 @@ class CutsWithoutContradiction(RaftNode):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._following = CutsBehindEveryRequest(self._account)
+        self._following = CutsBehindEveryRequest(self._log_state)
 
 
 class CutsBehindEveryRequest(Following):
     def _replace(self, changes: list[LogChange], request: AppendRequest) -> list[LogChange]:
         end = request.prev_index + request.count
-        if request.count and end < self._account.last:
+        if request.count and end < self._log_state.last:
             changes.append(Truncate(end + 1))
             self.cut(end + 1)
         return super()._replace(changes, request)
@@ -91,9 +91,9 @@ class CutsBehindEveryRequest(Following):
 class TrustsWhatAgreedBefore(RaftNode):
     """What agreed with a leader is taken to agree with it in its next term."""
 
-    def _follow(self, term: int, leader: str, reason: str = "") -> None:
-        agreed = self._following.agreed if leader == self.leader else self._account.commit
-        super()._follow(term, leader, reason)
+    def _become_follower(self, term: int, leader: str, reason: str = "") -> None:
+        agreed = self._following.agreed if leader == self.leader else self._log_state.commit
+        super()._become_follower(term, leader, reason)
         self._following.agreed = agreed
 
 

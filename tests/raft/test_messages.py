@@ -12,7 +12,7 @@ from tests.raft.solo import Solo, append, ask, has, yes
 
 from cometmq.errors import ConfigError, RaftMessageError
 from cometmq.raft import AnyMessage, Members, MembersEntry, RaftOptions
-from cometmq.raft.messages import MOST_RUN
+from cometmq.raft.messages import MAX_INCARNATION
 
 HUGE = 1 << 63
 
@@ -49,7 +49,7 @@ def named(name: str) -> MembersEntry:
         (append("n1", 2, (0, 1), 1), {"members": (entry(1, size=32),)}, "number of members"),
         (append("n1", 2, (0, 1), 1), {"members": (entry(1, term=5),)}, "term of members"),
         (append("n1", 2, (0, 1), 1), {"members": (named("n" * 256),)}, "length of a member's name"),
-        *((ask("n1", 2), {"run": run}, "run") for run in (-1, MOST_RUN + 1)),
+        *((ask("n1", 2), {"run": run}, "run") for run in (-1, MAX_INCARNATION + 1)),
         (has("n1", 2, 0), {"match": HUGE}, "match"),
         (has("n1", 2, 0), {"match": 1}, "match"),
         (has("n1", 2, 0), {"written": HUGE}, "written"),

@@ -201,7 +201,7 @@ def test_a_leader_steps_down_when_no_majority_answers() -> None:
     solo.step(ms=ELECTION_MS)
 
     assert solo.node.role is Role.FOLLOWER
-    assert solo.reasons == ["a majority has not answered for an election time-out"]
+    assert solo.reasons == ["no majority has responded for an election timeout"]
 
 
 # -- appends
@@ -394,7 +394,7 @@ def test_a_leader_whose_disk_fails_steps_down_and_hands_over() -> None:
     assert solo.node.role is Role.FOLLOWER
     assert [(type(m), m.to) for m in said] == [(TransferRequest, "n1")]
     assert solo.step(ms=5 * ELECTION_MS) == []
-    solo.node.disk_works()
+    solo.node.disk_recovered()
     assert solo.step(ms=5 * ELECTION_MS) != []
     with pytest.raises(RaftRefused, match="committed"):
         solo.node.disk_failed(-1, "gone")
@@ -489,7 +489,7 @@ def test_a_partial_partition_changes_no_leader() -> None:
 def test_retention_keeps_what_is_not_committed() -> None:
     solo = Solo([1, 1, 1], committed=1)
 
-    with pytest.raises(RaftRefused, match="to be kept"):
-        solo.node.begins_at(2)
-    solo.node.begins_at(1)
+    with pytest.raises(RaftRefused, match="must be kept"):
+        solo.node.log_trimmed(2)
+    solo.node.log_trimmed(1)
     assert solo.node.status().first == 1

@@ -79,7 +79,7 @@ def lost(*, answers: Sequence[VoteResponse], settled: bool = True) -> Solo:
     solo.step(append("n1", 4, (-1, -1), 4, 4, last=1))
     solo.step(append("n1", 4, (1, 4), last=1, run=RUN))
     if settled:
-        solo.node.settled(4)
+        solo.node.tables_copied(4)
     solo.step(*answers, ms=200)
     solo.step(ms=1)
     return solo
@@ -133,9 +133,9 @@ def test_a_suspect_member_neither_gets_a_vote_nor_must_others_leave_its_group() 
     said = solo.step(*suspect, ms=300)
 
     assert {m.to: m.run for m in said if isinstance(m, AppendRequest)} == {"n1": 0, "n2": 5, "n3": 5}
-    with pytest.raises(RaftRefused, match="n3 is not whole yet"):
+    with pytest.raises(RaftRefused, match="n3 has not recovered its log yet"):
         solo.node.promote("n3")
-    with pytest.raises(RaftRefused, match="without n1 too many"):
+    with pytest.raises(RaftRefused, match="without n1 no majority"):
         solo.node.remove("n1")
     solo.node.remove("n2")
 

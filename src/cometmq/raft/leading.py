@@ -1,4 +1,4 @@
-"""What a leader knows of the other members, and what it sends them."""
+"""A leader's progress records of the other members, and its requests to them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from collections.abc import Iterator
 import msgspec
 
 from cometmq.errors import RaftMessageError
-from cometmq.raft.account import LogAccount
+from cometmq.raft.log_state import LogState
 from cometmq.raft.members import Members
 from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendResponse, LogView, RaftOptions, Role
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """What a leader knows of a member. match: it has the log up to here; silent_ms: since it last answered;
-    full: its disk has little room; suspect: its log is, so that it does not count."""
+    """A member's state as its leader sees it.
+
+    Attributes:
+        match: The last entry that the member is known to hold durably.
+        silent_ms: The time since its last response, in ms.
+        full: Whether its disk is nearly full.
+        suspect: Whether its log is suspect, so that it counts for no majority.
+    """
 
     match: int
     silent_ms: int
@@ -24,7 +30,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A node at a glance. peers: what a leader knows of the others, by id; empty elsewhere."""
+    """The state of a node. `peers` holds the other members by id; it is empty unless this node leads."""
 
     role: Role
     term: int
@@ -38,189 +44,221 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Peer:
-    """How far one member is.
+    """The replication progress of one member.
 
-    match: it has the leader's log up to here, durably. next: the entry to be sent next. While `probing`,
-    where its log and the leader's agree is looked for: one request at a time, with one entry. Afterwards
-    requests follow each other without waiting, `ends` being the last entries of those not yet answered.
+    While `probing`, the leader searches for the last entry that both logs share: one request at a time, with
+    one entry. Afterwards it sends requests without waiting for answers.
+
+    Attributes:
+        match: The last entry that the member is known to hold durably.
+        next: The next entry to send.
+        probe_sent: Whether a probe is unanswered.
+        in_flight_ends: The last entries of the unanswered requests.
+        last_response_at, heartbeat_at: When it last responded; when the next heartbeat is due.
+        sent_commit: The commit index of the last request.
+        leaving: Whether the member has been removed, but the removal is not committed yet.
+        full, run: As in its last response.
     """
 
     __slots__ = (
-        "asked",
-        "beat_at",
-        "ends",
         "full",
-        "heard_at",
+        "heartbeat_at",
+        "in_flight_ends",
+        "last_response_at",
         "leaving",
         "match",
         "next",
+        "probe_sent",
         "probing",
         "run",
-        "told",
+        "sent_commit",
     )
 
     def __init__(self, next_index: int, clock: int) -> None:
         self.match = NO_INDEX
         self.next = next_index
         self.probing = True
-        self.asked = False
-        self.ends: deque[int] = deque()
-        self.heard_at = clock
-        self.beat_at = clock
-        self.told = NO_INDEX  # the commit index it was sent
+        self.probe_sent = False
+        self.in_flight_ends: deque[int] = deque()
+        self.last_response_at = clock
+        self.heartbeat_at = clock
+        self.sent_commit = NO_INDEX
         self.leaving = False
         self.full = False
-        self.run = 0  # of a member whose log is suspect
+        self.run = 0
 
-    def probe(self, next_index: int) -> None:
+    def start_probing(self, next_index: int) -> None:
+        """Search for the shared entry from `next_index` downwards."""
         self.next = next_index
         self.probing = True
-        self.asked = False
-        self.ends.clear()
+        self.probe_sent = False
+        self.in_flight_ends.clear()
 
-    def accepted(self, match: int, written: int) -> None:
+    def accept(self, match: int, written: int) -> None:
+        """Process a response that accepts entries."""
         self.match = max(self.match, match)
         if self.probing:
             self.probing = False
             self.next = written + 1
         self.next = max(self.next, self.match + 1)
-        while self.ends and self.ends[0] <= written:
-            self.ends.popleft()
+        while self.in_flight_ends and self.in_flight_ends[0] <= written:
+            self.in_flight_ends.popleft()
 
-    def rejected(self, prev_index: int, agrees: int) -> None:
-        """It does not have entry prev_index. agrees: the last entry that may agree, before that one."""
+    def reject(self, prev_index: int, agrees: int) -> None:
+        """Process a response that rejects a request.
+
+        Args:
+            prev_index: The entry that the member lacks.
+            agrees: The last entry before it that may be equal in both logs.
+        """
         if prev_index != self.next - 1 if self.probing else prev_index < self.match:
-            return  # the answer to a request from before
+            return  # the response to an outdated request
         if prev_index == self.match:
-            self.match = agrees  # it has lost what it had: a disk that was wiped, or no flush before answers
-        self.probe(max(agrees, self.match) + 1)
+            self.match = agrees  # durable entries are lost: its disk was wiped, or it does not flush
+        self.start_probing(max(agrees, self.match) + 1)
 
 
 class Leading:
-    """A leader's knowledge of the others, for the time of one leadership.
+    """The records of a leader during one term. Times are on the node's clock, in ms.
 
-    whose: group, id and term of the leader. first_own: index of the first entry of its term. Times are on the
-    node's clock.
+    Args:
+        identity: The group, the leader's id and its term.
+        log_state: The log of the leader.
+        log: The shell's log, which limits the size of frames.
+        options: Timing and limits.
+        clock: The time at which the term begins.
+
+    Attributes:
+        first_own: The index of the first entry of this term.
+        quorum_at: When the next check for answers from a majority is due.
+        peers: The other members, by id.
+        transfer: The member that shall become the leader, and until when it may; None without a transfer.
     """
 
     def __init__(
         self,
-        whose: tuple[str, str, int],
-        account: LogAccount,
+        identity: tuple[str, str, int],
+        log_state: LogState,
         log: LogView,
         options: RaftOptions,
         clock: int,
     ) -> None:
-        self._group, self._me, self._term = whose
-        self._account = account
+        self._group, self._me, self._term = identity
+        self._log_state = log_state
         self._log = log
         self._options = options
-        self.first_own = account.last + 1
+        self.first_own = log_state.last + 1
         self.quorum_at = clock + options.election_ms
         self.peers: dict[str, Peer] = {}
-        self.transfer: tuple[str, int] | None = None  # to whom, until when
+        self.transfer: tuple[str, int] | None = None
 
     def follow_members(self, clock: int) -> None:
-        """Members have come or gone. Who has gone is told until that is committed."""
-        newest = self._account.history.newest
-        for member in sorted(newest.members.everybody - self.peers.keys() - {self._me}):
-            self.peers[member] = Peer(self._account.last + 1, clock)
+        """Adopt the newest member list. Removed members are sent entries until the change is committed."""
+        newest = self._log_state.history.newest
+        for member in sorted(newest.members.all_ids - self.peers.keys() - {self._me}):
+            self.peers[member] = Peer(self._log_state.last + 1, clock)
         for member, peer in self.peers.items():
-            peer.leaving = member not in newest.members.everybody
+            peer.leaving = member not in newest.members.all_ids
 
     def quorum_index(self, own: int) -> int:
-        """What a majority of the voters has, `own` being the leader's own durable index."""
-        voters = self._account.history.newest.members.voters
+        """Return the last entry that a majority of the voters holds; `own` is the leader's durable index."""
+        voters = self._log_state.history.newest.members.voters
         matches = sorted(own if v == self._me else self.peers[v].match for v in voters)
         return matches[(len(matches) - 1) // 2]
 
     def without_suspects(self, members: Members) -> frozenset[str]:
-        """The voters among these that are not known to be suspect."""
+        """Return the voters of `members` that are not known to be suspect."""
         return members.voters - {member for member, peer in self.peers.items() if peer.run}
 
     def statuses(self, clock: int) -> dict[str, PeerStatus]:
-        """Of all of them."""
+        """Return the status of each peer, by id."""
         return {
-            name: PeerStatus(peer.match, clock - peer.heard_at, peer.full, peer.run > 0)
+            name: PeerStatus(peer.match, clock - peer.last_response_at, peer.full, peer.run > 0)
             for name, peer in self.peers.items()
         }
 
-    def heard_since(self, clock: int) -> set[str]:
-        """Who has answered since, and the leader itself."""
-        heard = {member for member, peer in self.peers.items() if peer.heard_at >= clock}
-        return heard | {self._me}
+    def responded_since(self, clock: int) -> set[str]:
+        """Return the members that have responded since `clock`, and the leader itself."""
+        responded = {member for member, peer in self.peers.items() if peer.last_response_at >= clock}
+        return responded | {self._me}
 
     def most_advanced(self) -> str:
-        """The voter that has most, but for the leader; "" if there is none."""
-        voters = self._account.history.newest.members.voters & self.peers.keys()
+        """Return the other voter that holds most entries, or "" if there is none."""
+        voters = self._log_state.history.newest.members.voters & self.peers.keys()
         return max(sorted(voters), key=lambda member: self.peers[member].match, default="")
 
-    def answered(self, response: AppendResponse, clock: int) -> None:
+    def process_response(self, response: AppendResponse, clock: int) -> None:
+        """Update the progress of the responding member.
+
+        Raises:
+            RaftMessageError: The member claims entries that the leader does not have.
+        """
         peer = self.peers.get(response.sender)
         if peer is None:
-            return  # it has left meanwhile
-        account = self._account
-        if max(response.match, response.written) > account.last:
-            raise RaftMessageError("written", response.written, f"the leader's log ends at {account.last}")
-        peer.heard_at = clock
+            return  # the member has left in the meantime
+        log_state = self._log_state
+        if max(response.match, response.written) > log_state.last:
+            raise RaftMessageError("written", response.written, f"the leader's log ends at {log_state.last}")
+        peer.last_response_at = clock
         peer.full = response.full
         peer.run = response.run
         if response.rejected:
             hint = min(response.hint_index, response.prev_index - 1)
-            peer.rejected(response.prev_index, account.last_at_most(hint, response.hint_term))
+            peer.reject(response.prev_index, log_state.last_at_most(hint, response.hint_term))
         else:
-            peer.accepted(response.match, response.written)
-        if peer.next < account.first:
-            peer.probe(account.first)
-            peer.asked = True  # not at once: what answered so may be unable to take entries
+            peer.accept(response.match, response.written)
+        if peer.next < log_state.first:
+            peer.start_probing(log_state.first)
+            peer.probe_sent = True  # wait for the next heartbeat: the member may be unable to store entries
 
-    def begins_at(self, first: int) -> None:
+    def log_trimmed(self, first: int) -> None:
+        """Probe members that need entries before `first`, which no longer exist."""
         for peer in self.peers.values():
             if peer.next < first:
-                peer.probe(first)
+                peer.start_probing(first)
 
     def requests(self, clock: int) -> Iterator[AppendRequest]:
-        """What is to be sent now: entries as far as there is room, heart-beats, the end of the committed."""
+        """Yield the requests that are due: entries within the limits, heartbeats, new commit indexes."""
         for member, peer in list(self.peers.items()):
-            gone = peer.leaving and self._account.commit >= self._account.history.newest.index
-            if gone:
-                peer.beat_at = clock  # its last word: what is committed
+            removed = peer.leaving and self._log_state.commit >= self._log_state.history.newest.index
+            if removed:
+                peer.heartbeat_at = clock  # the last request: it carries the commit of the removal
             yield from self._requests_to(member, peer, clock)
-            if gone:
+            if removed:
                 del self.peers[member]
 
     def _requests_to(self, member: str, peer: Peer, clock: int) -> Iterator[AppendRequest]:
-        due = clock >= peer.beat_at
+        due = clock >= peer.heartbeat_at
         if peer.probing:
-            if due or not peer.asked:
+            if due or not peer.probe_sent:
                 yield self._request(member, peer, 1, clock)
-                peer.asked = True
+                peer.probe_sent = True
             return
         sent = False
-        while peer.next <= self._account.last and len(peer.ends) < self._options.frames:
+        while peer.next <= self._log_state.last and len(peer.in_flight_ends) < self._options.frames:
             request = self._request(member, peer, self._options.frame_entries, clock)
             peer.next += request.count
-            peer.ends.append(peer.next - 1)
+            peer.in_flight_ends.append(peer.next - 1)
             sent = True
             yield request
-        if not sent and (due or (peer.told < self._account.commit and not peer.ends)):
+        if not sent and (due or (peer.sent_commit < self._log_state.commit and not peer.in_flight_ends)):
             yield self._request(member, peer, 0, clock)
 
-    def _request(self, member: str, peer: Peer, most: int, clock: int) -> AppendRequest:
-        account = self._account
-        first = max(peer.next, account.first)
-        prev_term = account.term_of(first - 1)
-        stop = min(first + most, account.last + 1)
+    def _request(self, member: str, peer: Peer, max_entries: int, clock: int) -> AppendRequest:
+        log_state = self._log_state
+        first = max(peer.next, log_state.first)
+        prev_term = log_state.term_of(first - 1)
+        stop = min(first + max_entries, log_state.last + 1)
         entries_term = 0
         if first < stop:
-            entries_term = account.term_of(first)
-            stop = min(stop, account.run_stop(first))
+            entries_term = log_state.term_of(first)
+            stop = min(stop, log_state.end_of_term(first))
             stop = min(max(self._log.fit(first, stop), first + 1), stop)
-        members = account.history.between(first, stop - 1)
+        members = log_state.history.between(first, stop - 1)
         if prev_term == NO_TERM:
-            members = (account.history.at(first - 1), *members)
-        peer.told = account.commit
-        peer.beat_at = clock + self._options.heartbeat_ms
+            members = (log_state.history.at(first - 1), *members)
+        peer.sent_commit = log_state.commit
+        peer.heartbeat_at = clock + self._options.heartbeat_ms
         return AppendRequest(
             group=self._group,
             sender=self._me,
@@ -230,8 +268,8 @@ class Leading:
             prev_term=prev_term,
             count=stop - first,
             entries_term=entries_term,
-            last=account.last,
-            commit=account.commit,
+            last=log_state.last,
+            commit=log_state.commit,
             members=members,
             run=peer.run,
         )

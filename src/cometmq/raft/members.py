@@ -1,4 +1,4 @@
-"""Who belongs to a group, and which entry of the log said so."""
+"""The members of a group, and the log entries that changed them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ import msgspec
 
 from cometmq.errors import RaftRefused
 
-# Voters and learners of a group together.
-MOST_MEMBERS = 31
-# Members entries in one log. Each is one change that an operator made.
-MOST_CHANGES = 1_000
+# Voters and learners of one group together.
+MAX_MEMBERS = 31
+# Member changes in one log. An operator makes each of them.
+MAX_MEMBERS_ENTRIES = 1_000
 
 
 class Members(msgspec.Struct, frozen=True):
-    """The members of a group, by id. Learners receive the log and have no vote. A member that is to join a
-    group starts with none, and learns them from the leader."""
+    """The members of a group, by id.
+
+    Learners receive the log and have no vote. A member that joins an existing group starts with an empty list
+    and receives the list from the leader.
+
+    The methods `with_learner`, `with_voter` and `without` return the list after a change and raise
+    RaftRefused for a change that is not possible.
+    """
 
     voters: frozenset[str] = frozenset()
     learners: frozenset[str] = frozenset()
 
     def has_quorum(self, of: Collection[str]) -> bool:
-        """Whether more than half of the voters are among `of`."""
+        """Return whether `of` contains more than half of the voters."""
         return len(self.voters.intersection(of)) > len(self.voters) // 2
 
     @property
-    def everybody(self) -> frozenset[str]:
+    def all_ids(self) -> frozenset[str]:
         return self.voters | self.learners
 
-    # The members after a change. RaftRefused for one that cannot be.
-
     def with_learner(self, member: str) -> Members:
-        if not member or member in self.everybody:
+        if not member or member in self.all_ids:
             raise RaftRefused(f"{member} is a member already")
-        if len(self.everybody) >= MOST_MEMBERS:
-            raise RaftRefused(f"a group has at most {MOST_MEMBERS} members")
+        if len(self.all_ids) >= MAX_MEMBERS:
+            raise RaftRefused(f"a group has at most {MAX_MEMBERS} members")
         return Members(self.voters, self.learners | {member})
 
     def with_voter(self, member: str) -> Members:
@@ -44,7 +48,7 @@ class Members(msgspec.Struct, frozen=True):
         return Members(self.voters | {member}, self.learners - {member})
 
     def without(self, member: str) -> Members:
-        if member not in self.everybody:
+        if member not in self.all_ids:
             raise RaftRefused(f"{member} is not a member")
         if self.voters == {member}:
             raise RaftRefused(f"{member} is the last voter")
@@ -52,9 +56,11 @@ class Members(msgspec.Struct, frozen=True):
 
 
 class MembersEntry(msgspec.Struct, frozen=True):
-    """The members as of an entry of the log. They are in force from its append on, committed or not.
+    """A member list as an entry of the log. It is in force from its append on, committed or not.
 
-    index: -1 for the members that a group starts with, whose term is -1 too.
+    Attributes:
+        index, term: The entry. Both are -1 for the list that a group starts with.
+        members: The list.
     """
 
     index: int
@@ -63,8 +69,10 @@ class MembersEntry(msgspec.Struct, frozen=True):
 
 
 class MembersHistory:
-    """The members entries of a log, in order. It is never empty: the first says who the members were at the
-    beginning of the log."""
+    """The member lists of a log, in order.
+
+    It is never empty: its first item is the list in force at the beginning of the log.
+    """
 
     def __init__(self, entries: Iterable[MembersEntry]) -> None:
         self._entries = list(entries) or [MembersEntry(-1, -1, Members())]
@@ -79,18 +87,18 @@ class MembersHistory:
 
     @property
     def full(self) -> bool:
-        return len(self._entries) >= MOST_CHANGES
+        return len(self._entries) >= MAX_MEMBERS_ENTRIES
 
     def at(self, index: int) -> MembersEntry:
-        """The members in force at an entry."""
+        """Return the list in force at an entry."""
         return next((each for each in reversed(self._entries) if each.index <= index), self._entries[0])
 
     def since(self, index: int) -> list[Members]:
-        """Those in force at an entry, and all behind it."""
+        """Return the list in force at an entry and all later ones."""
         return [self.at(index).members, *(each.members for each in self._entries if each.index > index)]
 
     def between(self, first: int, last: int) -> tuple[MembersEntry, ...]:
-        """The members entries among the entries `first` to `last`."""
+        """Return the member lists among the entries `first` to `last`."""
         if self.newest.index < first:
             return ()
         return tuple(each for each in self._entries if first <= each.index <= last)
@@ -99,13 +107,14 @@ class MembersHistory:
         self._entries.append(entry)
 
     def restart(self, entry: MembersEntry) -> None:
+        """Replace all lists by one."""
         self._entries = [entry]
 
     def cut(self, first: int) -> None:
-        """Forget the entries from `first` on."""
+        """Remove the entries from `first` on."""
         self._entries = [each for each in self._entries if each.index < first] or self._entries[:1]
 
     def forget_before(self, first: int) -> None:
-        """The log begins at `first` now."""
+        """Keep only what is needed for a log that begins at `first`."""
         in_force = self.at(first - 1)
         self._entries = [in_force, *(each for each in self._entries if each.index > in_force.index)]

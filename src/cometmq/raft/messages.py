@@ -1,7 +1,8 @@
-"""What members of a raft group say to each other, what they keep, and what a node asks of its shell.
+"""The messages between members of a raft group, their saved state, and the effects that a node requests.
 
-An entry is known by its index (from 0 on, as DLedger counts) and term. NO_INDEX and NO_TERM stand for the
-place before the first entry of a group.
+An entry is identified by its index (from 0, as in DLedger) and its term. NO_INDEX and NO_TERM stand for the
+position before the first entry of a group. The names of message classes and fields are part of the wire
+format.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from typing import Any, Protocol
 import msgspec
 
 from cometmq.errors import ConfigError, RaftMessageError
-from cometmq.raft.members import MOST_CHANGES, MOST_MEMBERS, MembersEntry
+from cometmq.raft.members import MAX_MEMBERS, MAX_MEMBERS_ENTRIES, MembersEntry
 
 NO_INDEX = -1
 NO_TERM = -1
-# No cluster gets there; what says so is damaged or hostile. An index unit lies at 32 times its index.
-MOST_TERM = 1 << 62
-MOST_INDEX = 1 << 56
-# Of the numbers that suspect members draw. 0 is none.
-MOST_RUN = (1 << 53) - 1
-# Entries of one AppendRequest.
-MOST_ENTRIES = 4_096
-LONGEST_ID = 255
+# No cluster reaches these values; larger ones are damaged or hostile. The offset of an index unit is 32 times
+# its index.
+MAX_TERM = 1 << 62
+MAX_INDEX = 1 << 56
+# The largest incarnation number that a suspect member draws. 0 means none.
+MAX_INCARNATION = (1 << 53) - 1
+MAX_ENTRIES_PER_REQUEST = 4_096
+MAX_ID_LENGTH = 255
 
 
 class Role(enum.Enum):
-    """What a member is just now. A pre-candidate asks who would vote for it, without a new term."""
+    """The role of a member. A pre-candidate asks for votes without starting a new term."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -36,13 +37,19 @@ class Role(enum.Enum):
 
 
 class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a node behaves. Times are in ms.
+    """The timing and limits of a node.
 
-    heartbeat_ms: a leader says something to each member at least this often. election_ms: a follower waits
-    between this and twice this for its leader before it stands for election; a leader steps down when it has
-    heard no majority for this long. frame_entries: most entries of one AppendRequest; frames: most requests
-    to one follower that are not answered yet; outstanding: most proposed entries that are not committed
-    yet. caught_up: a learner may be promoted when it lacks at most this many entries.
+    Attributes:
+        heartbeat_ms: The maximum interval between two requests of a leader to the same member, in ms.
+        election_ms: The election timeout, in ms. A follower waits between one and two timeouts for its leader
+            before it requests votes. A leader without answers from a majority for one timeout steps down.
+        frame_entries: The maximum number of entries in one AppendRequest.
+        frames: The maximum number of unanswered requests to one follower.
+        outstanding: The maximum number of proposed entries that are not committed yet.
+        caught_up: The maximum number of missing entries with which a learner may be promoted.
+
+    Raises:
+        ConfigError: A value is out of range.
     """
 
     heartbeat_ms: int = 200
@@ -55,37 +62,45 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < 2 * self.heartbeat_ms <= self.election_ms:
             raise ConfigError("election_ms", str(self.election_ms), f"at least twice {self.heartbeat_ms}")
-        if not 0 < self.frame_entries <= MOST_ENTRIES:
-            raise ConfigError("frame_entries", str(self.frame_entries), f"1 to {MOST_ENTRIES}")
+        if not 0 < self.frame_entries <= MAX_ENTRIES_PER_REQUEST:
+            raise ConfigError("frame_entries", str(self.frame_entries), f"1 to {MAX_ENTRIES_PER_REQUEST}")
 
 
 class LogView(Protocol):
-    """What a node must know of the log that its shell keeps. It reads `first`, `last` and `term_of` when it
-    is made, and keeps account of its own from then on."""
+    """The log that the shell keeps, as a node reads it.
+
+    The node reads `first`, `last` and `term_of` once, when it is constructed, and then maintains its own
+    `LogState`.
+    """
 
     @property
     def first(self) -> int:
-        """Index of the first entry; of the first one to come, if there is none."""
+        """The index of the first entry, or of the next one to be written if the log is empty."""
 
     @property
     def last(self) -> int:
-        """Index of the last entry, `first` - 1 if there is none."""
+        """The index of the last entry, or `first` - 1 if the log is empty."""
 
     def term_of(self, index: int) -> int:
-        """Term of an entry between `first` and `last`. Terms never fall from entry to entry."""
+        """Return the term of an entry between `first` and `last`. Terms never decrease."""
 
     def fit(self, first: int, stop: int) -> int:
-        """The end (exclusive) of the entries from `first` on that one frame may carry: above `first`, at most
-        `stop`."""
+        """Return the end (exclusive) of the entries from `first` on that fit into one frame.
+
+        The result is above `first` and at most `stop`.
+        """
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """What a member must keep beside its log, synced.
+    """The state that a member saves and syncs beside its log.
 
-    members: all members entries of the log that are known here, oldest first. suspect: the log may have lost
-    entries that were acknowledged (it was found damaged, not only torn, or empty); such a member has no vote,
-    and acknowledges nothing, until a leader has given it all that it may have had. forgot: it has lost its
-    term and vote, too.
+    Attributes:
+        term, vote: The current term, and the member that got this member's vote in it ("" for none).
+        members: All known member lists of the log, oldest first.
+        suspect: The log may have lost acknowledged entries: it was found damaged (not only torn) or empty.
+            The member has no vote and acknowledges nothing until a leader has sent it everything it may have
+            had.
+        forgot: The member has lost its term and vote, too.
     """
 
     term: int = 0
@@ -99,10 +114,14 @@ class HardState(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What every message between members says: the group, who sends it to whom, and the sender's term.
+    """The fields of every message between members.
 
-    run: the number that a suspect member has drawn at its start, in what it says and in what it is answered;
-    0 for none.
+    Attributes:
+        group: The group's name.
+        sender, to: The ids of the sending and the receiving member.
+        term: The sender's term.
+        run: The incarnation number of a suspect member, in its messages and in the answers to them; 0 for
+            none.
     """
 
     group: str
@@ -113,10 +132,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class VoteRequest(Message, frozen=True, kw_only=True):
-    """A candidate asks for a vote in `term`. last_index, last_term: the last entry of its log.
+    """A candidate's request for a vote in `term`.
 
-    pre: it only asks who would vote for it, and has not raised its term to `term` yet. transfer: the leader
-    has asked it to stand, so voters do not wait until they miss the leader.
+    Attributes:
+        last_index, last_term: The last entry of the candidate's log.
+        pre: Whether this is a pre-vote: the candidate has not started `term` yet.
+        transfer: Whether the leader asked for this election, so that voters need not miss the leader first.
     """
 
     last_index: int
@@ -126,8 +147,12 @@ class VoteRequest(Message, frozen=True, kw_only=True):
 
 
 class VoteResponse(Message, frozen=True, kw_only=True):
-    """granted: with the term that was asked for; refused: with the voter's own. blank: the voter has neither
-    entries nor a term."""
+    """The answer to a VoteRequest. Its term is the requested one if granted, else the voter's own.
+
+    Attributes:
+        granted, pre: Whether the voter agrees; whether this answers a pre-vote.
+        blank: Whether the voter has neither entries nor a term.
+    """
 
     granted: bool
     pre: bool = False
@@ -135,13 +160,16 @@ class VoteResponse(Message, frozen=True, kw_only=True):
 
 
 class AppendRequest(Message, frozen=True, kw_only=True):
-    """The leader of `term` hands over entries, or none (which is its heart-beat).
+    """Entries from the leader of `term`. Without entries it is a heartbeat.
 
-    prev_index, prev_term: the entry before them. prev_term is NO_TERM where the leader's log begins: a
-    follower whose log does not join there starts anew. count entries follow, all of entries_term. last: the
-    end of the leader's log; commit: what the leader knows to be committed. members: the members entries
-    among them, and where the log begins also those in force there. payload: the bytes of the entries, put
-    there by the shell.
+    Attributes:
+        prev_index, prev_term: The entry before the first one sent. prev_term is NO_TERM at the beginning of
+            the leader's log: a follower whose log does not continue there starts an empty log.
+        count, entries_term: The number of entries, and the term that all of them have.
+        last: The last entry of the leader's log.
+        commit: The last entry that the leader counts as committed.
+        members: The member lists among the entries; at the beginning of the log also the one in force there.
+        payload: The bytes of the entries, added by the shell.
     """
 
     prev_index: int
@@ -155,11 +183,16 @@ class AppendRequest(Message, frozen=True, kw_only=True):
 
 
 class AppendResponse(Message, frozen=True, kw_only=True):
-    """match: up to this index the follower has what the leader has, as durably as its flush mode promises
-    (NO_INDEX from one that is suspect); written: the same, durable or not.
+    """A follower's answer to an AppendRequest.
 
-    rejected: it does not have the entry prev_index of the request; hint_index and hint_term are its last
-    entry that may agree with the leader's. full: its disk has little room.
+    Attributes:
+        match: The last entry that equals the leader's and is as durable as the flush mode promises. NO_INDEX
+            from a suspect member.
+        written: The last entry that equals the leader's, durable or not.
+        rejected: Whether the follower lacks the entry `prev_index` of the request.
+        prev_index: That entry.
+        hint_index, hint_term: With `rejected`, the follower's last entry that may equal the leader's.
+        full: Whether the follower's disk is nearly full.
     """
 
     match: int
@@ -172,7 +205,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
 
 
 class TransferRequest(Message, frozen=True, kw_only=True):
-    """The leader asks a member that has all its entries to stand for election at once."""
+    """The leader's request that a member which has all entries starts an election immediately."""
 
 
 AnyMessage = VoteRequest | VoteResponse | AppendRequest | AppendResponse | TransferRequest
@@ -182,21 +215,22 @@ AnyMessage = VoteRequest | VoteResponse | AppendRequest | AppendResponse | Trans
 
 
 class Truncate(msgspec.Struct, frozen=True):
-    """Drop the entries from `first` on. None of them was committed."""
+    """Remove the entries from `first` on. None of them was committed."""
 
     first: int
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Drop the whole log: it begins anew, with the entry `first` to come. What it held is not the group's any
-    more (the leader has deleted its oldest files since)."""
+    """Remove the whole log. The next entry written is `first`.
+
+    The removed entries are too old: the leader has deleted its oldest files since.
+    """
 
     first: int
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Write `count` entries from `first` on, of this term: those of `payload` behind its first `skip`
-    ones."""
+    """Write `count` entries of this term from `first` on: those of `payload` after its first `skip`."""
 
     first: int
     count: int
@@ -206,7 +240,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Proposed(msgspec.Struct, frozen=True):
-    """Write the `count` entries from `first` on, of this term, that the shell has proposed."""
+    """Write the `count` entries of this term from `first` on that the shell has proposed."""
 
     first: int
     count: int
@@ -214,8 +248,7 @@ class Proposed(msgspec.Struct, frozen=True):
 
 
 class AppendOwn(msgspec.Struct, frozen=True):
-    """Write an entry of the node's own: new members, or None for the one with which a leader begins its
-    term."""
+    """Write an entry that the node itself created: a member list, or None for the first entry of a leader."""
 
     index: int
     term: int
@@ -226,8 +259,13 @@ LogChange = Proposed | Append | AppendOwn | Truncate | Reset
 
 
 class RoleChange(msgspec.Struct, frozen=True):
-    """What this member is now; leader: whom it follows, "" if it knows none. reason: why it stopped
-    leading."""
+    """A change of this member's role, term or leader.
+
+    Attributes:
+        role, term: The new role and term.
+        leader: The leader's id, "" if it is unknown.
+        reason: Why the member stopped leading, "" if it did not lead.
+    """
 
     role: Role
     term: int
@@ -236,11 +274,14 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """What the shell has to do, in the order of the fields; then it takes the node's `messages`.
+    """The work that the shell does after a turn, in the order of the fields, before it takes `messages`.
 
-    log: changes of the log, in this order; `persisted` tells when they are durable. state: to be saved and
-    synced, then `state_saved` is called; the node itself holds back all messages until then. committed:
-    entries up to here are committed, and durable here. role: set if it changed.
+    Attributes:
+        log: Changes of the log, in order. The shell calls `persisted` when they are durable.
+        state: The state to save and sync, after which the shell calls `state_saved`. The node holds back all
+            messages until then.
+        committed: The last entry that is now committed and durable here, if it moved.
+        role: The new role, if it changed.
     """
 
     log: list[LogChange] = []
@@ -249,58 +290,62 @@ class Effects(msgspec.Struct):
     role: RoleChange | None = None
 
 
-# -- what a message may say
+# -- checks of received messages
 
 
-def check(message: AnyMessage) -> None:
-    """Refuse what no member would send. RaftMessageError names the field."""
+def check_message(message: AnyMessage) -> None:
+    """Refuse a message that no member would send.
+
+    Raises:
+        RaftMessageError: A field has an impossible value. The error names the field.
+    """
     for name in ("group", "sender", "to"):
-        if not 0 < len(getattr(message, name)) <= LONGEST_ID:
-            raise RaftMessageError(name, getattr(message, name), f"expected 1 to {LONGEST_ID} characters")
-    within("term", message.term, 0, MOST_TERM)
-    within("run", message.run, 0, MOST_RUN)
+        if not 0 < len(getattr(message, name)) <= MAX_ID_LENGTH:
+            raise RaftMessageError(name, getattr(message, name), f"expected 1 to {MAX_ID_LENGTH} characters")
+    require_range("term", message.term, 0, MAX_TERM)
+    require_range("run", message.run, 0, MAX_INCARNATION)
     match message:
         case VoteRequest():
-            within("last_index", message.last_index, NO_INDEX, MOST_INDEX)
-            within("last_term", message.last_term, NO_TERM, message.term)
+            require_range("last_index", message.last_index, NO_INDEX, MAX_INDEX)
+            require_range("last_term", message.last_term, NO_TERM, message.term)
         case AppendRequest():
-            check_append(message)
+            check_append_request(message)
         case AppendResponse():
-            within("written", message.written, NO_INDEX, MOST_INDEX)
-            within("match", message.match, NO_INDEX, message.written)
-            within("prev_index", message.prev_index, NO_INDEX, MOST_INDEX)
-            within("hint_index", message.hint_index, NO_INDEX, MOST_INDEX)
-            within("hint_term", message.hint_term, NO_TERM, message.term)
+            require_range("written", message.written, NO_INDEX, MAX_INDEX)
+            require_range("match", message.match, NO_INDEX, message.written)
+            require_range("prev_index", message.prev_index, NO_INDEX, MAX_INDEX)
+            require_range("hint_index", message.hint_index, NO_INDEX, MAX_INDEX)
+            require_range("hint_term", message.hint_term, NO_TERM, message.term)
         case _:
             pass
 
 
-def check_append(request: AppendRequest) -> None:
-    within("prev_index", request.prev_index, NO_INDEX, MOST_INDEX)
-    within("prev_term", request.prev_term, NO_TERM, request.term)
-    within("count", request.count, 0, MOST_ENTRIES)
+def check_append_request(request: AppendRequest) -> None:
+    require_range("prev_index", request.prev_index, NO_INDEX, MAX_INDEX)
+    require_range("prev_term", request.prev_term, NO_TERM, request.term)
+    require_range("count", request.count, 0, MAX_ENTRIES_PER_REQUEST)
     if request.count:
-        within("entries_term", request.entries_term, max(request.prev_term, 0), request.term)
+        require_range("entries_term", request.entries_term, max(request.prev_term, 0), request.term)
     end = request.prev_index + request.count
-    within("last", request.last, end, MOST_INDEX)
-    within("commit", request.commit, NO_INDEX, request.last)
-    within("number of members entries", len(request.members), 0, MOST_CHANGES)
+    require_range("last", request.last, end, MAX_INDEX)
+    require_range("commit", request.commit, NO_INDEX, request.last)
+    require_range("number of members entries", len(request.members), 0, MAX_MEMBERS_ENTRIES)
     index = NO_INDEX - 1
     for entry in request.members:
         at_begin = request.prev_term == NO_TERM and index < NO_INDEX
-        within(
+        require_range(
             "index of members",
             entry.index,
             max(index + 1, NO_INDEX if at_begin else request.prev_index + 1),
             end,
         )
-        within("term of members", entry.term, NO_TERM, request.term)
-        within("number of members", len(entry.members.everybody), 0, MOST_MEMBERS)
-        longest = max(map(len, entry.members.everybody), default=1)
-        within("length of a member's name", longest, 1, LONGEST_ID)
+        require_range("term of members", entry.term, NO_TERM, request.term)
+        require_range("number of members", len(entry.members.all_ids), 0, MAX_MEMBERS)
+        longest = max(map(len, entry.members.all_ids), default=1)
+        require_range("length of a member's name", longest, 1, MAX_ID_LENGTH)
         index = entry.index
 
 
-def within(field: str, value: int, low: int, high: int) -> None:
+def require_range(field: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise RaftMessageError(field, value, f"expected {low} to {high}")

@@ -1,6 +1,6 @@
-"""A member of a raft group: what it does at each event. No sockets, clocks or files in here.
+"""The state machine of a raft group's member. It uses no sockets, clocks or files.
 
-docs/reference/raft.md says which rule comes from where.
+docs/reference/raft.md cites the source of each rule.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 import msgspec
 
 from cometmq.errors import RaftMessageError, RaftRefused
-from cometmq.raft.account import LogAccount
 from cometmq.raft.following import Following
 from cometmq.raft.leading import Leading, Status
+from cometmq.raft.log_state import LogState
 from cometmq.raft.members import Members, MembersEntry
 from cometmq.raft.messages import (
-    MOST_INDEX,
-    MOST_RUN,
-    MOST_TERM,
+    MAX_INCARNATION,
+    MAX_INDEX,
+    MAX_TERM,
     NO_INDEX,
     AnyMessage,
     AppendOwn,
@@ -34,7 +34,7 @@ from cometmq.raft.messages import (
     TransferRequest,
     VoteRequest,
     VoteResponse,
-    check,
+    check_message,
 )  # fmt: skip
 from cometmq.raft.outbox import Outbox
 from cometmq.raft.trust import Trust, is_blank
@@ -43,13 +43,18 @@ from cometmq.raft.trust import Trust, is_blank
 class RaftNode:
     """One member of a group.
 
-    The shell calls `tick` at the beginning of each turn of its loop and hands over what happened. At the
-    end it takes `effects`, carries them out, and takes `messages`. All calls are quick and do no I/O.
+    The shell calls `tick` at the beginning of each turn of its loop and then reports the events of the turn.
+    At the end it takes `effects`, carries them out, and takes `messages`. No call does I/O.
 
-    me, group: own id, and the group's name. log: what the log holds now, all of it durable. state: as it was
-    saved last; its members entries are those found in the log, and in front of them what the group started
-    with. between: a whole number between two, both included (`random.Random(seed).randint`). committed: what
-    was reported as committed before the restart, if known.
+    Args:
+        log: The log as it is now. All of it is durable.
+        state: The saved state, with the group's first member list and those found in the log.
+        between: Returns a random integer between two, both included (`random.Random(seed).randint`).
+        committed: The last entry reported as committed before the restart, if known.
+
+    Attributes:
+        may_stand: Whether this member may lead. A member that is about to stop clears it.
+        full: Whether this member's disk is nearly full. Responses report it to the leader.
     """
 
     def __init__(
@@ -67,29 +72,29 @@ class RaftNode:
         self._log = log
         self._options = options or RaftOptions()
         self._between = between
-        self._account = LogAccount(log, state, committed)
-        state = msgspec.structs.replace(state, members=self._account.history.entries)
+        self._log_state = LogState(log, state, committed)
+        state = msgspec.structs.replace(state, members=self._log_state.history.entries)
         self._saved = self._asked_to_save = state
-        self._state = self._account.corrected(state, me)
-        self._clock = 0  # ms, only ever forward
-        self._now: int | None = None  # the shell's clock, at the last tick
+        self._state = self._log_state.corrected(state, me)
+        self._clock = 0  # ms; it never goes back
+        self._now: int | None = None  # the shell's clock at the last tick
         self.role = Role.FOLLOWER
         self.leader = ""
-        self._heard_at = -self._options.election_ms  # of the leader
-        self._following = Following(self._account)
-        self._trust = Trust(me, between(1, MOST_RUN)) if state.suspect else None
+        self._leader_contact_at = -self._options.election_ms
+        self._following = Following(self._log_state)
+        self._trust = Trust(me, between(1, MAX_INCARNATION)) if state.suspect else None
         self._reply_due = False
         self._votes: set[str] = set()
-        self._handed_over = False  # the leader asked this member to stand
+        self._by_transfer = False  # whether the leader asked this member to start the election
         self._leading: Leading | None = None
-        self._able = True
-        self.stands = True  # whether it may lead: not when it is about to stop
-        self.full = False  # whether its disk has little room; the leader hears of it
+        self._disk_writable = True
+        self.may_stand = True
+        self.full = False
         self._changes: list[LogChange] = []
         self._outbox = Outbox(group, me)
         self._reported = (self.role, self.term, self.leader)
         self._reason = ""
-        self._reported_commit = self._account.first - 1
+        self._reported_commit = self._log_state.first - 1
         self._election_at = 0
         self._wait_for_leader()
 
@@ -99,53 +104,52 @@ class RaftNode:
 
     @property
     def members(self) -> Members:
-        return self._account.history.newest.members
+        return self._log_state.history.newest.members
 
     @property
     def ready(self) -> bool:
-        """Whether this member leads, and all entries of former leaders are committed."""
-        return self._leading is not None and self._account.commit >= self._leading.first_own
+        """Whether this member leads and all entries of former leaders are committed."""
+        return self._leading is not None and self._log_state.commit >= self._leading.first_own
 
     def status(self) -> Status:
-        account = self._account
+        log_state = self._log_state
         return Status(
             self.role,
             self.term,
             self.leader,
             self.members,
-            account.first,
-            account.last,
-            account.durable,
-            account.visible,
+            log_state.first,
+            log_state.last,
+            log_state.durable,
+            log_state.visible,
             {} if self._leading is None else self._leading.statuses(self._clock),
         )
 
-    # -- events
+    # -- events that the shell reports
 
     def tick(self, now_ms: int) -> None:
-        """The time is `now_ms`, on a clock of the shell's. A step back or a pause does no harm."""
+        """Advance the clock to the shell's time, at most by one election timeout and never back."""
         if self._now is not None:
             self._clock += min(max(now_ms - self._now, 0), self._options.election_ms)
         self._now = now_ms
         if self._leading is not None:
-            self._lead_on(self._leading)
+            self._check_quorum(self._leading)
         elif self._clock >= self._election_at:
-            self._stand()
+            self._start_pre_vote()
         if self._trust is not None:
-            every = self._options.heartbeat_ms
-            self._trust.ask(self._outbox, self._clock, every, self._state, self._account)
-            self._regain_trust()
+            interval_ms = self._options.heartbeat_ms
+            self._trust.request_terms(self._outbox, self._clock, interval_ms, self._state, self._log_state)
+            self._end_suspicion()
 
     def receive(self, message: AnyMessage) -> None:
-        """A member said something. RaftMessageError for what no member of this group would say; that changes
-        nothing of the log."""
-        check(message)
+        """Process a message. RaftMessageError: no member of this group would send it; nothing changes."""
+        check_message(message)
         if message.group != self.group:
             raise RaftMessageError("group", message.group, f"expected {self.group}")
         if message.to != self.me or message.sender == self.me:
-            raise RaftMessageError("to", message.to, f"{message.sender} said so to {self.me}")
+            raise RaftMessageError("to", message.to, f"{message.sender} sent it to {self.me}")
         if self._trust is not None and isinstance(message, VoteResponse):
-            self._trust.told(message)
+            self._trust.record_vote_response(message)
         if self._is_disturbing(message) or not self._is_of_this_term(message):
             return
         match message:
@@ -158,44 +162,43 @@ class RaftNode:
             case VoteResponse():
                 self._on_vote_response(message)
             case TransferRequest() if message.sender == self.leader and self._may_lead():
-                self._campaign(handed_over=True)
+                self._start_election(by_transfer=True)
             case _:
                 pass
 
     def propose(self, count: int) -> int:
-        """`count` new entries follow the last one, of the current term; returns the index of the first.
+        """Reserve `count` entries of the current term after the last one, and return the index of the first.
 
-        They are written when `effects` says Proposed, in order with other changes. RaftRefused when this
-        member does not lead, has not yet committed the first entry of its term, hands its leadership over,
-        or has too many proposals outstanding.
+        The shell writes them when `effects` contains `Proposed`, in order with other changes. RaftRefused:
+        this member does not lead, transfers its leadership, or has too many uncommitted entries.
         """
-        leading = self._needs_ready_leader()
-        account = self._account
-        outstanding = account.last - account.commit + count
+        leading = self._require_ready_leader()
+        log_state = self._log_state
+        outstanding = log_state.last - log_state.commit + count
         if leading.transfer is not None:
             raise RaftRefused("the leadership is being handed over", leading.transfer[0])
-        if outstanding > self._options.outstanding or account.last + count > MOST_INDEX:
+        if outstanding > self._options.outstanding or log_state.last + count > MAX_INDEX:
             raise RaftRefused(f"{outstanding} entries would not be committed yet", self.me)
         if count < 1:
             raise RaftRefused(f"{count} entries cannot be proposed", self.me)
-        first = account.last + 1
-        account.append(count, self.term)
+        first = log_state.last + 1
+        log_state.append(count, self.term)
         self._changes.append(Proposed(first, count, self.term))
         return first
 
     def persisted(self, index: int, term: int) -> None:
-        """The log is durable (as the flush mode promises) up to the entry `index` of `term`.
+        """Record that the log is durable, as the flush mode promises, up to the entry `index` of `term`.
 
-        A sync that began before a Truncate or Reset says nothing about entries behind the cut: the shell
-        reports it with an index before the cut, or not at all.
+        A sync that began before a Truncate or Reset does not cover entries after the cut: the shell reports
+        it with an index before the cut, or not at all.
         """
-        if self._account.persisted(index, term):
+        if self._log_state.persisted(index, term):
             self._reply_due = True
-            self._regain_trust()
+            self._end_suspicion()
             self._commit_more()
 
     def state_saved(self, state: HardState) -> None:
-        """What `effects` asked to save is durable."""
+        """Record that the state which `effects` requested to save is durable."""
         if state != self._state or self._saved is self._state:
             return
         self._saved = self._state
@@ -205,94 +208,92 @@ class RaftNode:
         self._commit_more()
 
     def disk_failed(self, last: int, reason: str) -> None:
-        """The disk did not take a change of the log, which ends at `last` now: of the changes taken before,
-        those behind the failed one were left out, but everything was cut that was to be cut. A leader steps
-        down, and hands over to the member that has most. Until `disk_works` this member neither leads nor
-        takes entries."""
+        """Record that the disk failed to write a change of the log, which now ends at `last`.
+
+        The shell has omitted the changes after the failed one, but has carried out all removals. A leader
+        steps down for `reason` and transfers its leadership to the member with most entries. Until
+        `disk_recovered` this member neither leads nor stores entries.
+        """
         if self._changes:
             raise RaftRefused("there are changes of the log to be taken first")
-        if last < self._account.visible:
+        if last < self._log_state.visible:
             raise RaftRefused(
-                f"the entries up to {self._account.visible} are committed, the log ends at {last}"
+                f"the entries up to {self._log_state.visible} are committed, the log ends at {last}"
             )
-        self._able = False
+        self._disk_writable = False
         if self._leading is not None:
-            self._hand_over(self._leading.most_advanced())
+            self._send_transfer_request(self._leading.most_advanced())
         if self.role is not Role.FOLLOWER:
-            self._follow(self.term, "", reason)
-        if last < self._account.last:
+            self._become_follower(self.term, "", reason)
+        if last < self._log_state.last:
             self._following.cut(last + 1)
             self._keep_members()
 
-    def disk_works(self) -> None:
-        """The disk takes writes again."""
-        self._able = True
-        self._asked_to_save = self._saved  # what was not saved is asked for again
+    def disk_recovered(self) -> None:
+        """Record that the disk accepts writes again."""
+        self._disk_writable = True
+        self._asked_to_save = self._saved  # requests the unsaved state again
 
-    def settled(self, term: int) -> None:
-        """What the group keeps outside of its log was copied from the leader of this term, and is durable. A
-        member that has lost its disk counts again only then."""
+    def tables_copied(self, term: int) -> None:
+        """Record that the tables outside the log were copied from the leader of this term and are durable."""
         if self._trust is not None:
-            self._trust.settled(term)
+            self._trust.record_copied_tables(term)
 
-    def begins_at(self, first: int) -> None:
-        """Retention has deleted the entries before `first`. That one is committed."""
-        if first > self._account.visible:
-            raise RaftRefused(f"entries from {self._account.visible} on are to be kept")
-        if first > self._account.first:
-            self._account.begins_at(first)
+    def log_trimmed(self, first: int) -> None:
+        """Record that retention has deleted the entries before `first`, which is committed."""
+        if first > self._log_state.visible:
+            raise RaftRefused(f"entries from {self._log_state.visible} on must be kept")
+        if first > self._log_state.first:
+            self._log_state.trim_before(first)
             self._keep_members()
             if self._leading is not None:
-                self._leading.begins_at(first)
+                self._leading.log_trimmed(first)
 
-    # -- what operators ask. RaftRefused says why not.
+    # -- requests of operators. Each raises RaftRefused with the reason if it is not possible now.
 
     def transfer(self, to: str) -> None:
-        """Hand the leadership over to a voter, once it has all entries. Given up after an election
-        time-out."""
-        leading = self._needs_ready_leader()
+        """Transfer the leadership to a voter once it has all entries, or abort after an election timeout."""
+        leading = self._require_ready_leader()
         if leading.transfer is not None:
-            raise RaftRefused("the leadership is being handed over already", leading.transfer[0])
+            raise RaftRefused("a transfer of the leadership is already in progress", leading.transfer[0])
         if to == self.me or to not in self.members.voters:
             raise RaftRefused(f"{to} is not one of the other voters", self.me)
         leading.transfer = (to, self._clock + self._options.election_ms)
-        self._transfer_on()
+        self._continue_transfer()
 
     def add_learner(self, member: str) -> None:
-        """Let a member receive the log. As for all changes: one at a time, and none before the leader has
-        committed an entry of its own term (docs/reference/raft.md, Membership)."""
-        self._change(self._changeable().with_learner(member))
+        """Add a member that receives the log and has no vote (docs/reference/raft.md, Membership)."""
+        self._change_members(self._require_changeable_members().with_learner(member))
 
     def promote(self, member: str) -> None:
-        """Give a learner that has caught up a vote."""
-        members = self._changeable().with_voter(member)
+        """Turn a learner that has caught up into a voter."""
+        members = self._require_changeable_members().with_voter(member)
         peer = self.status().peers[member]
-        lacks = self._account.last - peer.match
+        lacks = self._log_state.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
             raise RaftRefused(f"{member} lacks {lacks} entries, silent for {peer.silent_ms} ms", self.me)
         if peer.suspect or peer.match < 0:
-            raise RaftRefused(f"{member} is not whole yet, or has not heard all other members", self.me)
-        self._change(members)
+            raise RaftRefused(f"{member} has not recovered its log yet", self.me)
+        self._change_members(members)
 
     def remove(self, member: str) -> None:
-        """Take a member out, voter or learner. A leader that removes itself steps down once that is
-        committed."""
-        left = self._changeable().without(member)
-        if not left.has_quorum(self._needs_ready_leader().without_suspects(left)):
-            raise RaftRefused(f"without {member} too many of the others are not whole yet", self.me)
-        self._change(left)
+        """Remove a voter or learner. A leader that removes itself steps down once the change is committed."""
+        left = self._require_changeable_members().without(member)
+        if not left.has_quorum(self._require_ready_leader().without_suspects(left)):
+            raise RaftRefused(f"without {member} no majority of the voters has a whole log", self.me)
+        self._change_members(left)
 
-    # -- what is to do
+    # -- results that the shell takes
 
     def effects(self) -> Effects:
-        """What is to do after the events of this turn."""
+        """Return the work that follows from the events of this turn, each piece once."""
         effects = Effects()
         if self._changes:
             effects.log, self._changes = self._changes, []
         if self._state is not self._saved and self._state is not self._asked_to_save:
             effects.state = self._asked_to_save = self._state
-        if self._account.visible > self._reported_commit:
-            effects.committed = self._reported_commit = self._account.visible
+        if self._log_state.visible > self._reported_commit:
+            effects.committed = self._reported_commit = self._log_state.visible
         now = (self.role, self.term, self.leader)
         if now != self._reported:
             self._reported = now
@@ -301,8 +302,7 @@ class RaftNode:
         return effects
 
     def messages(self) -> list[AnyMessage]:
-        """What is to be sent, each may be lost. To be taken when `effects` are carried out: entries that
-        are to be sent have been written then, so that `fit` of the log view can tell their size."""
+        """Return the messages to send. The shell takes them after it has carried out `effects`."""
         if self._state is not self._saved:
             return []
         messages = self._outbox.take()
@@ -314,24 +314,24 @@ class RaftNode:
         return messages
 
     def due_ms(self) -> int:
-        """The latest time at which `tick` must be called again, on the shell's clock."""
+        """Return the latest time of the next `tick`, in ms on the shell's clock."""
         due = self._election_at
         if self._leading is not None:
-            due = min([self._leading.quorum_at, *(p.beat_at for p in self._leading.peers.values())])
+            due = min([self._leading.quorum_at, *(p.heartbeat_at for p in self._leading.peers.values())])
         if self._trust is not None:
             due = min(due, self._clock + self._options.heartbeat_ms)
-        if self._state is not self._saved:  # nothing is sent before
+        if self._state is not self._saved:  # nothing can be sent before
             due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
 
     # -- terms and roles
 
     def _is_disturbing(self, message: AnyMessage) -> bool:
-        """Whether a candidate wants a vote while this member hears its leader: it is not listened to."""
+        """Return whether a vote request must be ignored because this member has contact to its leader."""
         if not isinstance(message, VoteRequest) or message.transfer or message.term <= self.term:
             return False
         if self.role is not Role.LEADER and (
-            not self.leader or self._clock - self._heard_at >= self._options.election_ms
+            not self.leader or self._clock - self._leader_contact_at >= self._options.election_ms
         ):
             return False
         if message.pre:
@@ -339,13 +339,14 @@ class RaftNode:
         return True
 
     def _is_of_this_term(self, message: AnyMessage) -> bool:
-        """Whether the message is to be handled. A higher term is taken over first; who has a lower one is
-        told."""
+        """Return whether the message has the current term. Adopt a higher one, answer a lower one."""
         if message.term > self.term:
-            asks = isinstance(message, VoteRequest) and message.pre
-            would = isinstance(message, VoteResponse) and message.pre and message.granted
-            if not asks and not would:
-                self._follow(message.term, message.sender if isinstance(message, AppendRequest) else "")
+            is_pre_vote_request = isinstance(message, VoteRequest) and message.pre
+            is_pre_vote_grant = isinstance(message, VoteResponse) and message.pre and message.granted
+            if not is_pre_vote_request and not is_pre_vote_grant:
+                self._become_follower(
+                    message.term, message.sender if isinstance(message, AppendRequest) else ""
+                )
         elif message.term < self.term:
             if isinstance(message, AppendRequest):
                 self._outbox.add([self._response(message.sender, NO_INDEX)])
@@ -354,11 +355,11 @@ class RaftNode:
             return False
         return True
 
-    def _follow(self, term: int, leader: str, reason: str = "") -> None:
+    def _become_follower(self, term: int, leader: str, reason: str = "") -> None:
         if self._leading is not None:
-            self._reason = reason or f"there is term {term}"
+            self._reason = reason or f"term {term} has begun"
         if term > self.term or leader != self.leader:
-            self._following.agreed = self._account.commit
+            self._following.agreed = self._log_state.commit
         if term > self.term:
             self._state = msgspec.structs.replace(self._state, term=term, vote="")
             self._outbox.take()
@@ -368,51 +369,50 @@ class RaftNode:
         self._wait_for_leader()
 
     def _wait_for_leader(self) -> None:
-        least = self._options.election_ms
-        self._election_at = self._clock + self._between(least, 2 * least)
+        timeout_ms = self._options.election_ms
+        self._election_at = self._clock + self._between(timeout_ms, 2 * timeout_ms)
 
     def _may_lead(self) -> bool:
         return (
-            self._able
-            and self.stands
+            self._disk_writable
+            and self.may_stand
             and not self._state.suspect
             and self._has_vote()
-            and self.term + 1 < MOST_TERM
-            and self._account.last < MOST_INDEX
+            and self.term + 1 < MAX_TERM
+            and self._log_state.last < MAX_INDEX
         )
 
     def _has_vote(self) -> bool:
-        """Whether this member is a voter, or may have to lead until its removal is committed
-        (docs/reference/raft.md, Membership)."""
-        history = self._account.history
-        return self.me in history.newest.members.voters | history.at(self._account.commit).members.voters
+        """Return whether this member votes. It does until its removal is committed."""
+        history = self._log_state.history
+        return self.me in history.newest.members.voters | history.at(self._log_state.commit).members.voters
 
-    def _stand(self) -> None:
-        """The leader was not heard for too long. Ask who would vote for this member."""
+    def _start_pre_vote(self) -> None:
+        """Ask the voters for a pre-vote, because the leader has been silent for an election timeout."""
         if not self._may_lead():
-            self._follow(self.term, "")
+            self._become_follower(self.term, "")
             return
         self.role = Role.PRE_CANDIDATE
         self.leader = ""
         self._votes = {self.me}
-        self._handed_over = False
+        self._by_transfer = False
         self._wait_for_leader()
         self._ask_for_votes(pre=True)
 
-    def _campaign(self, handed_over: bool) -> None:
-        """A new term, with this member as candidate. It asks for votes once that is saved."""
-        self._follow(self.term + 1, "")
+    def _start_election(self, by_transfer: bool) -> None:
+        """Start a new term as candidate. Votes are requested once the new term is saved."""
+        self._become_follower(self.term + 1, "")
         self._state = msgspec.structs.replace(self._state, vote=self.me)
         self.role = Role.CANDIDATE
         self._votes = set()
-        self._handed_over = handed_over
+        self._by_transfer = by_transfer
 
     def _ask_for_votes(self, pre: bool) -> None:
-        account = self._account
+        log_state = self._log_state
         for voter in sorted(self.members.voters - {self.me}):
-            self._outbox.say(
-                VoteRequest, voter, term=self.term + pre, last_index=account.last,
-                last_term=account.last_term, pre=pre, transfer=self._handed_over,
+            self._outbox.send(
+                VoteRequest, voter, term=self.term + pre, last_index=log_state.last,
+                last_term=log_state.last_term, pre=pre, transfer=self._by_transfer,
             )  # fmt: skip
         self._count_votes()
 
@@ -420,12 +420,12 @@ class RaftNode:
         if not self.members.has_quorum(self._votes):
             return
         if self.role is Role.PRE_CANDIDATE:
-            self._campaign(handed_over=False)
+            self._start_election(by_transfer=False)
         else:
-            self._lead()
+            self._become_leader()
 
     def _on_vote_request(self, request: VoteRequest) -> None:
-        """Of this term, or the question whether a vote would be given in this or a later one."""
+        """Process a vote request of this term, or a pre-vote request of this or a later term."""
         if (
             (
                 request.term == self.term
@@ -433,19 +433,19 @@ class RaftNode:
                 and (self._state.vote or self.leader)
             )
             or self._state.suspect
-            or not self._account.is_up_to_date(request.last_index, request.last_term)
+            or not self._log_state.is_up_to_date(request.last_index, request.last_term)
         ):
             self._vote(request, granted=False)
         else:
             if not request.pre:
-                self._follow(self.term, "")
+                self._become_follower(self.term, "")
                 self._state = msgspec.structs.replace(self._state, vote=request.sender)
             self._vote(request, granted=True)
 
     def _vote(self, request: VoteRequest, granted: bool) -> None:
-        term, blank = request.term if granted else self.term, is_blank(self._state, self._account)
-        about = {"pre": request.pre, "run": request.run, "blank": blank}
-        self._outbox.say(VoteResponse, request.sender, term=term, granted=granted, **about)
+        term, blank = request.term if granted else self.term, is_blank(self._state, self._log_state)
+        fields = {"pre": request.pre, "run": request.run, "blank": blank}
+        self._outbox.send(VoteResponse, request.sender, term=term, granted=granted, **fields)
 
     def _on_vote_response(self, response: VoteResponse) -> None:
         wanted = (Role.PRE_CANDIDATE, self.term + 1) if response.pre else (Role.CANDIDATE, self.term)
@@ -459,54 +459,56 @@ class RaftNode:
     def _on_append_request(self, request: AppendRequest) -> None:
         if self._leading is not None or self.leader not in ("", request.sender):
             raise RaftMessageError("sender", request.sender, f"{self.leader} leads in term {self.term}")
-        self._following.check(request)
+        self._following.check_request(request)
         if not self.leader:
-            self._follow(self.term, request.sender)
-        self._heard_at = self._clock
+            self._become_follower(self.term, request.sender)
+        self._leader_contact_at = self._clock
         self._wait_for_leader()
         if self._trust is not None:
-            self._trust.contacted(request)
-        changes = self._following.take(request) if self._able else []
+            self._trust.record_leader_contact(request)
+        changes = self._following.apply(request) if self._disk_writable else []
         if changes is None:
             self._outbox.add([self._rejection(request)])
             return
         self._reply_due = True
         self._changes += changes
         self._keep_members()
-        self._regain_trust()
+        self._end_suspicion()
 
     def _rejection(self, request: AppendRequest) -> AppendResponse:
-        hint = self._account.last_at_most(request.prev_index - 1, request.prev_term)
+        hint = self._log_state.last_at_most(request.prev_index - 1, request.prev_term)
         return msgspec.structs.replace(
             self._response(request.sender),
             rejected=True,
             prev_index=request.prev_index,
             hint_index=hint,
-            hint_term=self._account.term_of(hint),
+            hint_term=self._log_state.term_of(hint),
         )
 
     def _keep_members(self) -> None:
-        """The members entries of the log are part of what is saved."""
-        entries = self._account.history.entries
+        """Copy the member lists of the log into the state to save."""
+        entries = self._log_state.history.entries
         if entries != self._state.members:
             self._state = msgspec.structs.replace(self._state, members=entries)
 
-    def _regain_trust(self) -> None:
-        agreed = min(self._following.agreed, self._account.durable)
-        state = None if self._trust is None else self._trust.regained(self._state, self._account, agreed)
+    def _end_suspicion(self) -> None:
+        agreed = min(self._following.agreed, self._log_state.durable)
+        state = (
+            None if self._trust is None else self._trust.trusted_state(self._state, self._log_state, agreed)
+        )
         if state is not None:
             self._state, self._trust = state, None
 
     def _response(self, to: str, written: int | None = None) -> AppendResponse:
         if written is None:
             written = self._following.agreed
-        run = 0 if self._trust is None else self._trust.run
+        run = 0 if self._trust is None else self._trust.incarnation
         return AppendResponse(
             group=self.group,
             sender=self.me,
             to=to,
             term=self.term,
-            match=NO_INDEX if run else min(written, self._account.durable),
+            match=NO_INDEX if run else min(written, self._log_state.durable),
             written=written,
             full=self.full,
             run=run,
@@ -514,86 +516,85 @@ class RaftNode:
 
     # -- leading
 
-    def _lead(self) -> None:
+    def _become_leader(self) -> None:
         self.role = Role.LEADER
         self.leader = self.me
-        whose = (self.group, self.me, self.term)
-        self._leading = Leading(whose, self._account, self._log, self._options, self._clock)
+        identity = (self.group, self.me, self.term)
+        self._leading = Leading(identity, self._log_state, self._log, self._options, self._clock)
         self._leading.follow_members(self._clock)
         self._append_own(None)
 
     def _append_own(self, members: MembersEntry | None) -> None:
-        self._account.append(1, self.term)
-        self._changes.append(AppendOwn(self._account.last, self.term, members))
+        self._log_state.append(1, self.term)
+        self._changes.append(AppendOwn(self._log_state.last, self.term, members))
 
-    def _lead_on(self, leading: Leading) -> None:
-        """The time has moved."""
+    def _check_quorum(self, leading: Leading) -> None:
+        """End an expired transfer, and step down unless a majority has responded recently."""
         if leading.transfer is not None and self._clock >= leading.transfer[1]:
             leading.transfer = None
         if self._clock >= leading.quorum_at:
             if not self.members.has_quorum(
-                leading.heard_since(leading.quorum_at - self._options.election_ms)
+                leading.responded_since(leading.quorum_at - self._options.election_ms)
             ):
-                self._follow(self.term, "", "a majority has not answered for an election time-out")
+                self._become_follower(self.term, "", "no majority has responded for an election timeout")
                 return
             leading.quorum_at = self._clock + self._options.election_ms
 
     def _on_append_response(self, response: AppendResponse) -> None:
         if self._leading is not None:
-            self._leading.answered(response, self._clock)
+            self._leading.process_response(response, self._clock)
             self._commit_more()
-            self._transfer_on()
+            self._continue_transfer()
 
     def _commit_more(self) -> None:
-        """Entries of the own term that a majority has are committed, and with them all before
-        (docs/reference/raft.md, Commits)."""
-        leading, account = self._leading, self._account
+        """Commit what a majority holds of the current term (docs/reference/raft.md, Commits)."""
+        leading, log_state = self._leading, self._log_state
         if leading is None or self._state is not self._saved:
             return
-        index = leading.quorum_index(account.durable)
-        if index <= account.commit or not self._is_own(index):
+        index = leading.quorum_index(log_state.durable)
+        if index <= log_state.commit or not self._is_own(index):
             return
-        account.commit = index
-        if account.history.newest.index <= index and self.me not in self.members.voters:
-            self._hand_over(leading.most_advanced())
+        log_state.commit = index
+        if log_state.history.newest.index <= index and self.me not in self.members.voters:
+            self._send_transfer_request(leading.most_advanced())
             self._outbox.add(leading.requests(self._clock))
-            self._follow(self.term, "", "it is not a voter any more")
+            self._become_follower(self.term, "", "it is no longer a voter")
 
     def _is_own(self, index: int) -> bool:
-        return self._account.term_of(index) == self.term
+        return self._log_state.term_of(index) == self.term
 
-    def _transfer_on(self) -> None:
+    def _continue_transfer(self) -> None:
         if self._leading is not None and self._leading.transfer is not None:
             to = self._leading.transfer[0]
-            if self._leading.peers[to].match == self._account.last:
-                self._hand_over(to)
+            if self._leading.peers[to].match == self._log_state.last:
+                self._send_transfer_request(to)
 
-    def _hand_over(self, to: str) -> None:
+    def _send_transfer_request(self, to: str) -> None:
         if to:
-            self._outbox.say(TransferRequest, to, term=self.term)
+            self._outbox.send(TransferRequest, to, term=self.term)
 
-    def _needs_ready_leader(self) -> Leading:
+    def _require_ready_leader(self) -> Leading:
         if self._leading is None:
             raise RaftRefused(f"{self.me} does not lead", self.leader)
         if not self.ready:
             raise RaftRefused("the leader has not committed the first entry of its term yet", self.me)
         return self._leading
 
-    def _changeable(self) -> Members:
-        """The members, if they may be changed now."""
-        if self._needs_ready_leader().transfer is not None:
+    def _require_changeable_members(self) -> Members:
+        """Return the current members, or raise RaftRefused if they cannot be changed now."""
+        if self._require_ready_leader().transfer is not None:
             raise RaftRefused("the leadership is being handed over", self.me)
-        newest = self._account.history.newest
-        if newest.index > self._account.commit:
+        newest = self._log_state.history.newest
+        if newest.index > self._log_state.commit:
             raise RaftRefused("a change of the members is not committed yet", self.me)
-        if self._account.history.full:
+        if self._log_state.history.full:
             raise RaftRefused("the log holds too many changes of the members", self.me)
         return newest.members
 
-    def _change(self, members: Members) -> None:
-        entry = MembersEntry(self._account.last + 1, self.term, members)
+    def _change_members(self, members: Members) -> None:
+        entry = MembersEntry(self._log_state.last + 1, self.term, members)
         self._append_own(entry)
-        self._account.history.add(entry)
+        self._log_state.history.add(entry)
         self._keep_members()
         if self._leading is not None:
             self._leading.follow_members(self._clock)

@@ -1,36 +1,36 @@
-"""What a node is about to say."""
+"""The messages that a node will send next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cometmq.raft.members import MOST_MEMBERS
+from cometmq.raft.members import MAX_MEMBERS
 from cometmq.raft.messages import AnyMessage
 
-# Messages that wait for the state to be saved. Those above it are lost, as any message may be.
-MOST_WAITING = 4 * MOST_MEMBERS
+# Messages that wait until the state is saved. Further ones are dropped: the protocol tolerates lost messages.
+MAX_WAITING_MESSAGES = 4 * MAX_MEMBERS
 
 
 class Outbox:
-    """Messages of one member that wait."""
+    """The waiting messages of one member."""
 
     def __init__(self, group: str, me: str) -> None:
         self._group = group
         self._me = me
         self._waiting: list[AnyMessage] = []
 
-    def say(self, kind: Callable[..., AnyMessage], to: str, **fields: Any) -> None:
-        """Let a message of this kind wait, to another member."""
+    def send(self, kind: Callable[..., AnyMessage], to: str, **fields: Any) -> None:
+        """Queue a message of the class `kind` for another member."""
         self.add([kind(group=self._group, sender=self._me, to=to, **fields)])
 
     def add(self, messages: Iterable[AnyMessage]) -> None:
-        """Let these wait."""
+        """Queue messages. Those above `MAX_WAITING_MESSAGES` are dropped."""
         for message in messages:
-            if len(self._waiting) < MOST_WAITING:
+            if len(self._waiting) < MAX_WAITING_MESSAGES:
                 self._waiting.append(message)
 
     def take(self) -> list[AnyMessage]:
-        """All of them."""
+        """Remove and return all waiting messages."""
         taken, self._waiting = self._waiting, []
         return taken

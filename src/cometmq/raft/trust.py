@@ -1,16 +1,21 @@
-"""When a member whose log is suspect counts again (docs/reference/raft.md, Lost logs and lost disks)."""
+"""When a member with a suspect log may vote again (docs/reference/raft.md, Lost logs and lost disks)."""
 
 from __future__ import annotations
 
 import msgspec
 
-from cometmq.raft.account import LogAccount
+from cometmq.raft.log_state import LogState
 from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, HardState, VoteRequest, VoteResponse
 from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """The first word of a leader to this run of a member. last: the end of its log then."""
+    """The first request of a leader to this incarnation of a member.
+
+    Attributes:
+        term, leader: The leader's term and id.
+        last: The last entry of the leader's log at that time.
+    """
 
     term: int
     leader: str
@@ -18,70 +23,96 @@ class Contact(msgspec.Struct, frozen=True):
 
 
 class Trust:
-    """What a suspect member has learnt since it was started. Until that is enough it has no vote, and what it
-    has of the log counts for nobody.
+    """The evidence that a suspect member has collected since it started.
 
-    run: a number drawn at random at this start. Others send it back, so that nothing counts that was said
-    before.
+    Until the evidence is complete, the member has no vote and its log counts for no majority.
+
+    Attributes:
+        incarnation: A random number drawn at this start. Other members send it back, so that answers to an
+            earlier start do not count.
     """
 
-    __slots__ = ("_answers", "_ask_at", "_contact", "_me", "_settled", "run")
+    __slots__ = ("_answers", "_contact", "_me", "_next_request_at", "_tables_term", "incarnation")
 
-    def __init__(self, me: str, run: int) -> None:
-        self.run = run
+    def __init__(self, me: str, incarnation: int) -> None:
+        self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        self._answers: dict[str, bool] = {}  # who has told its term -> whether it has nothing itself
-        self._settled = -1  # the term whose leader's tables are here
-        self._ask_at = 0
+        self._answers: dict[str, bool] = {}  # member that has reported its term -> whether it is blank
+        self._tables_term = -1  # the term of the leader whose tables were copied
+        self._next_request_at = 0
 
-    def told(self, response: VoteResponse) -> None:
-        """A member has told its term. It is to be taken over before `regained` is asked."""
-        if response.run == self.run:
+    def record_vote_response(self, response: VoteResponse) -> None:
+        """Record that a member has reported its term.
+
+        The caller adopts a higher term before it calls `trusted_state`.
+        """
+        if response.run == self.incarnation:
             self._answers[response.sender] = response.blank
 
-    def contacted(self, request: AppendRequest) -> None:
-        """The leader of the term has spoken."""
-        if request.run == self.run and (self._contact is None or self._contact.term < request.term):
+    def record_leader_contact(self, request: AppendRequest) -> None:
+        """Record the first request of the leader of a term."""
+        if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
-    def settled(self, term: int) -> None:
-        """What is in no log was copied from the leader of this term."""
-        self._settled = term
+    def record_copied_tables(self, term: int) -> None:
+        """Record that the tables outside the log were copied from the leader of this term."""
+        self._tables_term = term
 
-    def ask(self, outbox: Outbox, clock: int, every_ms: int, state: HardState, account: LogAccount) -> None:
-        """Ask for the terms that are missing, now and then: whether they would vote for an empty log."""
-        if state.forgot and clock >= self._ask_at:
-            self._ask_at = clock + every_ms
-            question = {"term": state.term, "last_index": NO_INDEX, "last_term": NO_TERM, "run": self.run}
-            for member in sorted(self._missing(account)):
-                outbox.say(VoteRequest, member, pre=True, **question)
+    def request_terms(
+        self, outbox: Outbox, clock: int, interval_ms: int, state: HardState, log_state: LogState
+    ) -> None:
+        """Send a pre-vote request for an empty log to each member that has not reported its term.
 
-    def _missing(self, account: LogAccount) -> set[str]:
-        """Who may have a vote of this member, and has not told its term. A learner may be a voter soon, and
-        who is being removed may not know it yet."""
-        everybody: set[str] = set()
-        for members in account.history.since(account.commit):
-            everybody |= members.everybody
-        return everybody - {self._me} - self._answers.keys()
+        Args:
+            outbox: Receives the requests.
+            clock: The node's clock, in ms.
+            interval_ms: The minimum interval between two rounds of requests.
+            state: The saved state. Nothing is sent unless the member has lost its term and vote.
+            log_state: The log, which holds the member lists.
+        """
+        if state.forgot and clock >= self._next_request_at:
+            self._next_request_at = clock + interval_ms
+            fields = {"term": state.term, "last_index": NO_INDEX, "last_term": NO_TERM}
+            for member in sorted(self._unanswered(log_state)):
+                outbox.send(VoteRequest, member, pre=True, run=self.incarnation, **fields)
 
-    def regained(self, state: HardState, account: LogAccount, agreed: int) -> HardState | None:
-        """What is to be kept from now on, if the member counts again. agreed: up to here the log is the
-        leader's, and durable."""
+    def _unanswered(self, log_state: LogState) -> set[str]:
+        """Return the members that may hold a vote of this member and have not reported their term.
+
+        Learners count, because one may be promoted, and so do removed members, because the removal may not
+        have reached them.
+        """
+        everyone: set[str] = set()
+        for members in log_state.history.since(log_state.commit):
+            everyone |= members.all_ids
+        return everyone - {self._me} - self._answers.keys()
+
+    def trusted_state(self, state: HardState, log_state: LogState, agreed: int) -> HardState | None:
+        """Return the state to save once the member may vote again.
+
+        Args:
+            state: The state as saved so far.
+            log_state: The log of this member.
+            agreed: The last entry that is durable here and equal to the leader's.
+
+        Returns:
+            The new state, or None while evidence is missing.
+        """
         contact = self._contact
         whole = contact is not None and contact.term == state.term and agreed >= contact.last
         if not state.forgot:
             return msgspec.structs.replace(state, suspect=False) if whole else None
-        if self._missing(account):
+        if self._unanswered(log_state):
             return None
-        if is_blank(state, account) and self._me in account.history.newest.members.voters:
+        if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
             whole = all(self._answers.values())  # the group begins
-        elif self._settled != state.term:
+        elif self._tables_term != state.term:
             return None
         vote = state.vote or ("" if contact is None else contact.leader)
         return msgspec.structs.replace(state, suspect=False, forgot=False, vote=vote) if whole else None
 
 
-def is_blank(state: HardState, account: LogAccount) -> bool:
-    """Whether a member has nothing: no entry, and no term in which it could have voted."""
-    return state.term == 0 and account.last < 0
+def is_blank(state: HardState, log_state: LogState) -> bool:
+    """Return whether a member holds no entry and has seen no term in which it could have voted."""
+    return state.term == 0 and log_state.last < 0

@@ -256,7 +256,7 @@ class RaftReplication:
                 match=found.peers[name].match if name in found.peers else -1,
                 silent_ms=found.peers[name].silent_ms if name in found.peers else -1,
             )
-            for name in sorted(found.members.everybody)
+            for name in sorted(found.members.all_ids)
         ]
         return RaftStatus(
             member=self._member.me,

@@ -169,7 +169,7 @@ class RaftMember:
 
     def retire(self) -> None:
         """It is about to stop: it does not become the leader any more."""
-        self.node.stands = False
+        self.node.may_stand = False
 
     async def stop(self) -> None:
         """Take part no more. A leader hands over first, so that the group need not miss it."""
@@ -444,7 +444,7 @@ class RaftMember:
             self._failed_at = now
             if not reasons.keys() - {Flag.DISK_FULL}:  # which says so itself
                 self._failed_at = None
-                self.node.disk_works()
+                self.node.disk_recovered()
 
     # -- members
 
@@ -515,12 +515,12 @@ class RaftMember:
     def settled(self, term: int) -> None:
         """Topics and groups are those of the leader of this term, and durable."""
         if self._slow is None and not self._stopped:
-            self.node.settled(term)
+            self.node.tables_copied(term)
             self._schedule()
 
     def _use_members(self) -> None:
         """Talk to those who belong to the group, or may."""
-        everybody = self.node.members.everybody | set(self._addresses)
+        everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})
 
@@ -566,7 +566,7 @@ class RaftMember:
         first = self._ledger.first
         if first > self._first and first <= self._ledger.committed:
             self._first = first
-            self.node.begins_at(first)
+            self.node.log_trimmed(first)
 
 
 def _cuts(change: LogChange) -> bool:

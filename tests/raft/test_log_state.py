@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from tests.raft.cluster import Disk
 
 from cometmq.raft import HardState
-from cometmq.raft.account import LogAccount
+from cometmq.raft.log_state import LogState
 
 logs = st.lists(st.integers(1, 5), max_size=12).map(sorted)
 
 
-def account_of(first: int, terms: list[int]) -> LogAccount:
-    return LogAccount(Disk(HardState(), first, [(term, None) for term in terms]), HardState(), None)
+def account_of(first: int, terms: list[int]) -> LogState:
+    return LogState(Disk(HardState(), first, [(term, None) for term in terms]), HardState(), None)
 
 
 @given(st.integers(0, 3), logs)
@@ -38,7 +38,7 @@ def test_the_first_entry_of_another_term(terms: list[int], term: int, data: st.D
     last = data.draw(st.integers(first - 1, len(terms) - 1))
     wanted = next((i for i in range(first, last + 1) if terms[i] != term), None)
 
-    assert account_of(0, terms).first_unlike(first, last, term) == wanted
+    assert account_of(0, terms).first_mismatch(first, last, term) == wanted
 
 
 @given(logs, st.lists(st.tuples(st.sampled_from("acf"), st.integers(0, 12)), max_size=20))
@@ -53,10 +53,10 @@ def test_appends_and_cuts_keep_it_right(terms: list[int], steps: list[tuple[str,
             account.cut(number)
             terms = terms[:number]
         elif step == "f" and first < number < len(terms):
-            account.begins_at(number)
+            account.trim_before(number)
             first = number
         kept = range(first, len(terms))
         assert [account.term_of(index) for index in kept] == [terms[index] for index in kept]
         assert (account.first, account.last) == (first, len(terms) - 1)
-        stops = [account.run_stop(index) for index in kept]
+        stops = [account.end_of_term(index) for index in kept]
         assert stops == [max(i for i in kept if terms[i] == terms[index]) + 1 for index in kept]

@@ -1,5 +1,4 @@
-"""What a node knows of its log: where it begins and ends, the terms of its entries, what is durable,
-committed."""
+"""The state of a node's log: its ends, the terms of its entries, what is durable and committed."""
 
 from __future__ import annotations
 
@@ -11,11 +10,14 @@ from cometmq.raft.members import MembersHistory
 from cometmq.raft.messages import NO_TERM, AppendRequest, HardState, LogView
 
 
-class LogAccount:
-    """The entries of a log, as runs of equal terms. Nothing here takes longer for a longer log.
+class LogState:
+    """The entries of a log, stored as ranges of equal terms. No operation takes longer for a longer log.
 
-    first, last: as in LogView. durable: entries up to here are. commit: entries up to here are the group's
-    for good; it may be ahead of `durable`.
+    Attributes:
+        first, last: The indexes of the first and the last entry, as in `LogView`.
+        durable: The last durable entry.
+        commit: The last committed entry. It may be ahead of `durable`.
+        history: The member lists that the log holds.
     """
 
     __slots__ = ("_starts", "_terms", "commit", "durable", "first", "history", "last")
@@ -37,15 +39,18 @@ class LogAccount:
         )
 
     def corrected(self, state: HardState, me: str) -> HardState:
-        """What a member must keep with this log. A term may have come to the disk later than its entries
-        (Apache's broker does not sync it): then its vote is lost, and nobody else gets one in it."""
+        """Return `state` raised to the term of the last entry.
+
+        The saved term can be older than the last entry, because Apache's broker does not sync it. The vote of
+        that term is unknown then, so the member votes for itself, which prevents a second vote.
+        """
         if state.term >= self.last_term:
             return state
         return msgspec.structs.replace(state, term=self.last_term, vote=me)
 
     @property
     def visible(self) -> int:
-        """Entries up to here are committed, and durable here."""
+        """The last entry that is both committed and durable here."""
         return min(self.commit, self.durable)
 
     @property
@@ -53,35 +58,38 @@ class LogAccount:
         return self._terms[-1] if self._terms else NO_TERM
 
     def term_of(self, index: int) -> int:
-        """NO_TERM for what is not in the log."""
+        """Return the term of an entry, or NO_TERM if the log does not hold it."""
         if not self.first <= index <= self.last:
             return NO_TERM
         return self._terms[bisect_right(self._starts, index) - 1]
 
-    def run_stop(self, index: int) -> int:
-        """Where the entries that have the term of entry `index` end (exclusive)."""
+    def end_of_term(self, index: int) -> int:
+        """Return the index after the last entry that has the same term as entry `index`."""
         at = bisect_right(self._starts, index)
         return self._starts[at] if at < len(self._starts) else self.last + 1
 
-    def first_unlike(self, first: int, last: int, term: int) -> int | None:
-        """The first of the entries `first` to `last` that has another term. All of them are in the log."""
+    def first_mismatch(self, first: int, last: int, term: int) -> int | None:
+        """Return the first entry between `first` and `last` whose term is not `term`, or None.
+
+        The log must hold all of these entries.
+        """
         if first > last:
             return None
         if self.term_of(first) != term:
             return first
-        stop = self.run_stop(first)
+        stop = self.end_of_term(first)
         return stop if stop <= last else None
 
     def last_at_most(self, index: int, term: int) -> int:
-        """The last entry up to `index` whose term is at most `term`; `first` - 1 if there is none."""
+        """Return the last entry up to `index` whose term is at most `term`, or `first` - 1."""
         index = min(index, self.last)
-        runs = bisect_right(self._terms, term)  # so many runs are old enough
-        if runs < len(self._starts):
-            index = min(index, self._starts[runs] - 1)
+        newer = bisect_right(self._terms, term)  # the first range whose term is too new
+        if newer < len(self._starts):
+            index = min(index, self._starts[newer] - 1)
         return max(index, self.first - 1)
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
-        """Whether a log that ends so holds at least what this one holds (docs/reference/raft.md, Votes)."""
+        """Return whether a log with this last entry is up to date (docs/reference/raft.md, Votes)."""
         return (last_term, last_index) >= (self.last_term, self.last)
 
     def append(self, count: int, term: int) -> None:
@@ -91,32 +99,34 @@ class LogAccount:
         self.last += count
 
     def cut(self, first: int) -> None:
-        """Drop the entries from `first` on."""
-        runs = bisect_left(self._starts, first)
-        del self._starts[runs:], self._terms[runs:]
+        """Remove the entries from `first` on."""
+        kept = bisect_left(self._starts, first)
+        del self._starts[kept:], self._terms[kept:]
         self.last = first - 1
         self.durable = min(self.durable, self.last)
         self.commit = min(self.commit, self.last)
         self.history.cut(first)
 
     def reset(self, request: AppendRequest) -> None:
-        """Begin anew where the leader's log begins. What was in front is committed, and nobody has it any
-        more."""
+        """Start an empty log at the first entry of the leader's log.
+
+        Earlier entries are committed, and no member holds them any more.
+        """
         self._starts.clear()
         self._terms.clear()
         self.first = request.prev_index + 1
         self.last = self.durable = self.commit = request.prev_index
         self.history.restart(request.members[0] if request.members else self.history.newest)
 
-    def begins_at(self, first: int) -> None:
-        """Forget what is in front of `first`, which is in the log."""
+    def trim_before(self, first: int) -> None:
+        """Remove the entries before `first`. The log must hold `first`."""
         gone = bisect_right(self._starts, first) - 1
         del self._starts[:gone], self._terms[:gone]
         self._starts[0] = self.first = first
         self.history.forget_before(first)
 
     def persisted(self, index: int, term: int) -> bool:
-        """Whether that is news."""
+        """Record that entries up to `index` are durable. Return whether this moves `durable`."""
         if index <= self.durable or term == NO_TERM or self.term_of(index) != term:
             return False
         self.durable = index
