@@ -12,7 +12,7 @@ import pyseccomp
 import pytest
 
 from cometmq.filtersrv import filters
-from cometmq.filtersrv.confine import CALLS, CannotConfine, confine
+from cometmq.filtersrv.confine import ALLOWED_CALLS, CannotConfine, confine
 from cometmq.filtersrv.filters import check
 
 MACHINES = ("X86_64", "AARCH64", "PPC64LE", "S390X", "RISCV64")
@@ -20,7 +20,9 @@ MACHINES = ("X86_64", "AARCH64", "PPC64LE", "S390X", "RISCV64")
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_system_calls_are_known_by_name_on_every_machine(machine):
-    numbers = {call: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), call) for call in CALLS}
+    numbers = {
+        call: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), call) for call in ALLOWED_CALLS
+    }
     assert -1 not in numbers.values()
     missing = {call for call, number in numbers.items() if number < 0}
     assert missing <= {"mmap2", "futex_time64", "clock_gettime64", "sigreturn"}  # of 32 bits

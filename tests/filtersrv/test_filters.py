@@ -152,8 +152,8 @@ class TestWhatAClassCannotDo:
 class TestWhatGoesWrong:
     @pytest.fixture(autouse=True)
     def short_times(self, monkeypatch):
-        monkeypatch.setattr(filters, "BATCH_S", 1.0)
-        monkeypatch.setattr(filters, "_AGAIN_S", 0.05)
+        monkeypatch.setattr(filters, "BATCH_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(filters, "_RESTART_DELAY_S", 0.05)
 
     @pytest.mark.parametrize(
         ("source", "words"),
@@ -188,7 +188,7 @@ class TestWhatGoesWrong:
         assert not running(pid)
 
     async def test_a_source_that_loads_for_ever_is_given_up(self, monkeypatch):
-        monkeypatch.setattr(filters, "LOAD_S", 0.5)
+        monkeypatch.setattr(filters, "LOAD_TIMEOUT_S", 0.5)
         one = Filter("Wanted", "while True: pass")
         with pytest.raises(CommandError, match=r"it took longer than 0\.5 s"):
             await one.load()
@@ -238,7 +238,7 @@ class TestWhatGoesWrong:
             assert list(await one.judge(NUMBERS, 4)) == [1, 0, 1, 0]
 
     async def test_those_that_wait_behind_a_slow_one_are_put_off(self, monkeypatch):
-        monkeypatch.setattr(filters, "LINE_S", 0.1)
+        monkeypatch.setattr(filters, "QUEUE_TIMEOUT_S", 0.1)
         slow = matching("any(None for _ in iter(int, 1))")
         async with loaded(slow) as one:
             outcomes = await asyncio.gather(
@@ -247,7 +247,7 @@ class TestWhatGoesWrong:
             assert [outcome.code for outcome in outcomes] == [1, 215, 215]
 
     async def test_one_whose_caller_has_gone_answers_nobody_else(self, monkeypatch):
-        monkeypatch.setattr(filters, "BATCH_S", 30)
+        monkeypatch.setattr(filters, "BATCH_TIMEOUT_S", 30)
         async with loaded(
             matching("any(None for _ in iter(int, 1)) if message.body == b'2' else True")
         ) as one:

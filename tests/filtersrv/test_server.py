@@ -80,10 +80,10 @@ class TestUploads:
     async def test_their_number_is_bounded_and_those_nobody_uses_make_room(
         self, server, consumer, monkeypatch
     ):
-        monkeypatch.setattr(filter_server, "MOST_FILTERS", 2)
+        monkeypatch.setattr(filter_server, "MAX_FILTERS", 2)
         assert [(await consumer.upload(EVEN, group=group)).code for group in "ghh"] == [0, 0, 0]
         refused(await consumer.upload(EVEN, group="i"), ResponseCode.SYSTEM_BUSY, "2 filter classes")
-        monkeypatch.setattr(filter_server, "IDLE_S", 0)
+        monkeypatch.setattr(filter_server, "IDLE_TIMEOUT_S", 0)
         await server.look_round()
         assert server.filters == {}
         assert (await consumer.upload(EVEN, group="i")).code == 0
@@ -99,7 +99,7 @@ class TestUploads:
             await close()
 
         monkeypatch.setattr(first, "close", close_slowly)
-        monkeypatch.setattr(filter_server, "IDLE_S", 0)
+        monkeypatch.setattr(filter_server, "IDLE_TIMEOUT_S", 0)
         await server.look_round()
         assert list(server.filters) == [("h", "T")]
 
@@ -177,8 +177,8 @@ class TestPulls:
         refused(await consumer.pull(8, hold_ms=10_000), ResponseCode.SYSTEM_ERROR, "at offset 10")
 
     async def test_a_slow_class_holds_up_its_own_group_only(self, broker, consumer, monkeypatch):
-        monkeypatch.setattr(filters, "BATCH_S", 2.0)
-        monkeypatch.setattr(filters, "LINE_S", 1.0)
+        monkeypatch.setattr(filters, "BATCH_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(filters, "QUEUE_TIMEOUT_S", 1.0)
         broker.store_numbers(4)
         await consumer.upload(matching("any(None for _ in iter(int, 1))"))
         await consumer.upload(EVEN, group="h")
@@ -189,8 +189,8 @@ class TestPulls:
         assert codes == [ResponseCode.SYSTEM_ERROR, ResponseCode.FLOW_CONTROL, ResponseCode.FLOW_CONTROL]
 
     async def test_what_waits_for_verdicts_is_bounded(self, broker, consumer, monkeypatch):
-        monkeypatch.setattr(filters, "BATCH_S", 1.0)
-        monkeypatch.setattr(filter_server, "JUDGED_MOST", 100)
+        monkeypatch.setattr(filters, "BATCH_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(filter_server, "MAX_FILTERED_BYTES", 100)
         broker.store_numbers(4)
         await consumer.upload(matching("any(None for _ in iter(int, 1))"))
         answers = await asyncio.gather(consumer.pull(), consumer.pull())
@@ -198,9 +198,9 @@ class TestPulls:
         assert "too many messages wait" in busy.remark
 
     async def test_what_waits_for_a_slow_class_leaves_room_for_others(self, broker, consumer, monkeypatch):
-        monkeypatch.setattr(filters, "BATCH_S", 1.0)
-        monkeypatch.setattr(filter_server, "JUDGED_MOST", 1_000)
-        monkeypatch.setattr(filter_server, "JUDGED_OF_ONE", 100)
+        monkeypatch.setattr(filters, "BATCH_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(filter_server, "MAX_FILTERED_BYTES", 1_000)
+        monkeypatch.setattr(filter_server, "MAX_FILTERED_BYTES_PER_CLASS", 100)
         broker.store_numbers(4)
         await consumer.upload(matching("any(None for _ in iter(int, 1))"))
         await consumer.upload(EVEN, group="h")

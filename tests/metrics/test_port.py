@@ -77,7 +77,7 @@ async def test_health_is_the_loop_and_readiness_the_work() -> None:
 
 
 async def test_a_loop_that_has_no_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "ANSWER_S", 0.05)
+    monkeypatch.setattr(exporter, "COLLECT_TIMEOUT_S", 0.05)
     forever = asyncio.Event()
 
     async def stuck(_families: Families) -> None:
@@ -122,7 +122,7 @@ async def test_however_many_look_the_loop_is_asked_once_in_a_while(monkeypatch: 
 
 async def test_an_answer_does_not_stay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "KEEP_S", 0.0)
-    monkeypatch.setattr(port, "SHARE", 0)
+    monkeypatch.setattr(port, "REUSE_FACTOR", 0)
     numbers = iter(range(100))
 
     async def counted(families: Families) -> None:
@@ -135,7 +135,7 @@ async def test_an_answer_does_not_stay_for_ever(monkeypatch: pytest.MonkeyPatch)
 async def test_a_loop_without_time_is_not_waited_for_by_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exporter, "ANSWER_S", 0.05)
+    monkeypatch.setattr(exporter, "COLLECT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(port, "KEEP_S", 1_000.0)
     forever, looks = asyncio.Event(), []
 
@@ -150,10 +150,10 @@ async def test_a_loop_without_time_is_not_waited_for_by_one_after_the_other(
 
 
 async def test_who_is_slow_without_being_silent_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "SILENT_S", 0.2)
+    monkeypatch.setattr(port, "INACTIVITY_TIMEOUT_S", 0.2)
     async with running() as one:
         assert one.port is not None
-        slow = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.AT_ONCE)]
+        slow = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.MAX_CONNECTIONS)]
         stop = asyncio.Event()
 
         async def trickle() -> None:
@@ -191,7 +191,7 @@ async def test_a_port_that_is_taken_is_said_by_name() -> None:
 async def test_silent_peers_make_room_for_those_who_ask() -> None:
     async with running() as one:
         assert one.port is not None
-        silent = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.AT_ONCE)]
+        silent = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(port.MAX_CONNECTIONS)]
         assert await got(one, "/healthz") == (200, "ok\n")
         assert await asyncio.to_thread(silent[0].recv, 1) == b"", "the oldest goes"
         for each in silent[1:]:
@@ -216,7 +216,7 @@ async def test_those_who_have_asked_are_not_cut_for_others(monkeypatch: pytest.M
     monkeypatch.setattr(port.WSGIRequestHandler, "get_environ", noted)
     async with running(later) as one:
         assert one.port is not None
-        looks = [socket.create_connection(("127.0.0.1", one.port), 20) for _ in range(port.AT_ONCE)]
+        looks = [socket.create_connection(("127.0.0.1", one.port), 20) for _ in range(port.MAX_CONNECTIONS)]
         for each in looks:
             each.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert await asyncio.to_thread(all_asked.acquire, timeout=20)

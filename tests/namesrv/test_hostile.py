@@ -79,7 +79,7 @@ class TestKeyValues:
 
     def test_namespaces_are_bounded_and_room_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kv, "NAMESPACES_MAX", 2)
-        monkeypatch.setattr(kv, "NAMESPACE_MAX", 10)
+        monkeypatch.setattr(kv, "MAX_NAMESPACE_BYTES", 10)
         values = KvTables({"a": {"k": "1"}, "b": {}})
         with pytest.raises(KvRefused):
             values.put("c", "k", "1")
@@ -139,7 +139,7 @@ class TestRegistrations:
         _, found = await route(raw)
 
         (servers,) = found["filterServerTable"].values()
-        assert servers == good[: requests.FILTER_SERVERS_MAX - 2]
+        assert servers == good[: requests.MAX_FILTER_SERVERS - 2]
 
     async def test_a_small_registration_cannot_become_a_large_one(self, raw: RawPeer) -> None:
         version = b'{"counter":1,"timestamp":3}'
@@ -201,7 +201,7 @@ class TestRegistrations:
         assert sorted(set(known), reverse=True) == [5, 4, 3, 2, 1, 0]
 
     def test_the_tables_have_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables, "BROKERS_MAX", 2)
+        monkeypatch.setattr(tables, "MAX_BROKERS", 2)
         monkeypatch.setattr(tables, "TOPICS_MAX", 3)
         routes = RouteTables()
 
@@ -218,7 +218,7 @@ class TestRegistrations:
         assert sorted(routes.topics()) == ["a", "b", "c"]
 
     def test_the_brokers_of_all_topics_are_bounded_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables, "QUEUES_MAX", 5)
+        monkeypatch.setattr(tables, "MAX_QUEUES", 5)
         routes = RouteTables()
 
         def left_out(number: int) -> int:

@@ -1,1 +1,1 @@
-"""The filter server: runs filter classes that consumers upload, in processes of their own beside a broker."""
+"""The filter server: runs filter classes that consumers upload, each in a process beside the broker."""

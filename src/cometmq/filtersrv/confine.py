@@ -1,7 +1,7 @@
-"""What a worker may still do once it is confined: compute, and read and write the socket that it has.
+"""The confinement of a worker: it can only compute and use the socket that it already has.
 
-The kernel enforces it (seccomp, by way of libseccomp): every system call but those of `CALLS` fails with
-EPERM, for the rest of the process, whatever code runs in it. Nothing here relies on Python refusing anything.
+The kernel enforces it with seccomp (libseccomp): for the rest of the process every system call except those
+of `ALLOWED_CALLS` fails with EPERM, whatever code runs. Nothing here relies on restrictions within Python.
 """
 
 from __future__ import annotations
@@ -13,24 +13,30 @@ import resource
 
 from cometmq.errors import CometError, Terminal
 
-MEMORY = 256 << 20
-"""Bytes of address space of a worker, the interpreter included, which takes some 30 MiB of it."""
-CALLS = (
+MAX_MEMORY_BYTES = 256 << 20
+"""The address space of a worker in bytes. The interpreter takes about 30 MiB of it."""
+ALLOWED_CALLS = (
     *("read", "write", "mmap", "mprotect", "munmap", "mremap", "brk", "futex", "clock_gettime"),
     *("getrandom", "rt_sigreturn", "exit_group"),
-    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # of machines with 32 bits only
+    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # 32-bit machines only
 )
 
 
 class CannotConfine(CometError, Terminal):
-    """Filter classes cannot be confined on this machine, so none may run."""
+    """This machine cannot confine filter classes, so none may run."""
 
     problem: str
 
 
 def confine(parent: int) -> None:
-    """Confine this process, a child of process `parent` that has one thread, for good. Raises CannotConfine:
-    then it must run nothing."""
+    """Confine this process permanently.
+
+    Args:
+        parent: The process id of the parent. This process must have one thread only.
+
+    Raises:
+        CannotConfine: The process is not confined and must not run any class.
+    """
     try:
         import pyseccomp
     except (ImportError, RuntimeError, OSError) as error:
@@ -40,13 +46,13 @@ def confine(parent: int) -> None:
     if os.getppid() != parent:
         raise CannotConfine("the filter server is gone")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # of all processes the kernel ends this one first when memory is short
+        file.write("1000")  # the kernel ends this process first if memory is short
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         for limit in ("CORE", "FSIZE", "NOFILE", "NPROC"):
             resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (0, 0))
         program = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.EPERM))
-        for call in CALLS:
+        for call in ALLOWED_CALLS:
             program.add_rule(pyseccomp.ALLOW, call)
         program.load()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""An uploaded class and the process that runs it, as the filter server sees them."""
+"""An uploaded class and its process, as the filter server uses them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,35 @@ from cometmq.text import printable, seconds
 
 log = logs.logger(__name__)
 
-LOAD_S = 5.0
-"""For a process to start and load a class."""
-BATCH_S = 5.0
-"""For the messages of one pull."""
-LINE_S = 5.0
-"""For those that wait before them."""
-_AGAIN_S = 1.0  # until another process takes the place of one that is lost; twice as long after each loss
+LOAD_TIMEOUT_S = 5.0
+"""The timeout for starting a process and loading a class, in seconds."""
+BATCH_TIMEOUT_S = 5.0
+"""The timeout for filtering the messages of one pull, in seconds."""
+QUEUE_TIMEOUT_S = 5.0
+"""The timeout for the pulls that wait before it, in seconds."""
+_RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
 _AGAIN_MOST_S = 60.0
 REPLACED = "it was replaced, or was not used any more"
 
 
 def worker_command() -> list[str]:
-    """What starts a worker: behind the broker's work on the processor (nice), and so that a class that never
-    ends dies with this process, also when this one is killed (setpriv)."""
+    """Return the command that starts a worker.
+
+    It runs with a lower priority than the broker (nice) and ends together with this process, even if this
+    process is killed (setpriv).
+    """
     script = os.path.abspath(worker.__file__)
     around = ["nice", "-n", "5", "setpriv", "--pdeathsig", "KILL", "--"]
     return [*around, sys.executable, "-I", script, str(os.getpid())]
 
 
 def check() -> None:
-    """Start a worker for a moment. Raises CannotConfine when it cannot be confined on this machine, OSError
-    when no process is to be had now."""
+    """Start a worker and stop it, to test that this machine can confine one.
+
+    Raises:
+        CannotConfine: This machine cannot confine a worker.
+        OSError: No process can be started now.
+    """
     try:
         found = subprocess.run(
             worker_command(), stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/"
@@ -54,14 +61,14 @@ def check() -> None:
 
 
 class Process:
-    """A worker, and our end of the socket that is its input and output. Raises OSError."""
+    """A worker process and our end of the socket that is its input and output. Raises OSError."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with theirs:
             try:
-                # Nothing of our environment, no descriptors but these.
+                # The worker inherits no environment and no other descriptors.
                 self._popen: subprocess.Popen[bytes] = subprocess.Popen(
                     worker_command(),
                     stdin=theirs.fileno(),
@@ -79,8 +86,16 @@ class Process:
         return self._popen.pid
 
     async def ask(self, request: bytes, expected: int) -> tuple[bool, bytes]:
-        """One request; (whether it was done, the answer), which has `expected` bytes when it was. Raises
-        asyncio.IncompleteReadError, OSError."""
+        """Send a request and return whether it succeeded, and the answer.
+
+        Args:
+            request: The encoded request.
+            expected: The length of a successful answer, in bytes.
+
+        Raises:
+            asyncio.IncompleteReadError: The process has ended.
+            OSError: The socket failed.
+        """
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket)
         reader, writer = self._streams
@@ -92,7 +107,7 @@ class Process:
         return done, await reader.readexactly(size)
 
     async def end(self) -> int:
-        """Kill it, unless it has ended. Returns its exit code, -9 for a kill."""
+        """Kill the process unless it has ended. Return its exit code, -9 for a kill."""
         if self._streams is None:
             self._socket.close()
         else:
@@ -103,11 +118,14 @@ class Process:
 
 @dataclass(eq=False)
 class Filter:
-    """A class of one group and topic, by its name and source. `used_at`: by the loop's clock. `judged`:
-    bytes of messages that wait for its verdicts.
+    """The class of one group and topic, with its name and source.
 
-    Its errors are answers to consumers: SYSTEM_ERROR for a class that cannot be loaded, raises, takes too
-    long or has ended its process; FLOW_CONTROL when it has no verdict now.
+    Its errors are answers to consumers: SYSTEM_ERROR if the class cannot be loaded, raises, exceeds its time
+    or has ended its process; FLOW_CONTROL if it cannot filter now.
+
+    Attributes:
+        used_at: The time of the last use, on the loop's clock.
+        judged: The bytes of messages that wait to be filtered.
     """
 
     name: str
@@ -118,34 +136,34 @@ class Filter:
     _line: asyncio.Lock = field(default_factory=asyncio.Lock)
     _problem: str = ""
     _again_at: float = 0.0
-    _losses: int = 0  # since there were verdicts
+    _losses: int = 0  # since the last successful answer
     _closed: bool = False
 
     async def load(self) -> None:
-        """Start the process and have it load the class. Raises CommandError."""
+        """Start the process and load the class in it. Raises CommandError."""
         async with self._line:
             await self._start()
 
     async def judge(self, records: bytes, count: int) -> bytes:
-        """A byte for each of the `count` records: 1 if it matches. Raises CommandError."""
+        """Return one byte for each of the `count` records: 1 if it matches. Raises CommandError."""
         try:
-            async with asyncio.timeout(LINE_S):
+            async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await self._line.acquire()
         except TimeoutError:
-            raise self._busy(f"others have waited for {seconds(LINE_S)}") from None
+            raise self._busy(f"others have waited for {seconds(QUEUE_TIMEOUT_S)}") from None
         try:
             if self._closed:
                 raise self._busy(REPLACED)
             if self.process is None:
                 await self._start()
-            verdicts = await self._ask(records, count, BATCH_S)
+            verdicts = await self._ask(records, count, BATCH_TIMEOUT_S)
             self._losses = 0
             return verdicts
         finally:
             self._line.release()
 
     async def close(self) -> None:
-        """End the process for good."""
+        """End the process permanently."""
         self._closed = True
         await self._end()
 
@@ -159,13 +177,20 @@ class Filter:
         except OSError as error:
             self._lost(f"its process cannot be started: {error.strerror}")
         try:
-            await self._ask(json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_S)
+            await self._ask(
+                json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_TIMEOUT_S
+            )
         except CommandError:
-            await self._end()  # it has no class
+            await self._end()  # the process has not loaded the class
             raise
 
     async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
-        """One request and its answer. Raises CommandError; the process goes on if it has said so itself."""
+        """Send a request and return its answer.
+
+        Raises:
+            CommandError: The request failed. The process keeps running if the worker itself reported the
+                failure.
+        """
         assert self.process is not None
         try:
             async with asyncio.timeout(limit_s):
@@ -179,7 +204,7 @@ class Filter:
                 raise self._busy(REPLACED) from None
             self._lost(f"its process ended or answered nonsense (exit code {code})")
         except asyncio.CancelledError:
-            await self._end()  # a late answer would be taken for that to the next request
+            await self._end()  # a late answer would be taken for the answer to the next request
             raise
         if not done:
             raise self._failed(printable(answer.decode("utf-8", "replace"), None))
@@ -192,9 +217,9 @@ class Filter:
         return CommandError(ResponseCode.FLOW_CONTROL, f"filter class {self.name}: {problem}")
 
     def _lost(self, problem: str) -> NoReturn:
-        """The process is gone; another one is started for a later request."""
+        """Record that the process has ended. A later request starts another one."""
         self._problem = problem
-        pause_s = min(_AGAIN_S * 2 ** min(self._losses, 16), _AGAIN_MOST_S)
+        pause_s = min(_RESTART_DELAY_S * 2 ** min(self._losses, 16), _AGAIN_MOST_S)
         self._again_at = asyncio.get_running_loop().time() + pause_s
         self._losses += 1
         log.warning("filter class %s: %s", self.name, problem)

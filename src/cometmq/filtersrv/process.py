@@ -1,7 +1,7 @@
-"""A filter server as a process: `python -m cometmq.filtersrv.process`, started by a broker only.
+"""The process of a filter server: `python -m cometmq.filtersrv.process`, started by a broker only.
 
-Its settings (server.Settings, JSON) are the first line of its standard input, and it stops when that ends,
-however the broker went. Signals are meant for the broker.
+The first line of its standard input holds its settings (server.Settings, JSON). It stops at the end of that
+input, whatever ended the broker. It ignores signals, which are addressed to the broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logs.logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Run a filter server until the standard input ends."""
+    """Run a filter server until the end of the standard input."""
     ended = asyncio.Event()
     await end_of_input(ended)
     server = FilterServer(settings)
@@ -35,7 +35,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if none can on this machine."""
+    """Return 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if this machine supports none."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logs.set_up()

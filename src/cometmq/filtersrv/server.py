@@ -1,8 +1,8 @@
-"""The filter server: takes classes (302) and pulls (11) of consumers, and gives the messages that match.
+"""The filter server: receives classes (302) and pulls (11) of consumers and returns the matching messages.
 
-A pull goes on to the broker as it came, but for all messages; what the class refuses is left out of the
-answer. While nothing matches and the pull's time is not over, the broker is asked for more. A class that
-fails refuses the pull: nothing is passed over that it has not judged.
+It forwards a pull to the broker with a subscription to all messages and removes those that the class refuses.
+While nothing matches and the pull's time is not over, it pulls more. If the class fails, the pull fails: no
+message is skipped that the class has not seen.
 """
 
 from __future__ import annotations
@@ -39,19 +39,25 @@ from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
 log = logs.logger(__name__)
 
 REGISTER_S = 10.0
-MOST_FILTERS = 32  # each is a process of some 25 MiB
-SOURCE_MAX = 256 << 10  # bytes
-IDLE_S = 120.0  # a class that nobody has pulled with for so long is forgotten
-MOST_PULLS = 4_096  # of one connection; most of them wait for messages
+MAX_FILTERS = 32  # each is a process of about 25 MiB
+MAX_SOURCE_BYTES = 256 << 10  # bytes
+IDLE_TIMEOUT_S = 120.0  # time after which an unused class is removed
+MAX_PULLS_PER_CONNECTION = 4_096  # of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
-CALL_S = 10.0  # for the broker, beyond the time that it may hold a pull
-JUDGED_MOST = 64 << 20  # bytes of messages that wait for verdicts or have just got them
-JUDGED_OF_ONE = 8 << 20  # the same of one class, so that a slow one leaves room for others
+BROKER_TIMEOUT_S = 10.0  # for the broker's answer, in addition to the time that it may park a pull
+MAX_FILTERED_BYTES = 64 << 20  # messages that wait to be filtered or have just been filtered
+MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the same for one class, so that a slow one leaves room for others
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the broker says to a filter server that it starts. broker: where it is reached from this machine;
-    host: what consumers are told; interface: to listen on; token: shows the broker that it has started us."""
+    """The settings that a broker passes to the filter server that it starts.
+
+    Attributes:
+        broker: The broker's address as reached from this machine.
+        host: The host that consumers connect to.
+        interface: The address to listen on.
+        token: Proves to the broker that it has started this filter server.
+    """
 
     broker: str
     host: str
@@ -61,22 +67,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False)
 class FilterServer:
-    """`await start()`, `await stop()`. To be made inside the running loop."""
+    """A filter server with `start()` and `stop()`, created inside the running loop."""
 
     settings: Settings
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.filters: dict[tuple[str, str], Filter] = {}  # group, topic
+        self.filters: dict[tuple[str, str], Filter] = {}  # by group and topic
         self._loading = 0
-        self._judged = 0  # bytes, see JUDGED_MOST
+        self._judged = 0  # bytes, see MAX_FILTERED_BYTES
         self._client = RemotingClient()
-        self._server = RemotingServer(handlers_of(self), limits=Limits(handlers=MOST_PULLS))
+        self._server = RemotingServer(handlers_of(self), limits=Limits(handlers=MAX_PULLS_PER_CONNECTION))
         self._timer = Periodic(self._loop, REGISTER_S, self.look_round, name="registration with the broker")
         self.addr = ""
 
     async def start(self) -> None:
-        """Listen, then register. Raises OSError."""
+        """Listen, then register with the broker. Raises OSError."""
         port = await self._server.start(self.settings.interface, 0)
         host = self.settings.host
         self.addr = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -84,16 +90,16 @@ class FilterServer:
         self._timer.start()
 
     async def stop(self) -> None:
-        """Close the connections, end the processes."""
+        """Close the connections and end the processes."""
         self._timer.cancel()
         await self._server.stop(0)
         await asyncio.gather(*(each.close() for each in self.filters.values()))
         await self._client.close()
 
     async def look_round(self) -> None:
-        """Forget classes that are not used, and register."""
+        """Remove unused classes and register with the broker."""
         for key, each in list(self.filters.items()):
-            if self._loop.time() - each.used_at > IDLE_S and self.filters.get(key) is each:
+            if self._loop.time() - each.used_at > IDLE_TIMEOUT_S and self.filters.get(key) is each:
                 del self.filters[key]
                 await each.close()
         header = RegisterFilterServerRequestHeader(filter_server_addr=self.addr, token=self.settings.token)
@@ -109,15 +115,15 @@ class FilterServer:
     # -- classes
 
     async def register_message_filter_class(self, _connection: Connection, frame: Frame) -> Frame:
-        """Take a class for a group and topic, in place of another. It counts once it is loaded."""
+        """Load an uploaded class for a group and topic. Once loaded, it replaces the previous one."""
         header = frame.header(RegisterMessageFilterClassRequestHeader)
         source = self._checked(header, bytes(frame.body))
         key = header.consumer_group, header.topic
         known = self.filters.get(key)
         if known is not None and (known.name, known.source) == (header.class_name, source):
             return frame.response()
-        if len(self.filters.keys() | {key}) + self._loading > MOST_FILTERS:
-            raise CommandError(ResponseCode.SYSTEM_BUSY, f"{MOST_FILTERS} filter classes are in use already")
+        if len(self.filters.keys() | {key}) + self._loading > MAX_FILTERS:
+            raise CommandError(ResponseCode.SYSTEM_BUSY, f"{MAX_FILTERS} filter classes are in use already")
         loaded = Filter(header.class_name, source, self._loop.time())
         self._loading += 1
         try:
@@ -133,7 +139,7 @@ class FilterServer:
 
     @staticmethod
     def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
-        """The source of an upload. Raises CommandError."""
+        """Return the source of an upload. Raises CommandError for an invalid one."""
         problem = ""
         if not is_legal_name(header.consumer_group, GROUP_LENGTH_MAX):
             problem = "consumerGroup is no name of a group"
@@ -141,8 +147,8 @@ class FilterServer:
             problem = "topic is no name of a topic"
         elif not header.class_name.isidentifier() or len(header.class_name) > GROUP_LENGTH_MAX:
             problem = "className is no name of a Python class"
-        elif len(source) > SOURCE_MAX:
-            problem = f"the source has {len(source)} bytes, at most {SOURCE_MAX} are taken"
+        elif len(source) > MAX_SOURCE_BYTES:
+            problem = f"the source has {len(source)} bytes, at most {MAX_SOURCE_BYTES} are taken"
         elif header.class_crc != zlib.crc32(source) & 0x7FFFFFFF:
             problem = f"classCRC {header.class_crc} is not that of the source"
         try:
@@ -156,7 +162,7 @@ class FilterServer:
     # -- pulls
 
     async def pull_message(self, connection: Connection, frame: Frame) -> Frame:
-        """The messages from an offset on that match."""
+        """Return the matching messages from an offset on."""
         header = frame.header(PullMessageRequestHeader)
         held_s = 0.0
         if header.sys_flag & PullSysFlag.SUSPEND:
@@ -164,7 +170,7 @@ class FilterServer:
         until = self._loop.time() + held_s
         flags = (header.sys_flag | PullSysFlag.SUBSCRIPTION) & ~PullSysFlag.CLASS_FILTER
         header = msgspec.structs.replace(header, sys_flag=flags, subscription="*", expression_type="TAG")
-        nothing: Frame | None = None  # the answer when no more is asked for
+        nothing: Frame | None = None  # the answer if nothing more is pulled
         while nothing is None or (self._loop.time() < until and not connection.closed):
             try:
                 answer = await self._ask_broker(frame.version, header, until - self._loop.time())
@@ -173,20 +179,20 @@ class FilterServer:
             except CommandError:
                 if nothing is None:
                     raise
-                break  # the next pull begins here, and meets it again
+                break  # the next pull starts here and meets the failure again
             if matching or not found:
                 return frame.response(answer.code, answer.remark, ext=answer.ext, body=matching)
             nothing = frame.response(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", ext=answer.ext
             )
-            # The commit counts once: the consumer may store a later offset meanwhile.
+            # Commit the offset with the first pull only: the consumer may store a later one meanwhile.
             flags &= ~PullSysFlag.COMMIT_OFFSET
             offset = answer.header(PullMessageResponseHeader).next_begin_offset
             header = msgspec.structs.replace(header, sys_flag=flags, queue_offset=offset)
         return nothing
 
     def _filter(self, header: PullMessageRequestHeader) -> Filter:
-        """The class of a pull, which may have been replaced while it waited. Raises CommandError."""
+        """Return the class of a pull, which may have been replaced while it waited. Raises CommandError."""
         found = self.filters.get((header.consumer_group, header.topic))
         if found is None:
             raise CommandError(
@@ -197,7 +203,7 @@ class FilterServer:
         return found
 
     async def _ask_broker(self, version: int, header: PullMessageRequestHeader, held_s: float) -> Frame:
-        """The broker's answer to one pull, for which it may wait so long. Raises CommandError."""
+        """Return the broker's answer to a pull that it may park for `held_s` seconds. Raises CommandError."""
         self._filter(header)
         flags = header.sys_flag
         forwarded = msgspec.structs.replace(
@@ -207,14 +213,14 @@ class FilterServer:
         )
         request = Frame.request(RequestCode.PULL_MESSAGE, forwarded, version=version)
         try:
-            return await self._client.call(self.settings.broker, request, max(0.0, held_s) + CALL_S)
+            return await self._client.call(self.settings.broker, request, max(0.0, held_s) + BROKER_TIMEOUT_S)
         except CometError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the filter server's pull: {error}") from error
 
     async def _matching(self, found: Filter, records: bytes) -> bytes:
-        """Those of the records that match, as they are stored. Raises CommandError."""
+        """Return the matching records in their stored form. Raises CommandError."""
         size = len(records)
-        for taken, most in ((self._judged, JUDGED_MOST), (found.judged, JUDGED_OF_ONE)):
+        for taken, most in ((self._judged, MAX_FILTERED_BYTES), (found.judged, MAX_FILTERED_BYTES_PER_CLASS)):
             if taken and taken + size > most:
                 raise CommandError(
                     ResponseCode.FLOW_CONTROL, "too many messages wait for verdicts of filters"

@@ -1,9 +1,9 @@
-"""The process that runs one uploaded class, a script: it loads what filters may use, then confines itself.
+"""The process that runs one uploaded class: it imports what filters may use, then confines itself.
 
-A request is its length in 4 bytes and its bytes: the first is a JSON object with name and source of the
-class, the others are records as a pull's answer has them. An answer is a byte (1 done, 0 failed), a length
-and as many bytes: for records one byte each, 1 for those that match; for a failure the reason as text. The
-end of its input ends the process.
+A request is a length in 4 bytes and as many bytes. The first request is a JSON object with the name and the
+source of the class; later ones are records in the format of a pull's answer. An answer is a byte (1 success,
+0 failure), a length and as many bytes: one byte per record, 1 if it matches, or the reason of the failure as
+text. The process ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from cometmq.text import shortened
 LENGTH = struct.Struct(">I")
 ANSWER = struct.Struct(">?I")
 MAX_BODY = 32 << 20
-"""Bytes of an inflated body, as in consumers; a larger one reaches the filter as it is stored."""
-REASON_MAX = 1000  # characters
-REASON_BYTES = 4 * REASON_MAX + 100
-# Nothing can be imported or looked up in files later on.
-MODULES = (
+"""The maximum size of an inflated body in bytes, as in consumers. A larger body stays compressed."""
+MAX_REASON_CHARACTERS = 1000  # characters
+REASON_BYTES = 4 * MAX_REASON_CHARACTERS + 100
+# The modules that filters can use. Nothing can be imported after the confinement.
+PRELOADED_MODULES = (
     *("base64", "bisect", "collections", "csv", "dataclasses", "datetime", "decimal", "enum", "fnmatch"),
     *("fractions", "functools", "hashlib", "hmac", "ipaddress", "itertools", "json", "math", "operator"),
     *("random", "re", "statistics", "string", "struct", "textwrap", "time", "typing", "unicodedata"),
     *("urllib.parse", "uuid", "zlib", "_strptime"),
 )
-COMPRESSIONS = ("lz4.frame", "zstandard")  # of an extra
+COMPRESSIONS = ("lz4.frame", "zstandard")  # part of an extra
 CODECS = ("ascii", "latin-1", "utf-16", "gb18030", "big5", "shift_jis", "euc_kr")
 
 Match = Callable[[Any], object]
 
 
 def main(parent: int) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the end of the input."""
     try:
-        for name in MODULES:
+        for name in PRELOADED_MODULES:
             importlib.import_module(name)
         for name in COMPRESSIONS:
             with contextlib.suppress(ImportError):
@@ -68,14 +68,14 @@ def main(parent: int) -> None:
                 match, answer = load(**json.loads(request)), b""
             else:
                 answer = judge(match, request)
-        except BaseException as error:  # whatever a filter raises, SystemExit too, is an answer
+        except BaseException as error:  # whatever a filter raises, including SystemExit, becomes an answer
             _answer(False, _reason(error).encode("utf-8", "replace"))
         else:
             _answer(True, answer)
 
 
 def load(name: str, source: str) -> Match:
-    """The method `match` of an object of the class. Raises what the source raises."""
+    """Return the method `match` of an object of the class. Raises whatever the source raises."""
     module: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"{name}.py", "exec"), module)
     if not isinstance(module.get(name), type):
@@ -88,11 +88,11 @@ def load(name: str, source: str) -> Match:
 
 
 def judge(match: Match, records: bytes) -> bytes:
-    """A byte for each record: 1 if its message matches."""
+    """Return one byte for each record: 1 if its message matches."""
     verdicts = bytearray()
     for message in iter_records(records):
         if message.sys_flag & COMPRESSED:
-            with contextlib.suppress(BodyError):  # then it stays as it is stored
+            with contextlib.suppress(BodyError):  # the body stays compressed
                 message.body = decompress(message.sys_flag, message.body, MAX_BODY)
                 message.sys_flag &= ~COMPRESSED
         try:
@@ -105,11 +105,11 @@ def judge(match: Match, records: bytes) -> bytes:
 
 def _reason(error: BaseException) -> str:
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    return shortened(f"{type(error).__name__}: {error}{notes}", REASON_MAX)
+    return shortened(f"{type(error).__name__}: {error}{notes}", MAX_REASON_CHARACTERS)
 
 
 def _read(size: int) -> bytes:
-    """As many bytes of the input; its end is ours."""
+    """Read exactly `size` bytes. End the process at the end of the input."""
     data = bytearray()
     while len(data) < size:
         part = os.read(0, size - len(data))

@@ -1,4 +1,4 @@
-"""Numbers of a running server for monitoring: families of samples, a port for Prometheus, a push by OTLP."""
+"""Metrics of a running server: families of samples, a port for Prometheus, and a push by OTLP."""
 
 from cometmq.metrics.exporter import MetricsExporter
 from cometmq.metrics.families import Families, Family

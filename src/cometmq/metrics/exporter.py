@@ -1,7 +1,7 @@
-"""Where the numbers of a server go: nowhere, to a port that Prometheus reads, or by OTLP to a collector.
+"""The export of a server's metrics: none, a port that Prometheus scrapes, or a push to an OTLP collector.
 
-The loop owns all state: the threads of the port and of the push ask it for the numbers, and turn them into
-text or messages themselves.
+The event loop owns all state. The threads of the port and of the push request the samples from it and encode
+them themselves.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 log = logs.logger(__name__)
 
 T = TypeVar("T")
-ANSWER_S = 10.0
-"""How long the loop may take for the numbers."""
+COLLECT_TIMEOUT_S = 10.0
+"""The maximum time in seconds that the loop may take to collect the samples."""
 
 
 class MetricsExporter:
-    """The metrics of one server. Made and started inside its loop."""
+    """The metrics of one server. It is created and started inside the server's loop."""
 
     def __init__(
         self,
@@ -38,21 +38,27 @@ class MetricsExporter:
         collect: Callable[[Families], Awaitable[None]],
         why_not_ready: Callable[[], str],
     ) -> None:
-        """interface: where the server listens, which counts where the settings name no other. collect: adds
-        the numbers. why_not_ready: what keeps the server from its work; "" when nothing does."""
+        """Create an exporter.
+
+        Args:
+            settings: The metrics settings of the server.
+            interface: The address on which the server listens, used unless the settings contain another one.
+            collect: Adds the samples.
+            why_not_ready: Returns the reason why the server is not ready, or "".
+        """
         self._settings = settings
         self._interface = settings.metrics_prom_exporter_host or interface
         self._collect = collect
         self._why_not_ready = why_not_ready
         self._loop = asyncio.get_running_loop()
-        self._asking = threading.Lock()  # one look at a time, however many ask
+        self._asking = threading.Lock()  # one collection at a time
         self._cut_told = False
         self._running: MetricsPort | OtlpPush | None = None
         self.port: int | None = None
-        """Of Prometheus' port, once started."""
+        """The port that Prometheus scrapes, once it is started."""
 
     async def start(self) -> None:
-        """Open the port, or begin to push. Raises ConfigError, also where a package is missing."""
+        """Open the port or start to push. Raises ConfigError, also for a missing package."""
         settings = self._settings
         if settings.metrics_exporter_type == DISABLE:
             return
@@ -72,18 +78,18 @@ class MetricsExporter:
             raise ConfigError("metricsExporterType", settings.metrics_exporter_type, expected) from error
 
     async def stop(self) -> None:
-        """Close the port, or push no more."""
+        """Close the port or stop to push."""
         running, self._running = self._running, None
         if running is not None:
             await asyncio.to_thread(running.stop)
 
     def families(self) -> Families:
-        """The numbers now; for threads. Raises TimeoutError when the loop has no time for them."""
+        """Collect the samples; called by threads. Raises TimeoutError if the loop is too busy."""
         with self._asking:
             return self._ask(self._families())
 
     def why_not_ready(self) -> str:
-        """What keeps the server from its work; for threads. Raises TimeoutError."""
+        """Return why the server is not ready, or ""; called by threads. Raises TimeoutError."""
 
         async def ask() -> str:
             return self._why_not_ready()
@@ -106,7 +112,7 @@ class MetricsExporter:
             question.close()
             raise TimeoutError from error
         try:
-            return asked.result(ANSWER_S)
+            return asked.result(COLLECT_TIMEOUT_S)
         except concurrent.futures.TimeoutError:
             asked.cancel()
             raise TimeoutError from None

@@ -1,4 +1,4 @@
-"""What is measured at one moment: families of samples, bounded in number. No I/O and no clock in here."""
+"""Samples measured at one moment, in families and limited in number. It uses no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Literal
 
 from cometmq.text import printable
 
-LABEL_CHARACTERS = 255
-"""Of a label's value; longer ones are cut."""
+MAX_LABEL_CHARACTERS = 255
+"""The maximum length of a label's value. Longer values are truncated."""
 
 
 @dataclass(eq=False, slots=True)
 class Family:
-    """Samples of one name. name: without the `_total` of a counter, and without the unit. samples: values of
-    the labels, in their order, and the number."""
+    """The samples of one metric.
+
+    Attributes:
+        name: The name without the unit and without a counter's `_total`.
+        samples: The values of the labels, in their order, and the number.
+    """
 
     name: str
     words: str
@@ -26,11 +30,13 @@ class Family:
 
 
 class Families:
-    """The families of one look at a server, in order. most: samples of all of them; those beyond are left
-    out, and `cut` says so."""
+    """The families of one collection, in order.
+
+    It holds at most `most` samples. Further samples are dropped, and `cut` is set.
+    """
 
     def __init__(self, most: int, labels: Iterable[tuple[str, str]] = ()) -> None:
-        """labels: those that all samples have, with their values."""
+        """Create an empty collection in which all samples have the given labels."""
         common = list(labels)
         self._names = tuple(name for name, _ in common)
         self._values = tuple(_label(value) for _, value in common)
@@ -40,16 +46,18 @@ class Families:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another sample."""
+        """Whether the limit of samples is reached."""
         return self._left <= 0
 
     def gauge(self, name: str, words: str, value: float, *, unit: str = "", **labels: object) -> None:
-        """One more sample of what goes up and down. unit: Prometheus has it at the end of the name, and
-        OpenTelemetry beside it."""
+        """Add a sample of a value that goes up and down.
+
+        Prometheus expects the unit at the end of the name, OpenTelemetry as a field.
+        """
         self._add(name, words, "gauge", value, labels, unit)
 
     def counter(self, name: str, words: str, value: float, **labels: object) -> None:
-        """One more sample of what only grows; name: without `_total`."""
+        """Add a sample of a value that only grows. `name` has no `_total`."""
         self._add(name, words, "counter", value, labels, "")
 
     def _add(
@@ -74,4 +82,4 @@ class Families:
 def _label(value: object) -> str:
     if value is True or value is False:
         return "true" if value else "false"
-    return printable(str(value))[:LABEL_CHARACTERS]
+    return printable(str(value))[:MAX_LABEL_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Pushes the numbers to an OpenTelemetry collector by OTLP over gRPC, each minute or as the settings say."""
+"""The push of metrics to an OpenTelemetry collector by OTLP over gRPC, once per minute by default."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ SCHEMA = ""
 
 
 class Source(Protocol):
-    """Where the numbers come from."""
+    """The source of the samples."""
 
     def families(self) -> Families: ...
 
 
 class OtlpPush:
-    """A thread that pushes until `stop`. A collector that does not answer costs numbers, and a line of the
-    log when that begins and ends."""
+    """A thread that pushes until `stop`.
+
+    If the collector does not respond, samples are lost. The log reports the beginning and the end of that.
+    """
 
     def __init__(self, settings: MetricsSettings, source: Source) -> None:
         target = settings.metrics_grpc_exporter_target
@@ -60,7 +62,7 @@ class OtlpPush:
         self._thread.start()
 
     def stop(self) -> None:
-        """Push no more."""
+        """Stop the thread."""
         self._stopping.set()
         self._exporter.shutdown(timeout_millis=1000)
         self._thread.join(1.0)
@@ -72,7 +74,7 @@ class OtlpPush:
                 failed = done is not MetricExportResult.SUCCESS
             except TimeoutError:
                 failed = True
-            except Exception:  # of whatever part the numbers are: the next ones may be there again
+            except Exception:  # whatever has failed, the next push may succeed
                 failed = True
                 if not self._failed and not self._stopping.is_set():
                     log.exception("the numbers could not be pushed")

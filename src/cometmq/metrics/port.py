@@ -1,8 +1,8 @@
-"""Prometheus' port: /metrics, /healthz (the loop answers), /readyz (the server does its work).
+"""The port for Prometheus: /metrics, /healthz (the loop responds), /readyz (the server is ready).
 
-However many ask, and however often: the numbers are collected and made text of once a second at most, and
-that takes a tenth of the time at most. All get the same text, in Prometheus' oldest form, which everybody
-reads.
+The load is limited, however many clients scrape: the samples are collected and encoded at most once per
+second and in at most a tenth of the time. All clients receive the same text in Prometheus' oldest format,
+which every client can read.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ from cometmq.errors import ConfigError
 from cometmq.metrics.families import Families
 from cometmq.text import printable
 
-AT_ONCE = 8
-"""Connections at once. Where a further one finds no room, the oldest that has not asked for anything yet is
-cut; where all have asked, the further one is."""
-SILENT_S = 10
-"""A peer may say, or take, nothing for so long. Where there is no room it has no more time in all."""
-CUT_S = 1.0
-"""A connection that is cut gives up its place within so long."""
+MAX_CONNECTIONS = 8
+"""The maximum number of connections.
+
+A further connection replaces the oldest one that has not sent a request. If all have sent one, the further
+one is closed.
+"""
+INACTIVITY_TIMEOUT_S = 10
+"""The timeout of an inactive connection, in seconds. At the limit it is the total time."""
+CLOSE_TIMEOUT_S = 1.0
+"""The time in seconds after which a closed connection has freed its slot."""
 KEEP_S = 1.0
-SHARE = 10
-"""An answer is given for so long, and for so many times the time that it took to make."""
+REUSE_FACTOR = 10
+"""An answer is reused for at least this multiple of the time that its collection took."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class Source(Protocol):
-    """Where the numbers come from."""
+    """The source of the samples."""
 
     def families(self) -> Families: ...
 
@@ -86,7 +89,7 @@ class MetricsPort:
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more; requests under way are answered still."""
+        """Stop listening. Requests in progress are still answered."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -98,16 +101,16 @@ def _say(start: Start, status: str, words: str) -> Iterable[bytes]:
 
 
 class _Page:
-    """The text of all numbers, made when somebody asks and the last one is too old."""
+    """The text of all samples, created on request if the previous text is too old."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._making = threading.Lock()
-        self._text: bytes | None = None  # None: the loop had no time for the numbers
+        self._text: bytes | None = None  # None if the loop was too busy
         self._until = 0.0
 
     def text(self) -> bytes:
-        """For threads. Raises TimeoutError."""
+        """Return the text; called by threads. Raises TimeoutError."""
         with self._making:
             begun = time.monotonic()
             if begun >= self._until:
@@ -117,14 +120,14 @@ class _Page:
                 except TimeoutError:
                     pass
                 done = time.monotonic()
-                self._until = done + max(KEEP_S, SHARE * (done - begun))
+                self._until = done + max(KEEP_S, REUSE_FACTOR * (done - begun))
             if self._text is None:
                 raise TimeoutError
             return self._text
 
 
 class _Collector:
-    """Prometheus' view of the families."""
+    """The families in the form of the Prometheus library."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -139,19 +142,19 @@ class _Collector:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SILENT_S
+    timeout = INACTIVITY_TIMEOUT_S
     server: _Server
 
     def get_environ(self) -> dict[str, Any]:
-        """Called when the request is read."""
+        """Return the environment. The server calls this once the request is read."""
         self.server.has_asked(self.connection)
         return super().get_environ()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """A look each few seconds is no event."""
+        """Log nothing: a scrape every few seconds is no event."""
 
     def address_string(self) -> str:
-        """Without a question to the name service."""
+        """Return the address without a DNS query."""
         return str(self.client_address[0])
 
 
@@ -164,13 +167,13 @@ class _Server(ThreadingMixIn, WSGIServer):
             interface or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         self.address_family = family
-        self._room = threading.BoundedSemaphore(AT_ONCE)
-        self._since: dict[socket.socket, float] = {}  # connections, the oldest first
-        self._silent: dict[socket.socket, None] = {}  # those of them that have not asked yet
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._since: dict[socket.socket, float] = {}  # connections, oldest first
+        self._silent: dict[socket.socket, None] = {}  # those that have not sent a request
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        """As HTTPServer's, without a question to the name service."""
+        """Bind like HTTPServer, but without a DNS query."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -178,7 +181,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, while there is room."""
+        """Answer in a thread if a slot is free."""
         if not self._room.acquire(blocking=False) and not self._make_room():
             self.shutdown_request(request)
             return
@@ -187,21 +190,24 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def has_asked(self, request: socket.socket) -> None:
-        """Its request is read."""
+        """Record that a connection's request has been read."""
         self._silent.pop(request, None)
 
     def _make_room(self) -> bool:
-        """Cut the oldest that has not asked, whether it is silent or slow, and those that have not taken
-        their answer in time. Returns whether that gave a place, which is taken."""
-        late = time.monotonic() - SILENT_S
+        """Free and take a slot, and return whether that was possible.
+
+        It closes connections that have not received their answer in time, and the oldest one without a
+        request.
+        """
+        late = time.monotonic() - INACTIVITY_TIMEOUT_S
         cut = [*list(self._silent)[:1], *(each for each, since in list(self._since.items()) if since < late)]
         for each in cut:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the peer has closed it
                 each.shutdown(socket.SHUT_RDWR)
-        return bool(cut) and self._room.acquire(timeout=CUT_S)
+        return bool(cut) and self._room.acquire(timeout=CLOSE_TIMEOUT_S)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """What the thread does."""
+        """Answer one request in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -210,4 +216,4 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that went away is no event either."""
+        """Ignore a peer that closed its connection."""

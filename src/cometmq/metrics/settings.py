@@ -1,4 +1,4 @@
-"""The settings of metrics, of brokers and name servers alike, under the names of RocketMQ 5.x."""
+"""The metrics settings that brokers and name servers share, with the names of RocketMQ 5.x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS_RANGES: dict[str, Range] = {
 
 
 class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
-    """Defaults as in 5.5.0 (docs/settings.md, Metrics)."""
+    """The settings, with the defaults of 5.5.0 (docs/settings.md, Metrics)."""
 
     metrics_exporter_type: str = DISABLE
     metrics_prom_exporter_port: int = 5557
@@ -30,7 +30,7 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
     metrics_grpc_exporter_interval_in_mills: int = 60_000
 
     def check_metrics(self) -> None:
-        """Raises ConfigError(key, value, expected)."""
+        """Check the values. Raises ConfigError for an invalid one."""
         kind = self.metrics_exporter_type
         if kind not in TYPES:
             raise ConfigError("metricsExporterType", kind, " or ".join(TYPES))
@@ -43,11 +43,11 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
             raise ConfigError("metricsGrpcExporterTarget", "", "host:port or URL of a collector")
 
     def metrics_labels(self) -> list[tuple[str, str]]:
-        """What every sample is labelled with. Raises ConfigError."""
+        """Return the labels of every sample. Raises ConfigError."""
         return _pairs("metricsLabel", self.metrics_label, self.metrics_label)
 
     def metrics_headers(self) -> list[tuple[str, str]]:
-        """What a collector is sent with each push, often a token. Raises ConfigError."""
+        """Return the headers of each push, often with a token. Raises ConfigError."""
         return _pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header, "***")
 
 

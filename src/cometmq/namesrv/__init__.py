@@ -1,1 +1,1 @@
-"""The name server: route tables (a core without I/O), their requests, and the process part around them."""
+"""The name server: route tables without I/O, the requests that use them, and the server around them."""

@@ -1,4 +1,4 @@
-"""The name server's settings, under RocketMQ's names; defaults are Apache's."""
+"""The name server's settings, with RocketMQ's names and Apache's defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cometmq.settings import (
     warn_unknown,
 )
 
-# Settings of Apache's name server that have no counterpart in one event loop, with its defaults.
+# Settings of Apache's name server that have no effect in one event loop, with their defaults.
 WITHOUT_USE = {
     "rocketmqHome": "",
     "productEnvName": "center",
@@ -46,9 +46,9 @@ WITHOUT_USE = {
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
-    "useTLS": "false",  # it calls nobody
+    "useTLS": "false",  # a name server opens no connections
 }
-# Modes of Apache's name server that this one does not have.
+# Modes of Apache's name server that are not implemented here.
 NOT_BUILT = {
     "clusterTest": "false",
     "supportActingMaster": "false",
@@ -57,8 +57,8 @@ NOT_BUILT = {
     "needWaitForService": "false",
 }
 INERT = Inert(WITHOUT_USE, NOT_BUILT)
-# Never changed while running, whatever configBlackList says: paths, addresses, ports.
-ALWAYS_BLACK = frozenset(
+# Settings that no request may change, whatever configBlackList contains: paths, addresses, ports.
+NEVER_BY_REQUEST = frozenset(
     {
         "configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress",
         "metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort",
@@ -75,12 +75,12 @@ RANGES: dict[str, Range] = {
 
 
 def home_file(name: str) -> str:
-    """Where Apache's name server keeps its files: ~/namesrv."""
+    """Return the path of a file in the directory of Apache's name server, ~/namesrv."""
     return os.path.join(os.path.expanduser("~"), "namesrv", name)
 
 
 class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
-    """Settings; times in ms unless the name says seconds. `others` holds keys that mean nothing here."""
+    """The settings. Times are in ms unless the name has another unit. `others` holds keys without effect."""
 
     listen_port: int = 9876
     bind_address: str = "0.0.0.0"
@@ -96,17 +96,22 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     server_channel_max_idle_time_seconds: int = 120
     tls_config_file: str = msgspec.field(default="", name="tls.config.file")
     tls_server_mode: str = msgspec.field(default="", name="tls.server.mode")
-    log_level: str = ""  # ours
+    log_level: str = ""  # not in RocketMQ
     others: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> NamesrvConfig:
-        """Read a properties file's pairs. A known key with a bad value is a ConfigError; an unknown key is
-        kept, with a warning that names the nearest known one."""
+        """Create the settings from the pairs of a properties file.
+
+        An unknown key is kept in `others`; a warning names the nearest known key.
+
+        Raises:
+            ConfigError: The value of a known key is invalid.
+        """
         return cls().updated(properties)
 
     def updated(self, properties: Mapping[str, str]) -> NamesrvConfig:
-        """This configuration with `properties` over it. Raises ConfigError(key, value, expected)."""
+        """Return a copy with `properties` applied. Raises ConfigError for an invalid value."""
         changes: dict[str, object] = {}
         others = dict(self.others)
         for key, text in properties.items():
@@ -123,7 +128,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
         return config
 
     def check(self) -> None:
-        """Raises ConfigError for values that cannot work whatever the type says."""
+        """Check the values beyond their types. Raises ConfigError for an invalid one."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELDS[key])))
         if self.bind_address:
             check_host("bindAddress", self.bind_address)
@@ -134,13 +139,13 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
                 raise ConfigError(key, "", "the path of a file")
 
     def to_properties(self) -> dict[str, str]:
-        """Every setting under its RocketMQ name, as GET_NAMESRV_CONFIG shows them."""
+        """Return every setting by its RocketMQ name, as GET_NAMESRV_CONFIG returns them."""
         own = {key: show_value(getattr(self, field)) for key, field in FIELDS.items()}
         return {**INERT.defaults, **own, **self.others}
 
     def black_listed(self, key: str) -> bool:
-        """Whether UPDATE_NAMESRV_CONFIG must refuse to change `key`."""
-        return key in ALWAYS_BLACK or key in self.config_black_list.split(";")
+        """Return whether UPDATE_NAMESRV_CONFIG must refuse to change `key`."""
+        return key in NEVER_BY_REQUEST or key in self.config_black_list.split(";")
 
 
 FIELDS = {
@@ -149,15 +154,14 @@ FIELDS = {
 
 
 class RunningConfig:
-    """The settings of a running name server; `now` is replaced when a request changes them. Ports and paths
-    stay in force until the next start."""
+    """The settings of a running name server. A change replaces `now`; ports and paths change at a start."""
 
     def __init__(self, config: NamesrvConfig) -> None:
         self.now = config
         self._lock = asyncio.Lock()
 
     def update(self, properties: Mapping[str, str]) -> None:
-        """Put these over the others. Raises ConfigError; then nothing has changed."""
+        """Apply `properties`. Raises ConfigError, and then nothing has changed."""
         self.now = self.now.updated(properties)
 
     async def save(self) -> None:

@@ -1,4 +1,4 @@
-"""Key-value configuration by namespace, and its file in Apache's form (kvConfig.json)."""
+"""The key-value configuration by namespace, and its file in Apache's format (kvConfig.json)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cometmq.errors import BodyError, CometError
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import loads
 
-# Bounds of what requests may put. A namespace has to fit into an answer (ORDER_TOPIC_CONFIG's goes out with
-# each registration), and every change writes the whole file.
-NAME_MAX = 255  # characters of a namespace or key
-NAMESPACE_MAX = 1 << 20  # bytes of a namespace's keys and values: 20,000 ordered topics
+# Limits for values from requests. A namespace must fit into a response, because each registration response
+# contains ORDER_TOPIC_CONFIG, and every change rewrites the whole file.
+MAX_NAME_CHARACTERS = 255  # for a namespace or a key
+MAX_NAMESPACE_BYTES = 1 << 20  # keys and values of one namespace together: 20,000 ordered topics
 NAMESPACES_MAX = 256
 
 
 class KvRefused(CometError):
-    """A pair that is not kept; `field` says which part of it is wrong."""
+    """A key-value pair was refused; `field` names the invalid part."""
 
     field: str
     problem: str
@@ -31,7 +31,7 @@ class KvRefused(CometError):
 
 
 class KvTables:
-    """namespace -> key -> value. `generation` counts changes, so that a writer knows whether it is behind."""
+    """The values by namespace and key. `generation` counts the changes, so that a writer can detect them."""
 
     __slots__ = ("_sizes", "_tables", "generation")
 
@@ -46,48 +46,48 @@ class KvTables:
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value. Raises KvRefused."""
         for field, name in (("namespace", namespace), ("key", key)):
-            if not name or len(name) > NAME_MAX or not name.isprintable():
-                raise KvRefused(field, f"1 to {NAME_MAX} printable characters are wanted")
+            if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+                raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are wanted")
         pairs = self._tables.get(namespace, {})
         if not pairs and len(self._tables) >= NAMESPACES_MAX and namespace not in self._tables:
             raise KvRefused("namespace", f"there are {NAMESPACES_MAX} of them, and no more are kept")
         size = self._sizes.get(namespace, 0) + _size(key, value)
         if key in pairs:
             size -= _size(key, pairs[key])
-        if size > NAMESPACE_MAX:
-            problem = f"its namespace would have {size} bytes, at most {NAMESPACE_MAX} are kept"
+        if size > MAX_NAMESPACE_BYTES:
+            problem = f"its namespace would have {size} bytes, at most {MAX_NAMESPACE_BYTES} are kept"
             raise KvRefused("value", problem)
         self._tables.setdefault(namespace, {})[key] = value
         self._sizes[namespace] = size
         self.generation += 1
 
     def get(self, namespace: str, key: str) -> str | None:
-        """A value, None if there is none."""
+        """Return a value, or None if there is none."""
         return self._tables.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove a value. A namespace that had one stays known, as Apache's does."""
+        """Remove a value. The namespace stays, even if it is empty, as in Apache's name server."""
         value = self._tables.get(namespace, {}).pop(key, None)
         if value is not None:
             self._sizes[namespace] -= _size(key, value)
             self.generation += 1
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All values of a namespace, None if it is not known."""
+        """Return all values of a namespace, or None for an unknown namespace."""
         pairs = self._tables.get(namespace)
         return None if pairs is None else dict(pairs)
 
     def fits(self, namespace: str) -> bool:
-        """Whether a namespace may go out with other answers; a file made elsewhere can hold a longer one."""
-        return self._sizes.get(namespace, 0) <= NAMESPACE_MAX
+        """Return whether a namespace fits into a response. A file written elsewhere may exceed it."""
+        return self._sizes.get(namespace, 0) <= MAX_NAMESPACE_BYTES
 
     def to_json(self) -> bytes:
-        """The content of kvConfig.json."""
+        """Return the content of kvConfig.json."""
         return msgspec.json.encode({"configTable": self._tables})
 
     @classmethod
     def from_json(cls, text: bytes) -> KvTables:
-        """Read a kvConfig.json, fastjson's dialect included. Raises BodyError if it is something else."""
+        """Parse a kvConfig.json, also in fastjson's dialect. Raises BodyError for anything else."""
         content = loads(text)
         tables = content.get("configTable") if isinstance(content, dict) else None
         if tables is None:
@@ -99,12 +99,12 @@ class KvTables:
 
 
 def _size(key: str, value: str) -> int:
-    """What a pair counts, in bytes of UTF-8."""
+    """Return the size of a pair in UTF-8 bytes."""
     return len(key.encode("utf-8", "replace")) + len(value.encode("utf-8", "replace"))
 
 
 class KvFile:
-    """The file of the tables."""
+    """The file that holds the key-value tables."""
 
     def __init__(self, path: str, tables: KvTables) -> None:
         self.tables = tables
@@ -113,8 +113,8 @@ class KvFile:
         self._lock = asyncio.Lock()
 
     async def save(self) -> None:
-        """Write the tables if they have changed since they were written. Raises OSError."""
-        # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
+        """Write the tables if they have changed since the last write. Raises OSError."""
+        # Writers take turns and each writes the current state, so an older state never replaces a newer one.
         async with self._lock:
             generation = self.tables.generation
             if generation != self._written:
@@ -123,7 +123,7 @@ class KvFile:
 
 
 def read_file(path: str) -> bytes | None:
-    """The content of a configuration file, or of its backup if it is missing or empty; else None."""
+    """Return the content of a configuration file, or of its backup if it is missing or empty, or None."""
     for name in (path, path + ".bak"):
         with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:
             content = file.read()
@@ -133,7 +133,7 @@ def read_file(path: str) -> bytes | None:
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Replace a configuration file in one step; what it held goes to <path>.bak. Raises OSError."""
+    """Replace a configuration file atomically and keep its old content as <path>.bak. Raises OSError."""
     directory = os.path.dirname(os.path.abspath(path))
     make_private_directory(directory)
     temporary = path + ".tmp"
@@ -142,7 +142,7 @@ def write_file(path: str, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     if os.path.exists(path):
-        # A link keeps `path` itself in place until the rename.
+        # The backup is a hard link, so `path` exists at every moment until the rename.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + ".bak")
         os.link(path, path + ".bak")

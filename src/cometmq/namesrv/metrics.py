@@ -1,4 +1,4 @@
-"""The numbers of a name server for monitoring (docs/metrics.md)."""
+"""The metrics of a name server (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from cometmq.namesrv.tables import RouteTables
 
 @dataclass(frozen=True, kw_only=True)
 class NamesrvMetrics:
-    """Looks at the tables. now_ms: the clock by which brokers expire. connections: how many there are now."""
+    """Collects metrics from the tables.
+
+    Attributes:
+        now_ms: The clock that decides when brokers expire, in ms.
+        connections: Returns the number of open connections.
+    """
 
     tables: RouteTables
     now_ms: Callable[[], int]
     connections: Callable[[], int]
 
     def why_not_ready(self) -> str:
-        """A name server that listens is ready, whoever has registered."""
+        """Return "": a listening name server is ready, whether brokers have registered or not."""
         return ""
 
     async def collect(self, families: Families) -> None:
-        """Add everything."""
+        """Add all metrics to `families`."""
         live, now = self.tables.live(), self.now_ms()
         for name, words, value in (
             ("brokers", "Brokers that are registered.", len(live)),

@@ -1,5 +1,4 @@
-"""The name server's requests: header and body to tables, and back to an answer
-(docs/reference/remoting.md, Name server)."""
+"""The name server's request handlers (docs/reference/remoting.md, Name server)."""
 
 from __future__ import annotations
 
@@ -43,9 +42,9 @@ from cometmq.text import shortened
 log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
-NAME_MAX = 255  # of a broker, a cluster, a zone
-ROUTE_BODY_MAX = 64 << 10  # bytes of a request that names the queues of one topic: 600 brokers
-FILTER_SERVERS_MAX = 64  # of one broker
+MAX_NAME_CHARACTERS = 255  # for the name of a broker, a cluster or a zone
+MAX_ROUTE_BODY_BYTES = 64 << 10  # for a request that lists the queues of one topic: 600 brokers
+MAX_FILTER_SERVERS = 64  # for one broker
 HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
 
 Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
@@ -53,7 +52,7 @@ Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
 
 @dataclass(eq=False)
 class RequestProcessor:
-    """Answers requests from the tables. Everything but file writing happens inline."""
+    """Handles requests with the route tables. Only requests that write a file wait for I/O."""
 
     tables: RouteTables
     kv_file: KvFile
@@ -75,7 +74,7 @@ class RequestProcessor:
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
     def get_kv_config(self, _connection: Connection, request: Frame) -> Answer:
-        """A value of a namespace."""
+        """Return a value of a namespace."""
         asked = request.header(headers.GetKVConfigRequestHeader)
         value = self._kv.get(asked.namespace, asked.key)
         if value is None:
@@ -90,7 +89,7 @@ class RequestProcessor:
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
     def get_kvlist_by_namespace(self, _connection: Connection, request: Frame) -> Answer:
-        """All values of a namespace."""
+        """Return all values of a namespace."""
         asked = request.header(headers.GetKVListByNamespaceRequestHeader)
         pairs = self._kv.namespace(asked.namespace)
         if pairs is None:
@@ -98,7 +97,7 @@ class RequestProcessor:
         return request.response(body=KVTable(pairs).encode())
 
     async def _answered(self, request: Frame, save: Callable[[], Awaitable[None]], path: str) -> Frame:
-        """Success, once what the request changed is in the file of the setting `path`."""
+        """Answer with success after the change has been saved to the file that the setting `path` names."""
         try:
             await save()
         except OSError as error:
@@ -110,11 +109,11 @@ class RequestProcessor:
     # -- brokers
 
     def register_broker(self, connection: Connection, request: Frame) -> Answer:
-        """A broker says what it is and which topics it has."""
+        """Register a broker with its addresses and topics."""
         asked = request.header(headers.RegisterBrokerRequestHeader)
         if asked.body_crc32 and crc32(request.body) & CRC_MASK != asked.body_crc32:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = RegisterBrokerBody()  # without one the broker has no topics
+        body = RegisterBrokerBody()  # a registration without a body has no topics
         if request.body:
             body = RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
         replaces = self.config.now.delete_topic_with_broker_registration
@@ -135,18 +134,18 @@ class RequestProcessor:
     def _order_topics(self) -> dict[str, str] | None:
         if self._kv.fits(ORDER_TOPIC_CONFIG):
             return self._kv.namespace(ORDER_TOPIC_CONFIG)
-        # A broker without the order of its topics is better than one that cannot register at all.
+        # Register the broker without the order of its topics rather than refuse it.
         log.error("%s is too long to go out with registrations: delete keys of it", ORDER_TOPIC_CONFIG)
         return None
 
     def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
-        """A broker leaves."""
+        """Remove a broker that unregisters."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         self.tables.unregister(asked.broker_addr, asked.broker_name)
         return request.response()
 
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
-        """Whether a broker's topics differ from those that are held here."""
+        """Return whether a broker's topics differ from the registered ones."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         version = DataVersion.decode(request.body)
         changed, held = self.tables.query_data_version(self.now_ms(), asked.broker_addr, version)
@@ -156,26 +155,26 @@ class RequestProcessor:
         )
 
     def broker_heartbeat(self, _connection: Connection, request: Frame) -> Answer:
-        """A broker lives. Success even for one that is not known, as 5.x answers."""
+        """Record a broker's heartbeat. An unknown broker receives success, too, as in RocketMQ 5.x."""
         asked = request.header(headers.BrokerHeartbeatRequestHeader)
         self.tables.heartbeat(self.now_ms(), asked.broker_addr)
         return request.response()
 
     def get_broker_member_group(self, _connection: Connection, request: Frame) -> Answer:
-        """The processes of a broker name."""
+        """Return the processes that share a broker name."""
         asked = request.header(headers.GetBrokerMemberGroupRequestHeader)
         group = self.tables.member_group(asked.cluster_name, asked.broker_name)
         return request.response(body=BrokerMemberGroup(group).encode())
 
     def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
-        """Take the write permission from the topics of a broker name."""
+        """Remove the write permission from the topics of a broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.wipe_write_perm(asked.broker_name)
         log.info("%s wiped the write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
-        """Give read and write permission to the topics of a broker name."""
+        """Add read and write permission to the topics of a broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)
@@ -184,7 +183,7 @@ class RequestProcessor:
     # -- routes and topics
 
     def get_routeinfo_by_topic(self, _connection: Connection, request: Frame) -> Answer:
-        """Where a topic lives."""
+        """Return the route of a topic."""
         asked = request.header(headers.GetRouteInfoRequestHeader)
         route = self.tables.route(asked.topic)
         if route is None:
@@ -199,14 +198,14 @@ class RequestProcessor:
         return request.response(body=route.encode(standard=quoted))
 
     def get_broker_cluster_info(self, _connection: Connection, request: Frame) -> Answer:
-        """All brokers and clusters."""
+        """Return all brokers and clusters."""
         return request.response(body=self.tables.cluster_info().encode())
 
     def register_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
-        """Queues of one topic."""
+        """Register the queues of one topic."""
         asked = request.header(headers.TopicRequestHeader)
-        if len(request.body) > ROUTE_BODY_MAX:
-            problem = f"{len(request.body)} bytes of one topic's queues are more than {ROUTE_BODY_MAX}"
+        if len(request.body) > MAX_ROUTE_BODY_BYTES:
+            problem = f"{len(request.body)} bytes of one topic's queues are more than {MAX_ROUTE_BODY_BYTES}"
             raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
         route = TopicRouteData.decode(request.body)
         for queue in route.queue_datas:
@@ -218,38 +217,38 @@ class RequestProcessor:
         return request.response()
 
     def delete_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
-        """Forget a topic, everywhere or in one cluster."""
+        """Delete the route of a topic, in all clusters or in one."""
         asked = request.header(headers.TopicRequestHeader)
         self.tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
         return request.response()
 
     def get_all_topic_list_from_nameserver(self, _connection: Connection, request: Frame) -> Answer:
-        """All topics."""
+        """Return all topics."""
         if not self.config.now.enable_all_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
         return topic_list(request, self.tables.topics())
 
     def get_topics_by_cluster(self, _connection: Connection, request: Frame) -> Answer:
-        """The topics of a cluster."""
+        """Return the topics of a cluster."""
         asked = request.header(headers.GetTopicsByClusterRequestHeader)
         self._check_lists_enabled()
         return topic_list(request, self.tables.topics_of_cluster(asked.cluster))
 
     def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
-        """The names of clusters and brokers, which are topics too."""
+        """Return the names of clusters and brokers, which are topics, too."""
         topics, broker_addr = self.tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
     def get_unit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
-        """Topics of units."""
+        """Return the topics with the unit flag."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT))
 
     def get_has_unit_sub_topic_list(self, _connection: Connection, request: Frame) -> Answer:
-        """Topics that units subscribe."""
+        """Return the topics to which a unit subscribes."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT_SUB))
 
     def get_has_unit_sub_ununit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
-        """Topics that units subscribe, and that are of none."""
+        """Return the topics to which a unit subscribes and that have no unit flag."""
         both = TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB
         return self._topics_with(request, lambda flag: flag & both == TopicSysFlag.UNIT_SUB)
 
@@ -264,7 +263,7 @@ class RequestProcessor:
     # -- the server's own configuration
 
     def update_namesrv_config(self, connection: Connection, request: Frame) -> Answer:
-        """Change settings, and write them."""
+        """Change settings and write them to the file."""
         changes = requested_settings(request.body)
         config = self.config.now
         refused = sorted(key for key in changes if config.black_listed(key))
@@ -273,7 +272,7 @@ class RequestProcessor:
             raise CommandError(ResponseCode.NO_PERMISSION, remark)
         known = config.to_properties()
         try:
-            # Apache takes over what it knows and ignores the rest.
+            # As in Apache's name server, unknown keys are ignored.
             self.config.update({key: value for key, value in changes.items() if key in known})
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
@@ -283,7 +282,7 @@ class RequestProcessor:
         return self._answered(request, self.config.save, "configStorePath")
 
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
-        """Every setting."""
+        """Return all settings."""
         return request.response(
             body=format_properties(without_secrets(self.config.now.to_properties())).encode()
         )
@@ -292,25 +291,34 @@ class RequestProcessor:
 def registration(
     request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody, replaces: bool
 ) -> Registration:
-    """What a broker says of itself, checked: clients dial the addresses and use the topics and queues that it
-    names. replaces: see `Registration.replaces_topics`. Raises CommandError."""
+    """Check a registration, because clients connect to its addresses and use its topics and queues.
+
+    Args:
+        request: The request, for its sender's version.
+        asked: Its header.
+        body: Its body.
+        replaces: See `Registration.replaces_topics`.
+
+    Raises:
+        CommandError: A field is invalid.
+    """
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
-        if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
-            raise _refused(field, name, f"1 to {NAME_MAX} printable characters are wanted")
-    if len(asked.zone_name or "") > NAME_MAX:
-        raise _refused("zoneName", asked.zone_name, f"at most {NAME_MAX} characters are wanted")
+        if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+            raise _refused(field, name, f"1 to {MAX_NAME_CHARACTERS} printable characters are wanted")
+    if len(asked.zone_name or "") > MAX_NAME_CHARACTERS:
+        raise _refused("zoneName", asked.zone_name, f"at most {MAX_NAME_CHARACTERS} characters are wanted")
     if parse_address(asked.broker_addr) is None:
         raise _refused("brokerAddr", asked.broker_addr, "host:port is wanted")
     if asked.ha_server_addr and parse_address(asked.ha_server_addr) is None:
         raise _refused("haServerAddr", asked.ha_server_addr, "host:port is wanted")
     filter_servers = body.filter_servers
     if filter_servers is not None:
-        filter_servers = [addr for addr in filter_servers[:FILTER_SERVERS_MAX] if parse_address(addr)]
+        filter_servers = [addr for addr in filter_servers[:MAX_FILTER_SERVERS] if parse_address(addr)]
     topics = dict(body.topics)
     for topic, config in body.topics.items():
         problem = topic_problem(topic, config.read_queue_nums, config.write_queue_nums)
         if problem:
-            if len(topics) == len(body.topics):  # one line, however many there are
+            if len(topics) == len(body.topics):  # log one line, however many topics were refused
                 log.warning("broker %s: topic %s is left out: %s", asked.broker_addr, topic, problem)
             del topics[topic]
     timeout_ms = asked.heartbeat_timeout_millis
@@ -337,7 +345,7 @@ def _refused(field: str, value: str | None, problem: str) -> CommandError:
 
 
 def topic_problem(topic: str, *queue_nums: int) -> str:
-    """Why a topic is not routed, "" if it is."""
+    """Return why a topic cannot be registered, or ""."""
     if not is_legal_name(topic, STORED_LENGTH_MAX):
         return f"a topic has 1 to {STORED_LENGTH_MAX} of the characters {NAME_PATTERN.pattern}"
     if not all(0 <= number <= TOPIC_QUEUES_MAX for number in queue_nums):
@@ -346,5 +354,5 @@ def topic_problem(topic: str, *queue_nums: int) -> str:
 
 
 def topic_list(request: Frame, topics: list[str], broker_addr: str | None = None) -> Frame:
-    """The answer that all topic lists have."""
+    """Return the response that carries a list of topics."""
     return request.response(body=TopicList(topics, broker_addr).encode())

@@ -1,4 +1,4 @@
-"""The name server as a process part: sockets, clock and files around the tables."""
+"""The name server: sockets, clock and files around the route tables."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logs.logger(__name__)
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a clock that nobody sets: who is alive must not depend on the time of day."""
+    """Return a monotonic time in ms, so that changes of the system time expire no broker."""
     return time.monotonic_ns() // 1_000_000
 
 
 class NameServer:
-    """A name server: `await start()`, `await stop()`; `port` is where it listens."""
+    """A name server with `start()` and `stop()`. `port` is the port on which it listens."""
 
     def __init__(
         self, config: NamesrvConfig | None = None, *, now_ms: Callable[[], int] = monotonic_ms
@@ -45,12 +45,17 @@ class NameServer:
 
     @property
     def config(self) -> NamesrvConfig:
-        """The settings as they are now."""
+        """The current settings."""
         return self._config.now
 
     async def start(self) -> int:
-        """Load the key-value configuration and listen. Returns the port. Raises OSError, BodyError,
-        ConfigError."""
+        """Load the key-value configuration, listen, and return the port.
+
+        Raises:
+            OSError: A file cannot be read, or the port cannot be bound.
+            BodyError: The key-value file is invalid.
+            ConfigError: A setting is invalid.
+        """
         config = self.config
         config.check()
         if config.log_level:
@@ -92,7 +97,11 @@ class NameServer:
         return self.port
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Finish what is being answered, close all connections, write what is not written yet."""
+        """Finish the requests in progress, close all connections, and write unsaved changes.
+
+        Args:
+            drain_s: The maximum time for requests in progress, in seconds.
+        """
         if self.metrics is not None:
             await self.metrics.stop()
         if self._scans is not None:
@@ -105,11 +114,11 @@ class NameServer:
         if self._kv_file is not None:
             try:
                 await self._kv_file.save()
-            except OSError as error:  # whoever put the value was told already
+            except OSError as error:  # the client that made the change has already received the error
                 log.error("cannot write the key-value configuration: %s", error)
 
     def scan(self) -> None:
-        """Remove brokers that have been silent for too long."""
+        """Remove brokers that have been silent for longer than their timeout."""
         self._remove(self.tables.scan(self._now_ms()), "was silent for too long")
 
     def _connection_closed(self, connection: Connection) -> None:
@@ -117,7 +126,7 @@ class NameServer:
         self._remove(lost, "lost its connection")
 
     def _remove(self, gone: Iterator[Expired], why: str) -> None:
-        """Let the tables remove one broker after the other, each in its own turn of the loop."""
+        """Remove the brokers one by one, each in a turn of the loop of its own."""
         broker = next(gone, None)
         if broker is None:
             return

@@ -1,16 +1,16 @@
-"""The name server's state: who is alive, and where topics live. No sockets, no clock: callers give `now_ms`.
+"""The name server's state: live brokers and topic routes. It uses no sockets; callers pass the time in ms.
 
-Five tables, as Apache's RouteInfoManager has them: topic -> broker name -> queues; broker name -> addresses
-by id; cluster -> broker names; address -> liveness; address -> filter servers. Two more are derived, so
-that work is proportional to the broker it concerns: topics of a broker name, and addresses registered over
-a connection.
+As in Apache's RouteInfoManager, five tables map a topic to broker names and queues, a broker name to
+addresses by id, a cluster to broker names, and an address to its last sign of life and to its filter servers.
+Two more are derived, so that the work for an event depends on one broker only: the topics of a broker name,
+and the addresses registered over a connection.
 
-Events change the tables and return what the caller has to do or answer; queries return values that are safe
-to keep. Behaviour is 4.9.7's, with three deviations that each cure a loss of routes:
+Events change the tables and return what the caller has to do or to answer. Queries return values that may be
+kept. The behaviour is 4.9.7's, except for three cases in which 4.9.7 loses routes:
 
-- a broker that unregisters takes away its own address only, not another one that took over its id since;
-- a lost connection removes every broker that registered over it, not the first one found;
-- a later registration over a new connection is not undone when the old connection closes at last.
+- Unregistering removes only the broker's own address, not another address that has taken over its id.
+- A lost connection removes every broker that registered over it, not only the first one found.
+- The late closing of an old connection does not undo a registration over a new one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import MASTER_ID, Perm
 
-# A broker that is silent for this long is gone (BROKER_CHANNEL_EXPIRED_TIME).
+# The default timeout of a silent broker (BROKER_CHANNEL_EXPIRED_TIME).
 EXPIRY_MS = 120_000
-# Bounds of the tables, far beyond any cluster: without access control whoever reaches the port may register.
-BROKERS_MAX = 5_000
+# Limits of the tables, far beyond any cluster: without access control, any client may register brokers.
+MAX_BROKERS = 5_000
 TOPICS_MAX = 200_000
-QUEUES_MAX = 2_000_000  # one for each broker of each topic: 100 brokers with 20,000 topics, 400 MB
+MAX_QUEUES = 2_000_000  # one per topic and broker: 100 brokers with 20,000 topics, 400 MB
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker says of itself in REGISTER_BROKER.
+    """The content of a REGISTER_BROKER request.
 
-    filter_servers None: nothing said about them (brokers older than 3.0.11). heartbeat_timeout_ms: 5.x
-    brokers choose their own expiry. single_topic_needs_known: 5.x's rule that an unknown broker may not
-    begin with the registration of a single topic, because the rest of its topics would seem gone.
-    replaces_topics: topics that it does not name are gone (deleteTopicWithBrokerRegistration).
+    Attributes:
+        filter_servers: None if the request does not list them (brokers older than 3.0.11).
+        heartbeat_timeout_ms: The broker's own expiry timeout, in ms (5.x).
+        single_topic_needs_known: Whether to refuse a single topic from an unknown broker, because its other
+            topics would seem to be deleted (5.x).
+        replaces_topics: Whether topics that are not listed are removed (deleteTopicWithBrokerRegistration).
     """
 
     cluster: str
@@ -61,9 +63,11 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a registration; the addresses only for a slave whose master is known.
+    """The answer to a registration. Only a slave with a known master receives addresses.
 
-    refusal: why nothing was registered, "" if it was; left_out: topics for which there was no room.
+    Attributes:
+        refusal: Why nothing was registered, or "".
+        left_out: The number of topics that exceeded the limits.
     """
 
     refusal: str = ""
@@ -73,7 +77,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveBroker(msgspec.Struct):
-    """One broker process, by address."""
+    """A live broker process, which is identified by its address."""
 
     cluster: str
     broker_name: str
@@ -86,14 +90,14 @@ class LiveBroker(msgspec.Struct):
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """A broker that was silent for too long; its connection is to be closed."""
+    """A broker that exceeded its timeout; the caller closes its connection."""
 
     broker_addr: str
     connection: Hashable
 
 
 class Broker(msgspec.Struct):
-    """The processes of one broker name."""
+    """The processes that share a broker name."""
 
     cluster: str
     name: str
@@ -102,7 +106,7 @@ class Broker(msgspec.Struct):
 
 
 class RouteTables:
-    """All tables, and the events that change them."""
+    """The tables and the events that change them."""
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, QueueData]] = {}
@@ -116,51 +120,56 @@ class RouteTables:
 
     # -- events
 
-    def register(self, now_ms: int, said: Registration, connection: Hashable = None) -> Registered:
-        """A broker registered over `connection`."""
-        broker = self._brokers.get(said.broker_name)
-        known = broker is not None and said.broker_id in broker.addrs
-        if said.single_topic_needs_known and not known and len(said.topics) == 1:
+    def register(self, now_ms: int, registration: Registration, connection: Hashable = None) -> Registered:
+        """Register a broker and the connection that it uses."""
+        broker = self._brokers.get(registration.broker_name)
+        known = broker is not None and registration.broker_id in broker.addrs
+        if registration.single_topic_needs_known and not known and len(registration.topics) == 1:
             return Registered(refusal="register broker failed")
-        if said.broker_addr not in self._live and len(self._live) >= BROKERS_MAX:
-            return Registered(refusal=f"{BROKERS_MAX} brokers are registered, and no more are kept")
+        if registration.broker_addr not in self._live and len(self._live) >= MAX_BROKERS:
+            return Registered(refusal=f"{MAX_BROKERS} brokers are registered, and no more are kept")
         if broker is None:
-            broker = Broker(said.cluster, said.broker_name, {})
-            self._brokers[said.broker_name] = broker
-        elif broker.cluster != said.cluster:
+            broker = Broker(registration.cluster, registration.broker_name, {})
+            self._brokers[registration.broker_name] = broker
+        elif broker.cluster != registration.cluster:
             self._leave_cluster(broker)
-            broker.cluster = said.cluster
-        self._clusters.setdefault(said.cluster, {})[said.broker_name] = None
-        broker.zone_name = said.zone_name
-        self._put_address(broker, said)
-        left_out = self._put_topics(said, first=not known) if said.broker_id == MASTER_ID else 0
-        self._put_liveness(now_ms, said, connection)
-        if said.filter_servers:
-            self.filters[said.broker_addr] = list(said.filter_servers)
-        elif said.filter_servers is not None:
-            self.filters.pop(said.broker_addr, None)
+            broker.cluster = registration.cluster
+        self._clusters.setdefault(registration.cluster, {})[registration.broker_name] = None
+        broker.zone_name = registration.zone_name
+        self._put_address(broker, registration)
+        left_out = (
+            self._put_topics(registration, first=not known) if registration.broker_id == MASTER_ID else 0
+        )
+        self._put_liveness(now_ms, registration, connection)
+        if registration.filter_servers:
+            self.filters[registration.broker_addr] = list(registration.filter_servers)
+        elif registration.filter_servers is not None:
+            self.filters.pop(registration.broker_addr, None)
         master_addr = broker.addrs.get(MASTER_ID)
         master = self._live.get(master_addr) if master_addr is not None else None
-        if master is None or said.broker_id == MASTER_ID:
+        if master is None or registration.broker_id == MASTER_ID:
             return Registered(left_out=left_out)
         return Registered(left_out=left_out, ha_server_addr=master.ha_server_addr, master_addr=master_addr)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
-        """A broker leaves on its own."""
+        """Remove a broker that unregisters."""
         live = self._live.get(broker_addr)
         if live is not None and live.broker_name == broker_name:
             self._remove_broker(broker_addr)
 
     def connection_lost(self, connection: Hashable) -> Iterator[str]:
-        """A connection closed: remove the brokers that registered over it. Yields each address once it is
-        removed, which takes a tenth of a second for 100,000 topics: others may have turns in between."""
+        """Remove the brokers that registered over a closed connection.
+
+        Removing one takes a tenth of a second with 100,000 topics, so the generator yields each address after
+        its removal and the caller can run other work in between.
+        """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # it has not come back meanwhile
+            if addr in self.addrs_of.get(connection, ()):  # it has not registered again
                 self._remove_broker(addr)
                 yield addr
 
     def scan(self, now_ms: int) -> Iterator[Expired]:
-        """Remove brokers that were silent for longer than their time-out. Yields as connection_lost."""
+        """Remove brokers that were silent for longer than their timeout, and yield each of them."""
         for addr in list(self._live):
             live = self._live.get(addr)
             if live is not None and live.last_update_ms + live.timeout_ms < now_ms:
@@ -168,7 +177,7 @@ class RouteTables:
                 yield Expired(addr, live.connection)
 
     def heartbeat(self, now_ms: int, broker_addr: str) -> bool:
-        """BROKER_HEARTBEAT: a known broker lives. False if it is not known."""
+        """Record a heartbeat. Return False for an unknown broker."""
         live = self._live.get(broker_addr)
         if live is None:
             return False
@@ -178,7 +187,10 @@ class RouteTables:
     def query_data_version(
         self, now_ms: int, broker_addr: str, version: DataVersion
     ) -> tuple[bool, DataVersion | None]:
-        """(changed, the version held here). An equal version counts as a sign of life."""
+        """Return whether the version differs from the registered one, and the registered one.
+
+        An equal version counts as a heartbeat.
+        """
         live = self._live.get(broker_addr)
         if live is None:
             return True, None
@@ -188,29 +200,29 @@ class RouteTables:
         return True, live.data_version
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """REGISTER_TOPIC_IN_NAMESRV: queues of one topic, on brokers that are known. False: no room."""
+        """Register queues of one topic on known brokers. Return False if the limits are exceeded."""
         known = [queue for queue in queues if queue.broker_name in self._brokers]
         return all(self._put_queue(topic, queue) for queue in known)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, everywhere or on the brokers of one cluster."""
+        """Delete the route of a topic, on all brokers or on those of one cluster."""
         queues = self._topics.get(topic, {})
         for name in list(self._clusters.get(cluster, ()) if cluster else queues):
             if name in queues:
                 self._drop_queue(topic, name)
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Take the write permission from all topics of a broker name; returns how many topics it has."""
+        """Remove the write permission from all topics of a broker name. Return the number of topics."""
         return self._change_perm(broker_name, lambda perm: perm & ~Perm.WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Give read and write permission to all topics of a broker name; returns how many topics it has."""
+        """Add read and write permission to all topics of a broker name. Return the number of topics."""
         return self._change_perm(broker_name, lambda _: Perm.READ | Perm.WRITE)
 
     # -- queries
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic lives; None if nowhere."""
+        """Return the route of a topic, or None if no broker has it."""
         queues = self._topics.get(topic)
         if not queues:
             return None
@@ -230,37 +242,37 @@ class RouteTables:
         )
 
     def cluster_info(self) -> ClusterInfo:
-        """All brokers and clusters."""
+        """Return all brokers and clusters."""
         return ClusterInfo(
             broker_addr_table={name: self._data_of(broker) for name, broker in self._brokers.items()},
             cluster_addr_table={cluster: list(names) for cluster, names in self._clusters.items()},
         )
 
     def member_group(self, cluster: str, broker_name: str) -> BrokerData:
-        """The processes of one broker name; no addresses if it is not known."""
+        """Return the processes that share a broker name. An unknown name has no addresses."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.cluster != cluster:
             return BrokerData(cluster=cluster, broker_name=broker_name, broker_addrs={})
         return self._data_of(broker)
 
     def topics(self) -> list[str]:
-        """All topics."""
+        """Return all topics."""
         return list(self._topics)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Topics with queues on any broker of the cluster."""
+        """Return the topics with queues on any broker of a cluster."""
         found: dict[str, None] = {}
         for name in self._clusters.get(cluster, ()):
             found.update(dict.fromkeys(sorted(self._topics_of.get(name, ()))))
         return list(found)
 
     def topics_with(self, want: Callable[[int], bool]) -> list[str]:
-        """Topics whose topicSysFlag satisfies `want`; a topic's first queue data speaks for it."""
+        """Return the topics whose first registered topicSysFlag satisfies `want`."""
         items = self._topics.items()
         return [topic for topic, queues in items if want(next(iter(queues.values())).topic_sys_flag)]
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """(cluster and broker names, the address of some broker that knows more)."""
+        """Return the names of clusters and brokers, and the address of a broker with more system topics."""
         names: dict[str, None] = {}
         for cluster, brokers in self._clusters.items():
             names[cluster] = None
@@ -270,38 +282,38 @@ class RouteTables:
 
     @property
     def topic_count(self) -> int:
-        """Topics with a route."""
+        """The number of topics with a route."""
         return len(self._topics)
 
     def live(self) -> dict[str, int]:
-        """Addresses of the brokers alive, with the time of their last word in ms."""
+        """Return the addresses of live brokers, each with the time of its last sign of life in ms."""
         return {addr: live.last_update_ms for addr, live in self._live.items()}
 
     # -- parts of a registration
 
-    def _put_address(self, broker: Broker, said: Registration) -> None:
-        # One address, one id: a slave that became master leaves its old id.
+    def _put_address(self, broker: Broker, registration: Registration) -> None:
+        # An address has one id: a slave that became the master loses its old one.
         for other_id, addr in list(broker.addrs.items()):
-            if addr == said.broker_addr and other_id != said.broker_id:
+            if addr == registration.broker_addr and other_id != registration.broker_id:
                 del broker.addrs[other_id]
-        live = self._live.get(said.broker_addr)
-        if live is not None and live.broker_name != said.broker_name:
-            # The same process under a new broker name: its old name would stay in routes for ever.
-            self._remove_broker(said.broker_addr)
-        broker.addrs[said.broker_id] = said.broker_addr
+        live = self._live.get(registration.broker_addr)
+        if live is not None and live.broker_name != registration.broker_name:
+            # The process has changed its broker name: routes must not keep the old one.
+            self._remove_broker(registration.broker_addr)
+        broker.addrs[registration.broker_id] = registration.broker_addr
 
-    def _put_topics(self, said: Registration, *, first: bool) -> int:
-        """How many topics found no room."""
-        live = self._live.get(said.broker_addr)
-        if not first and live is not None and live.data_version == said.data_version:
+    def _put_topics(self, registration: Registration, *, first: bool) -> int:
+        """Register the topics of a broker. Return the number of topics that exceeded the limits."""
+        live = self._live.get(registration.broker_addr)
+        if not first and live is not None and live.data_version == registration.data_version:
             return 0
-        if said.replaces_topics:
-            for topic in self._topics_of.get(said.broker_name, set()) - said.topics.keys():
-                self._drop_queue(topic, said.broker_name)
+        if registration.replaces_topics:
+            for topic in self._topics_of.get(registration.broker_name, set()) - registration.topics.keys():
+                self._drop_queue(topic, registration.broker_name)
         left_out = 0
-        for topic, config in said.topics.items():
+        for topic, config in registration.topics.items():
             queue = QueueData(
-                broker_name=said.broker_name,
+                broker_name=registration.broker_name,
                 read_queue_nums=config.read_queue_nums,
                 write_queue_nums=config.write_queue_nums,
                 perm=config.perm,
@@ -311,26 +323,26 @@ class RouteTables:
                 left_out += 1
         return left_out
 
-    def _put_liveness(self, now_ms: int, said: Registration, connection: Hashable) -> None:
-        self._forget_liveness(said.broker_addr, filters=False)
-        timeout_ms = said.heartbeat_timeout_ms
-        self._live[said.broker_addr] = LiveBroker(
-            cluster=said.cluster,
-            broker_name=said.broker_name,
-            broker_id=said.broker_id,
+    def _put_liveness(self, now_ms: int, registration: Registration, connection: Hashable) -> None:
+        self._forget_liveness(registration.broker_addr, filters=False)
+        timeout_ms = registration.heartbeat_timeout_ms
+        self._live[registration.broker_addr] = LiveBroker(
+            cluster=registration.cluster,
+            broker_name=registration.broker_name,
+            broker_id=registration.broker_id,
             last_update_ms=now_ms,
             timeout_ms=EXPIRY_MS if timeout_ms is None else timeout_ms,
-            data_version=said.data_version,
-            ha_server_addr=said.ha_server_addr,
+            data_version=registration.data_version,
+            ha_server_addr=registration.ha_server_addr,
             connection=connection,
         )
         if connection is not None:
-            self.addrs_of.setdefault(connection, set()).add(said.broker_addr)
+            self.addrs_of.setdefault(connection, set()).add(registration.broker_addr)
 
     # -- removal
 
     def _remove_broker(self, addr: str) -> None:
-        """Forget a process and, with the last of its name, the name and its queues."""
+        """Remove a process and, if it was the last one of its broker name, the name and its queues."""
         live = self._forget_liveness(addr)
         broker = None if live is None else self._brokers.get(live.broker_name)
         if broker is None:
@@ -369,10 +381,10 @@ class RouteTables:
     # -- queues
 
     def _put_queue(self, topic: str, queue: QueueData) -> bool:
-        """False where there is no room for another topic, or broker of a topic."""
+        """Set a queue entry. Return False if it would exceed the limits."""
         queues = self._topics.get(topic)
         if queues is None or queue.broker_name not in queues:
-            if self._queue_count >= QUEUES_MAX or (queues is None and len(self._topics) >= TOPICS_MAX):
+            if self._queue_count >= MAX_QUEUES or (queues is None and len(self._topics) >= TOPICS_MAX):
                 return False
             self._queue_count += 1
             if queues is None:

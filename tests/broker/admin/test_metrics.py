@@ -32,7 +32,7 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look has the numbers of now."""
     monkeypatch.setattr(port, "KEEP_S", 0.0)
-    monkeypatch.setattr(port, "SHARE", 0)
+    monkeypatch.setattr(port, "REUSE_FACTOR", 0)
 
 
 @asynccontextmanager
