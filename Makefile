@@ -4,9 +4,11 @@ BIN := .venv/bin
 RUN_ARGS ?=
 TEST_ARGS ?=
 # Three processes for two cores: half of the time tests wait for servers, timers and disks.
-SHARED_OUT = -n 3 --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+# Many images set it. Each server that a test starts would compile all its modules again: 0.4 s of CPU each time.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install java run run-large test test-long check bench clean
+.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,14 +31,26 @@ run: java install  ## start a cluster, send TPC-H orders, archive them with Spar
 run-large: java install  ## the same with 18 million change events and a look at memory (RUN_ARGS='--scale 0.1' for less)
 	$(BIN)/python examples/large_run.py $(RUN_ARGS)
 
-check: install  ## lint, format, strict types, import directions
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+
+check: lint  ## lint, format, strict types, import directions
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-test: install check  ## everything that must hold, in under 20 minutes on 2 cores
-	$(BIN)/python -m pytest $(SHARED_OUT) $(TEST_ARGS)
+# Each of these runs the tests of the one before it, too; tests/tiers.py decides which tests those are.
+test-fast: install  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
+	$(PYTEST) --tier fast $(TEST_ARGS)
+
+test: install lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
+	$(PYTEST) --tier test $(TEST_ARGS)
+
+test-all: install  ## all tests, in at most 30 minutes on 2 cores
+	@failed=0; $(MAKE) --no-print-directory test || failed=1; $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
+
+test-rest: install  ## the tests of test-all that test leaves out
+	$(PYTEST) --tier rest $(TEST_ARGS)
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
@@ -44,7 +58,7 @@ LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.p
 
 test-long: install  ## the long forms of the tests that have one, more than half an hour
 	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
-	$(BIN)/python -m pytest $(SHARED_OUT) --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
+	$(PYTEST) --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -14,6 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytest_plugins = ["tests.tiers"]
+
 # Examples share the machine with other processes: a slow one is no failure. For a long run by hand:
 # `--hypothesis-profile=thorough`.
 settings.register_profile(

@@ -50,6 +50,7 @@ def add_user(console: RunningConsole, name: str, role: str) -> str:
     return done.stdout.split()[-1]
 
 
+@pytest.mark.representative
 def test_a_wrong_password_is_refused_and_a_link_is_kept_over_the_login(
     browser: Browser, console: RunningConsole
 ) -> None:
@@ -131,6 +132,7 @@ def test_scripts_of_others_do_not_run_in_a_page(browser: Browser, console: Runni
     context.close()
 
 
+@pytest.mark.representative("en-Topics")
 @pytest.mark.parametrize(("language", "title"), [("en", "Topics"), ("zh", "消费组")])
 def test_every_page_is_there_in_every_language_on_a_phone(page: Page, language: str, title: str) -> None:
     page.set_viewport_size({"width": 390, "height": 800})

@@ -118,6 +118,7 @@ def test_a_waiting_consumer_gets_a_new_message_at_once(space: Space) -> None:
     assert sorted(waits)[5] < 1, waits  # a broker that only polled would need seconds
 
 
+@pytest.mark.representative("4.9.8")
 def test_a_restarted_group_goes_on_where_it_stopped(space: Space) -> None:
     _send(space, 50, "before")
     first = space.push()

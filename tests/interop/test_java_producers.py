@@ -19,6 +19,7 @@ def _numbered(space: Space, word: str, count: int) -> list[bytes]:
     return [f"{word}-{number}-{space.topic}".encode() for number in range(count)]
 
 
+@pytest.mark.representative("4.9.8-sync")
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway"])
 def test_single_sends_store_each_message_once(space: Space, mode: str) -> None:
     producer, sent = space.producer(), _numbered(space, mode, 60)

@@ -66,6 +66,7 @@ def job(spark: SparkSession, topic: Topic, output: str) -> Job:
 
 
 class TestTable:
+    @pytest.mark.representative
     def test_all_is_there_with_all_fields(self, job: Job, topic: Topic) -> None:
         topic.send(3000, body_size=100)
         summary = job.run()
@@ -124,6 +125,7 @@ class TestTable:
 
 
 class TestResuming:
+    @pytest.mark.representative
     def test_a_second_run_takes_what_is_new(self, job: Job, topic: Topic) -> None:
         topic.send(500)
         first = job.run()

@@ -28,6 +28,7 @@ def bodies(frame: DataFrame) -> list[str]:
     )
 
 
+@pytest.mark.representative
 def test_all_columns_of_what_was_sent(spark: SparkSession, topic: Topic) -> None:
     before = datetime.now(UTC).replace(tzinfo=None)
     topic.send(500)
@@ -97,6 +98,7 @@ def test_single_queues_can_be_assigned(spark: SparkSession, topic: Topic) -> Non
     assert [row.queue_id for row in frame.collect()] == [1] * expected
 
 
+@pytest.mark.representative
 def test_time_stamps_select_ranges(spark: SparkSession, topic: Topic) -> None:
     topic.send(300)
     times = sorted(row.t for row in load(spark, topic, "store_timestamp timestamp").select(

@@ -24,6 +24,8 @@ SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "20000"))
 FIRST = int(os.environ.get("COMETMQ_SIM_FIRST", "1"))
 ALONE = int(os.environ.get("COMETMQ_SIM_SEED", "0"))
 AT_ONCE = 500
+IN_MAKE_TEST = 2_000
+"""The seeds of `make test`; `make test-all` runs all."""
 MOST_TRIED = 300
 """A planted bug is found within so many seeds."""
 STRIKES = (
@@ -50,7 +52,15 @@ def missing(first: int, count: int) -> set[str]:
 
 
 @pytest.mark.skipif(bool(ALONE), reason="one seed runs alone")
-@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, AT_ONCE))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(
+            first, marks=[] if first < FIRST + IN_MAKE_TEST else [pytest.mark.thorough("more seeds")]
+        )
+        for first in range(FIRST, FIRST + SEEDS, AT_ONCE)
+    ],
+)
 def test_what_is_promised_holds(first: int) -> None:
     with many():
         each_of(range(first, min(first + AT_ONCE, FIRST + SEEDS)))

@@ -1,0 +1,104 @@
+"""The tiers of the tests, and what a run of them prints (tests/tiers.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tiers import exceeded_twice
+
+FILES = {
+    "tests/room/test_room.py": """
+import pytest
+
+def test_plain(): pass
+
+@pytest.fixture
+def spark(): return "session"
+
+def test_spark(spark): pass
+
+@pytest.mark.slow("waits for a stop of ten seconds")
+def test_slow(): pass
+
+@pytest.mark.representative
+@pytest.mark.foreign("Spark")
+def test_starts_spark(): pass
+
+@pytest.mark.representative("2")
+@pytest.mark.parametrize("row", [1, 2])
+def test_rows(spark, row): pass
+""",
+    "tests/interop/test_java.py": "def test_java(): pass\n",
+    "tests/faults/test_kill.py": "def test_kill(): pass\n",
+}
+FAST = {"test_plain"}
+TEST = {*FAST, "test_starts_spark", "test_rows[2]", "test_kill"}
+ALL = {*TEST, "test_spark", "test_slow", "test_rows[1]", "test_java"}
+
+
+def run_pytest(directory: Path, *options: str) -> str:
+    """Run pytest with the plugin on tests in a directory; return its output."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "COMETMQ_TEST_CACHE": str(directory / "cache"),
+        "PYTEST_ADDOPTS": "",
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-p", "no:asyncio", *options, "tests"]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("tier", "tests"), [("fast", FAST), ("test", TEST), ("rest", ALL - TEST), ("all", ALL)]
+)
+def test_each_tier_contains_the_one_before_and_the_rest_repeats_nothing(
+    suite: Path, tier: str, tests: set[str]
+) -> None:
+    output = run_pytest(suite, "--collect-only", "-q", "--tier", tier)
+    assert {line.rpartition("::")[2] for line in output.splitlines() if "::" in line} == tests, output
+
+
+def test_a_mark_without_a_reason_is_refused(suite: Path) -> None:
+    (suite / "tests/room/test_room.py").write_text(
+        "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    )
+    assert "test_slow: a mark slow says why" in run_pytest(suite)
+
+
+def test_a_run_without_a_terminal_prints_its_progress_and_its_slowest_files(suite: Path) -> None:
+    (suite / "tests/room/test_many.py").write_text(
+        "import pytest, time, tests.tiers\n"
+        "@pytest.mark.parametrize('n', range(12))\ndef test_one(n): time.sleep(0.02)\n"
+    )
+    (suite / "conftest.py").write_text("import tests.tiers\ntests.tiers.PROGRESS_INTERVAL_S = 0.05\n")
+    output = run_pytest(suite, "-n", "1")
+    assert " of 20 tests" in output
+    assert "running: tests/room/test_many.py" in output
+    assert "slowest files" in output
+    assert "s  tests/room/test_many.py" in output
+
+
+def test_an_unmarked_test_is_named_once_it_has_been_slow_in_two_runs(tmp_path: Path) -> None:
+    record = tmp_path / "slow-tests.json"
+    assert exceeded_twice(record, {"a": 5.1, "b": 1.0}) == []
+    assert exceeded_twice(record, {"b": 6.0}) == []  # the run has no "a", which stays in the record
+    assert exceeded_twice(record, {"a": 7.0, "b": 1.0}) == ["a"]
+    assert exceeded_twice(record, {"a": 1.0, "b": 6.0}) == []
+    assert exceeded_twice(record, {"a": 6.0, "b": 6.0}) == ["b"]
+    assert json.loads(record.read_text()) == ["a", "b"]

@@ -1,0 +1,204 @@
+"""A pytest plugin: the tiers of the tests, and the progress, slowest files and slow tests of a run.
+
+`make test-fast`, `make test` and `make test-all` select tests by tier. :func:`tier_of` decides which tier.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+from tests.interop.jars import cache_dir
+
+MAX_UNMARKED_S = 5.0
+"""Duration above which a test needs the mark ``slow``, in seconds on a quiet machine."""
+SLOWEST_FILES = 10
+PROGRESS_INTERVAL_S = 15.0
+NEEDS_FOREIGN_PROGRAM = {
+    "admin_shells", "apache_clusters", "browser", "browser_page", "connect_address", "java_clients", "names",
+    "own_java_client", "spark",
+}  # fmt: skip
+"""Fixtures that start a JVM or a browser."""
+MARKERS = (
+    "slow(why): takes more than 5 s on a quiet machine; runs in `make test-all`",
+    "foreign(program): starts a JVM or a browser without a fixture that does; runs in `make test-all`",
+    "thorough(why): repeats on more input what another test shows; runs in `make test-all`",
+    "representative(row): runs in `make test` although slow or foreign; with the id of a row, that row alone",
+)
+
+
+class Tier(IntEnum):
+    """The smallest command that runs a test."""
+
+    FAST = 0
+    TEST = 1
+    ALL = 2
+
+
+TIERS = {
+    "fast": {Tier.FAST},
+    "test": {Tier.FAST, Tier.TEST},
+    "rest": {Tier.ALL},
+    "all": {Tier.FAST, Tier.TEST, Tier.ALL},
+}
+SLOWER_ROOMS = ("faults", "simulation")
+"""Folders whose tests are long by nature: they start where `make test` does."""
+
+
+def tier_of(item: pytest.Item) -> Tier:
+    """Return the tier of a test: by its marks, the fixtures that it uses, and its folder.
+
+    Raises:
+        pytest.UsageError: a ``slow``, ``foreign`` or ``thorough`` mark does not say why.
+    """
+    marks = {mark.name: mark for mark in item.iter_markers()}
+    reasons = [marks[name] for name in ("slow", "foreign", "thorough") if name in marks]
+    if any(not mark.args for mark in reasons):
+        raise pytest.UsageError(f"{item.nodeid}: a mark {reasons[0].name} says why")
+    if "representative" in marks and marks["representative"].args in ((), (row_of(item),)):
+        return Tier.TEST
+    parts = item.nodeid.partition("::")[0].split("/")[1:-1]
+    fixtures = getattr(item, "fixturenames", ())
+    if reasons or "interop" in parts or not NEEDS_FOREIGN_PROGRAM.isdisjoint(fixtures):
+        return Tier.ALL
+    return Tier.TEST if parts and parts[0] in SLOWER_ROOMS else Tier.FAST
+
+
+def row_of(item: pytest.Item) -> str:
+    """Return the id of the parameters of a test, "" where it has none."""
+    return item.name.partition("[")[2].removesuffix("]")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, default="all", help="which tests: see tests/README.md")
+
+
+@pytest.hookimpl(trylast=True)  # the terminal reporter exists then
+def pytest_configure(config: pytest.Config) -> None:
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RunReport(config), "cometmq-run-report")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = TIERS[config.getoption("tier")]
+    kept, others = [], []
+    for item in items:
+        (kept if tier_of(item) in wanted else others).append(item)
+    if others:
+        items[:] = kept
+        config.hook.pytest_deselected(items=others)
+
+
+class RunReport:
+    """Reports progress where the output is no terminal, and at the end the slowest files and slow tests.
+
+    A test without the mark ``slow`` is named if it took more than ``MAX_UNMARKED_S`` in this run and in the
+    run before that it was part of. Runs with ``--tier`` keep the record of that in the cache of the tests,
+    which outlives a checkout.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._started = time.monotonic()
+        self._running: dict[str, None] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._total = 0
+        self._file_s: dict[str, float] = defaultdict(float)
+        self._unmarked_s: dict[str, float] = {}
+        self._ended = threading.Event()
+        # pytest itself prints a line for each file where it runs the tests in its own process.
+        self._prints_progress = (
+            bool(config.getoption("numprocesses", None))
+            and config.option.verbose <= 0
+            and not config.get_terminal_writer().hasmarkup
+        )
+
+    def pytest_sessionstart(self) -> None:
+        if self._prints_progress:
+            threading.Thread(target=self._print_progress, name="test-progress", daemon=True).start()
+
+    def pytest_sessionfinish(self) -> None:
+        self._ended.set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._total = len(session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._total = len(ids)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Leave the dot of a passed test out where progress is printed in lines."""
+        if self._prints_progress and report.when == "call" and report.passed:
+            return None if hasattr(report, "wasxfail") else ("passed", "", "")
+        return None
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[nodeid] = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._file_s[report.nodeid.partition("::")[0]] += report.duration
+        if report.failed or report.when == "call" or (report.when == "setup" and report.skipped):
+            self._outcomes[report.outcome] += 1
+        if report.when == "call" and "slow" not in report.keywords:
+            self._unmarked_s[report.nodeid] = report.duration
+        if report.when == "teardown":
+            self._running.pop(report.nodeid, None)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        slowest = sorted(self._file_s.items(), key=lambda each: -each[1])[:SLOWEST_FILES]
+        if sum(self._outcomes.values()) > SLOWEST_FILES and slowest:
+            terminalreporter.section("slowest files")
+            for file, seconds in slowest:
+                terminalreporter.write_line(f"{seconds:7.1f} s  {file}")
+        if self._config.getoption("tier") != "all":
+            over = exceeded_twice(cache_dir() / "slow-tests.json", self._unmarked_s)
+            if over:
+                terminalreporter.section(
+                    f"over {MAX_UNMARKED_S:g} s in two runs in a row, not marked slow(why)"
+                )
+                for nodeid in over:
+                    terminalreporter.write_line(f"{self._unmarked_s[nodeid]:7.1f} s  {nodeid}")
+
+    def progress(self) -> str:
+        """Return one line: time since the start, tests done of all, failures, and the tests that run."""
+        minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
+        if not self._total:
+            return f"[{minutes:2}:{seconds:02}] collecting tests"
+        done, failed = self._outcomes.total(), self._outcomes["failed"]
+        failures = f", {failed} failed" if failed else ""
+        running = ", ".join(dict.fromkeys(nodeid.partition("::")[0] for nodeid in list(self._running)))
+        return (
+            f"[{minutes:2}:{seconds:02}] {done:,} of {self._total:,} tests{failures}"
+            f" ({100 * done // self._total}%); running: {running}"
+        )
+
+    def _print_progress(self) -> None:
+        writer = self._config.get_terminal_writer()
+        while not self._ended.wait(PROGRESS_INTERVAL_S):
+            writer.write(f"{self.progress()}\n", flush=True)
+
+
+def exceeded_twice(record: Path, durations_s: dict[str, float]) -> list[str]:
+    """Return the tests that took too long in this run and in the run before that they were part of.
+
+    Args:
+        record: a JSON list of the tests whose last run took too long; is updated.
+        durations_s: the tests of this run without a mark ``slow``.
+    """
+    try:
+        before = set(json.loads(record.read_text()))
+    except (OSError, ValueError):
+        before = set()
+    over = {nodeid for nodeid, seconds in durations_s.items() if seconds > MAX_UNMARKED_S}
+    record.write_text(json.dumps(sorted(over | (before - durations_s.keys())), indent=1))
+    return sorted(over & before)
