@@ -27,7 +27,7 @@ def started(job: Callable[[], object]) -> Periodic:
 
 
 async def until(count: int, runs: list[float]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(runs) < count:
             await asyncio.sleep(SHORT_S)
 

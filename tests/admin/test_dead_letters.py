@@ -60,7 +60,7 @@ class Dying:
 
     async def registered(self, topic: str) -> None:
         """Wait until the name server knows a topic."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while topic not in await self.admin.topics():
                 await asyncio.sleep(0.005)
 
@@ -361,7 +361,7 @@ async def test_from_the_first_failure_to_the_cure(
             await until(lambda: "%DLQ%g" in cluster.broker.parts.tables.topics.table, 30)
             assert [message.reconsume_times for message in tries] == list(range(17))
             assert {(message.topic, message.msg_id) for message in tries} == {("orders", sent.msg_id)}
-            async with asyncio.timeout(10):  # the letter is stored after its topic is made and registered
+            async with asyncio.timeout(60):  # the letter is stored after its topic is made and registered
                 while not (letters := [each async for each in admin.dead_letters(Selection(group="g"))]):
                     await asyncio.sleep(0.005)
             (letter,) = letters

@@ -175,7 +175,7 @@ class Peer:
         )
         return await self.call(RequestCode.HEART_BEAT, None, data.encode(), version=version)
 
-    async def notice(self, code: int, timeout_s: float = 5.0) -> Frame:
+    async def notice(self, code: int, timeout_s: float = 60.0) -> Frame:
         """The next request of this code that the broker sends us."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -219,7 +219,7 @@ async def held(cluster: Cluster, peer: Peer, offset: int = 1, **pull: Any) -> as
     return pulling
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Wait for something that no event announces; the machine may be busy."""
     async with asyncio.timeout(timeout_s):
         while not condition():
@@ -248,7 +248,7 @@ async def commit(peer, queue_id, offset, group="G", topic="Orders"):
     assert (await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == 0
 
 
-async def take(peer, topic, count, group="Taker", timeout_s=10.0):
+async def take(peer, topic, count, group="Taker", timeout_s=60.0):
     """Messages of queue 0, held pulls until there are enough."""
     found = []
     async with asyncio.timeout(timeout_s):

@@ -63,7 +63,7 @@ async def test_a_name_server_that_comes_later_is_told_by_the_periodic_registrati
         port = late.port
     cluster = await start_cluster(namesrvAddr=f"127.0.0.1:{port}")
     await create(cluster.peer())
-    async with name_server(tmp_path, listenPort=str(port)), asyncio.timeout(5):
+    async with name_server(tmp_path, listenPort=str(port)), asyncio.timeout(60):
         while await route(f"127.0.0.1:{port}", "Orders") is None:
             await asyncio.sleep(0.02)
 

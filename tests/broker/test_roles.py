@@ -239,7 +239,7 @@ class TestLiveSettings:
         assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, None, change)).code == 0
         begun = time.monotonic()
         assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
-        assert 0.05 <= time.monotonic() - begun < 5
+        assert 0.05 <= time.monotonic() - begun < 10
         assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"longPollingEnable=true")).code == 0
         pulling = await held(cluster, peer)
         await asyncio.sleep(0.2)  # four times what a short poll lasts

@@ -178,7 +178,7 @@ async def test_children_die_with_their_parent(tmp_path):
         assert len(children) == 2
         parent.send_signal(signal.SIGKILL)
         await asyncio.to_thread(parent.wait)
-        await until(lambda: not any(map(alive, children)), timeout_s=15)
+        await until(lambda: not any(map(alive, children)))
         assert not (tmp_path / "broker-a" / "abort").exists()  # they stopped in order
     finally:
         parent.kill()

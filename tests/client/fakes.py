@@ -136,7 +136,7 @@ class FakeBroker:
 
     async def wait_for(self, check: Callable[[], bool]) -> None:
         """Until a request made `check` true."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not check():
                 self.news.clear()
                 await self.news.wait()
@@ -234,7 +234,7 @@ class Box:
         return push_consumer(self.namesrv, self, **options)
 
     async def has(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.messages) < count:
                 self._news.clear()
                 await self._news.wait()

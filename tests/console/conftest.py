@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READY = r"^The console of .* is ready: "
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 """For what a page shows: the machine may be busy."""
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 Elements = dict[int, dict[str, Any]]
 
 

@@ -15,7 +15,7 @@ from cometmq.console.door import connections
 from cometmq.console.door.connections import TimedProtocol
 from cometmq.console.door.http import answer
 
-WITHIN_S = 10
+WITHIN_S = 60
 LARGE = bytes(32 << 20)
 """More than the buffers of both sides hold."""
 

@@ -36,7 +36,7 @@ async def died(console: RunningConsole, group: str, topic: str, count: int, said
             place = decode_offset_id((await admin.send(message)).offset_msg_id)
             stored = await admin.client.brokers.view_message(place.host, place.physical_offset)
             await admin.client.brokers.send_message_back(place.host, stored, group, delay_level=-1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while f"%DLQ%{group}" not in await admin.topics():
                 await asyncio.sleep(0.01)
 
@@ -62,7 +62,7 @@ async def test_results_end_when_somebody_stops_them(monkeypatch: pytest.MonkeyPa
             ended.append(True)
 
     asyncio.get_running_loop().call_later(0.05, stop.set)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert [each async for each in until(results(), stop)] == [1]
     assert ended
 

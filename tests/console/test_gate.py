@@ -367,7 +367,7 @@ class TestConnections:
             sent.append(message)
 
         self.task = asyncio.create_task(house.gate(scope, coming.get, send))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (sent or house.heard):
                 await asyncio.sleep(0.002)
         return sent, coming
@@ -422,12 +422,12 @@ class TestConnections:
         session.used_s = before = session.used_s - 10
         for text in ("3", '42["ack",{"client_id":"x"}]'):
             coming.put_nowait({"type": "websocket.receive", "text": text})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(house.heard) < 3:
                 await asyncio.sleep(0.002)
         assert session.used_s == before
         coming.put_nowait({"type": "websocket.receive", "text": '42["event",{"id":1}]'})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while session.used_s == before:
                 await asyncio.sleep(0.002)
         coming.put_nowait({"type": "websocket.disconnect"})

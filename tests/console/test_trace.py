@@ -32,7 +32,7 @@ async def traced(console: RunningConsole, topic: str, group: str, tag: str = HOS
     ):
         sent = await producer.send(Message(topic, b"x", keys=["traced-key"], tags=tag))
         await asyncio.wait_for(taken.wait(), 20)
-    async with Admin(console.namesrv) as admin, asyncio.timeout(20):
+    async with Admin(console.namesrv) as admin, asyncio.timeout(60):
         while len(await admin.traces(sent.msg_id)) < 3:
             await asyncio.sleep(0.05)
     return sent.msg_id

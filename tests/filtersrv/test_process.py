@@ -68,7 +68,7 @@ async def registered(cluster: Standalone, topic: str = "T") -> list[str]:
 
 
 async def until_registered(cluster: Standalone, count: int, without: set[str] = frozenset()) -> set[str]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(found := set(await registered(cluster)) - without) < count:
             await asyncio.sleep(0.02)
     return found

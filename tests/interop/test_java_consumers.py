@@ -338,7 +338,7 @@ def test_a_delayed_message_comes_when_it_is_due(space: Space, level: int, second
     assert_exactly_once(got, sent)
     for each in got:
         waited = each["storeTimestamp"] - each["bornTimestamp"]  # stored anew when delivered
-        assert seconds * 1000 <= waited < seconds * 1000 + 4000
+        assert seconds * 1000 <= waited < seconds * 1000 + 30_000
         assert (each["topic"], each["tags"], each["properties"]["DELAY"]) == (space.topic, "late", str(level))
 
 

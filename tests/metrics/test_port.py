@@ -165,7 +165,7 @@ async def test_who_is_slow_without_being_silent_makes_room(monkeypatch: pytest.M
 
         trickling = asyncio.create_task(trickle())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         status, _ = await got(one, "/healthz")

@@ -46,7 +46,7 @@ class RawPeer:
 
     async def read(self) -> tuple[dict[str, Any], bytes]:
         """The next frame: header (of a binary one without its ext fields) and body."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             (size,) = struct.unpack(">I", await self.reader.readexactly(4))
             payload = await self.reader.readexactly(size)
         (word,) = struct.unpack_from(">I", payload)
@@ -66,7 +66,7 @@ class RawPeer:
 
     async def read_end(self) -> bytes:
         """Everything until the peer closes."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read()
             except ConnectionError:
@@ -89,7 +89,7 @@ async def peer(port: int) -> AsyncIterator[RawPeer]:
         await raw.close()
 
 
-async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Wait for `condition`; fails after `within_s`."""
     deadline = time.monotonic() + within_s
     while not condition():
@@ -97,6 +97,6 @@ async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
         await asyncio.sleep(0.005)
 
 
-async def soon(awaitable: Awaitable[Any], within_s: float = 10.0) -> Any:
+async def soon(awaitable: Awaitable[Any], within_s: float = 60.0) -> Any:
     """The result of `awaitable`; fails after `within_s`."""
     return await asyncio.wait_for(awaitable, within_s)

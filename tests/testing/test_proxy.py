@@ -17,7 +17,7 @@ from cometmq.errors import ClientStateError, ConfigError
 from cometmq.testing import Direction, Fault, FaultProxy, Kind, random_faults
 
 UP, DOWN = Direction.TO_SERVER, Direction.TO_CLIENT
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Echo:

@@ -150,7 +150,7 @@ async def test_names_and_labels_are_those_of_rocketmqs_own_monitoring(tmp_path: 
         await peer.send_numbers(5)
         await peer.send(topic="%DLQ%G")
         await peer.send(properties={"TIMER_DELAY_SEC": "600"})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while one.parts.timers.pending.followed < 1:
                 await asyncio.sleep(0.01)
         await peer.heartbeat()

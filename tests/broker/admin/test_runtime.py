@@ -52,7 +52,7 @@ class TestSettings:
         await create(peer)
         await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=4\n")
         namesrv = cluster.peer(cluster.namesrv_addr)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 answer = await namesrv.call(105, GetRouteInfoRequestHeader(topic="Orders"))
                 if TopicRouteData.decode(answer.body).queue_datas[0].perm == 4:

@@ -100,7 +100,7 @@ class TestHolding:
         begun = time.monotonic()
         await peer.send(body=b"news")
         assert [m.body for m in records(await pulling)] == [b"news"]
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 10.0  # it would be held for 15 s
 
     async def test_the_sender_is_answered_before_the_reader(self, cluster, peer):
         """On one connection the acknowledgement leaves first."""
@@ -142,7 +142,7 @@ class TestHolding:
         await peer.send()
         begun = time.monotonic()
         assert (await peer.pull(offset=1, hold_ms=15_000)).code == 19
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 10.0
 
     @pytest.mark.parametrize(("limit", "value"), [("WOKEN_PER_TICK", 3), ("WOKEN_BYTES", 1)])
     async def test_many_groups_wake_from_one_message_however_few_a_tick_serves(

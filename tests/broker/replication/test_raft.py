@@ -151,7 +151,7 @@ async def test_a_member_is_replaced_while_the_group_runs(group):
         answer = await group.change(leader, action, "n7")
         return answer.code == ResponseCode.SUCCESS
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await joined("addLearner"):
             await asyncio.sleep(0.05)
         while not await joined("promote"):
@@ -178,11 +178,11 @@ async def test_members_change_under_load_and_every_send_is_answered(group):
 
     senders = [asyncio.create_task(keep_sending()) for _ in range(8)]
     for action in ("remove", "addLearner", "promote") * 2:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await group.change(leader, action, other)).code != ResponseCode.SUCCESS:
                 await asyncio.sleep(0.02)
     done = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.gather(*senders)
     assert group.leads(leader)
     assert set(answers) <= {ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE}
@@ -399,7 +399,7 @@ async def test_the_leader_says_how_far_each_member_is_and_a_follower_whom_it_fol
     def named(member):
         return f"{member}-{group.addresses[member]}"
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (status := await ha_status(group.peers[leader])).in_sync_slave_nums != 1:
             await asyncio.sleep(0.05)
     found = {each.addr: each for each in status.ha_connection_info}

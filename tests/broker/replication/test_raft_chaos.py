@@ -92,7 +92,7 @@ class Chaos:
         for _ in range(STEPS):
             await self.step()
         before = len(self.acknowledged)
-        async with asyncio.timeout(20):  # the group goes on
+        async with asyncio.timeout(60):  # the group goes on
             while len(self.acknowledged) < before + 10:
                 await asyncio.sleep(0.01)
         self._done = True

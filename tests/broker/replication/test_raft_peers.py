@@ -121,7 +121,7 @@ class Member:
 
 async def said(speaker: Member, message: AnyMessage, listener: Member) -> AnyMessage:
     """Say it until it is heard: what cannot be sent at once is dropped."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while listener.heard.empty():
             speaker.peers.send([message])
             await asyncio.sleep(0.01)
@@ -205,7 +205,7 @@ async def test_who_does_not_say_who_it_is_is_sent_away(monkeypatch: pytest.Monke
     await one.start()
     host, _, port = one.addr.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(CLOSED):
             await reader.readexactly(1)
     writer.close()
@@ -222,7 +222,7 @@ async def test_a_member_that_connects_again_has_one_connection() -> None:
     await one.heard.get()
     _, second_writer = await asyncio.open_connection(host, int(port))
     second_writer.write(hello)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(CLOSED):
             await first.readexactly(1)
     second_writer.write(raft_wire.frame([beat("n1", "n0")]))
@@ -241,7 +241,7 @@ async def test_what_is_too_long_for_one_frame_goes_in_several(monkeypatch: pytes
     one.peers.use({"n1": other.addr})
     await said(one, beat(), other)
     one.peers.send([beat(payload=b"x" * 40_000) for _ in range(4)])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await other.heard.get()).payload is None:
             pass
         for _ in range(3):
@@ -258,7 +258,7 @@ async def greet(one: Member, hello: bytes) -> tuple[asyncio.StreamReader, asynci
 
 
 async def sent_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(CLOSED):
             await reader.readexactly(1)
     writer.close()

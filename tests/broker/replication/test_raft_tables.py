@@ -49,7 +49,7 @@ def tables(group, member):
 async def copied(group, member):
     """Have a follower copy the tables. A change is answered once a majority has it, and the third member may
     not have been asked then."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             leader = await group.leader()
             header = CopySettingsHeader(leader=leader, term=(await group.status(leader)).term)
@@ -308,7 +308,7 @@ async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monke
 
     async def committed(offset):
         """At whoever leads, and copied by all."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while {tables(group, each).offsets.query("G", "Orders", 0) for each in group.brokers} != {offset}:
                 await commit(group.peers[await group.leader()], 0, offset)
                 await asyncio.sleep(0.05)

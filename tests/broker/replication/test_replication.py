@@ -402,7 +402,7 @@ async def test_strangers_who_hold_all_places_keep_no_slave_out(group, monkeypatc
     await group.known()
     assert await send(group) == [0]
     await until(lambda: slave.parts.store.log.end == master.parts.store.log.end)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await strangers[0][0].read() == b""
     for _, writer in strangers:
         writer.close()

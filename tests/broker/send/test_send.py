@@ -239,7 +239,7 @@ class TestCreatedTopics:
     async def test_the_name_server_hears_of_it_and_the_file_keeps_it(self, cluster, peer):
         await peer.send("Fresh")
         namesrv = cluster.peer(cluster.namesrv_addr)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await namesrv.call(105, None, ext={"topic": "Fresh"})).code != 0:
                 await asyncio.sleep(0.01)
         version = cluster.broker.parts.tables.topics.version

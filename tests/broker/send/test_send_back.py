@@ -54,7 +54,7 @@ class TestSendBack:
     async def test_over_the_limit_it_is_dead_at_once(self, fast, peer, level, more):
         sent = await peer.send(body=b"poison")
         assert (await self.send_back(peer, sent, level=level, **more)).code == 0
-        (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
+        (message,) = await take(peer, "%DLQ%G", 1)
         assert message.body == b"poison"
         assert (message.properties["RETRY_TOPIC"], message.properties["DELAY"]) == ("Orders", "0")
         topic = fast.broker.parts.tables.topics.table["%DLQ%G"]
@@ -64,7 +64,7 @@ class TestSendBack:
         await peer.set_group(b'{"groupName":"G","retryMaxTimes":0}')
         sent = await peer.send(body=b"x")
         await self.send_back(peer, sent, version=100, max_reconsume_times=16)
-        assert [m.body for m in await take(peer, "%DLQ%G", 1, timeout_s=3)] == [b"x"]
+        assert [m.body for m in await take(peer, "%DLQ%G", 1)] == [b"x"]
 
     @pytest.mark.parametrize(("level", "topic"), [(3, "%RETRY%G"), (-1, "%DLQ%G")])
     async def test_properties_that_cannot_be_written_again_come_back_as_they_are(
@@ -89,7 +89,7 @@ class TestSendBack:
     async def test_the_number_of_tries_stops_at_31_bits(self, peer):
         sent = await peer.send(reconsume_times=2**31 - 1)
         assert (await self.send_back(peer, sent)).code == 0
-        (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
+        (message,) = await take(peer, "%DLQ%G", 1)
         assert message.reconsume_times == 2**31 - 1
 
     async def test_members_with_different_limits_are_shown_with_them(self, fast, peer, caplog):
@@ -135,7 +135,7 @@ class TestClientsOwnRetries:
             "%RETRY%G", b"again", properties=properties, reconsume_times=times, max_reconsume_times=most
         )
         assert answer.code == 0
-        (message,) = await take(peer, topic, 1, timeout_s=3)
+        (message,) = await take(peer, topic, 1)
         assert message.body == b"again"
         assert message.reconsume_times == 1 or topic == "%DLQ%G"
 
@@ -146,7 +146,7 @@ class TestClientsOwnRetries:
         sent = {"RETRY_TOPIC": "Orders", "DELAY": "3"}
         answer = await peer.send("%RETRY%G", b"x", properties=sent, reconsume_times=1, version=513)
         assert answer.code == 0
-        (message,) = await take(peer, "%DLQ%G", 1, timeout_s=3)
+        (message,) = await take(peer, "%DLQ%G", 1)
         assert (message.properties["DELAY"], message.properties["RETRY_TOPIC"]) == ("-1", "Orders")
 
     async def test_an_unknown_group_is_refused(self, start_cluster):

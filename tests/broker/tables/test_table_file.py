@@ -21,7 +21,7 @@ class TestRetries:
         table.save()
         with pytest.raises(OSError, match="Input/output"):
             await table.saved()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await table.finish()
         assert "t.json not written: " in caplog.text
         assert not path.exists()
@@ -34,7 +34,7 @@ class TestRetries:
         with pytest.raises(OSError, match="Input/output"):
             await table.save_now()
         content["n"] = 2
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await table.save_now()
         assert table.load() == {"n": 2}
 

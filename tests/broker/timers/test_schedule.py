@@ -40,7 +40,7 @@ class TestDelays:
         answer = await peer.send(body=b"later", properties={"DELAY": "4", "TAGS": "TagA", "KEYS": "k"})
         assert answer.ext["queueId"] == "0"  # where it will be, not where it waits
         _, message = await take(peer, "Orders", 2)
-        assert 0.4 <= time.monotonic() - begun < 3.0
+        assert 0.4 <= time.monotonic() - begun < 30.0
         assert (message.body, message.queue_id, message.queue_offset) == (b"later", 0, 1)
         waited = {"DELAY": "4", "REAL_TOPIC": "Orders", "REAL_QID": "0"}
         assert message.properties == {"TAGS": "TagA", "KEYS": "k", "CLUSTER": "DefaultCluster", **waited}
@@ -260,7 +260,7 @@ class TestClocks:
         wanted = 3 + len(steps)
         last = (await take(peer, "Orders", wanted))[-1]
         assert last.body == b"second"
-        assert 0.4 <= time.monotonic() - begun < 3.0
+        assert 0.4 <= time.monotonic() - begun < 30.0
 
     @pytest.mark.parametrize("hours", [-1, 1])
     async def test_while_two_messages_wait_for_their_syncs(self, hours):
@@ -302,7 +302,7 @@ class TestClocks:
         wall_clock.append(-1.0)
         await fast.restart()
         await take(fast.peer(), "Orders", 2)
-        assert 0.4 <= time.monotonic() - begun < 3.0
+        assert 0.4 <= time.monotonic() - begun < 30.0
 
 
 async def test_a_delivery_that_is_refused_is_tried_again(fast, peer, monkeypatch):

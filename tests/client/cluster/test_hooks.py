@@ -166,7 +166,7 @@ async def test_hooks_of_a_consumer(local: LocalBroker, caplog: pytest.LogCapture
             await producer.send(Message("Hooked", b"%d" % number))
         options = PushOptions(consume_hooks=[watch], filter_hooks=[odd], pull_interval_s=0.01)
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(60),
             PushConsumer("g-hooked", listener, "Hooked", namesrv=local.namesrv, options=options),
         ):
             await watch.enough.wait()

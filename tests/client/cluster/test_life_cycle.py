@@ -195,7 +195,7 @@ async def test_whoever_waits_for_a_route_hears_of_the_stop(namesrv: FakeNamesrv,
         user = PullConsumer("g", namesrv=namesrv.addr)
         await user.start()
         asking = asyncio.create_task(user.fetch_queues("T"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not namesrv.asked:
             await asyncio.sleep(0.01)
     await (instance if shared else user).stop()

@@ -116,7 +116,7 @@ async def test_a_reply_topic_of_a_cluster_is_in_no_namespace_and_others_are(loca
         await producer.send(Message("ORDER_REPLY_TOPIC", b"x"))
         await producer.queues(f"{cluster}_REPLY_TOPIC")
         topics: list[str] = []
-        async with asyncio.timeout(10):  # the broker tells the name server beside its answer
+        async with asyncio.timeout(60):  # the broker tells the name server beside its answer
             while not any(topic.endswith("ORDER_REPLY_TOPIC") for topic in topics):
                 topics = await producer.client.namesrv.topics()
     assert f"{cluster}_REPLY_TOPIC" in topics
@@ -188,7 +188,7 @@ async def test_a_broker_asks_about_transactions_of_a_namespace(local: LocalBroke
 
     options = ClientOptions(namespace="ns")
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         TransactionProducer("p", Unknown(), namesrv=local.namesrv, client_options=options) as producer,
     ):
         await producer.send_in_transaction(Message("T", b"x"))

@@ -194,7 +194,7 @@ async def test_name_servers_that_hang_take_no_more_than_the_time(
 ) -> None:
     await asker.queues("T")
     namesrv.hangs = True
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(10):
         with pytest.raises(RequestNotSent):
             await asker.request(Message("T", b"x"), timeout_s=0.1)
     assert not broker.sent

@@ -52,7 +52,7 @@ async def consumed(listener: Listener, count: int, concurrency: int) -> list[tup
     consuming.start()
     await asyncio.sleep(0)  # all workers wait now
     consuming.submit(batches(count))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await desk.complete.wait()
     assert await consuming.stop(5) == 0
     return desk.acknowledged
@@ -109,7 +109,7 @@ async def test_idle_workers_that_are_too_many_end_and_leave_work_to_others() -> 
     consuming.submit(batches(1))
     consuming.set_concurrency(3)
     consuming.submit(batches(19))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await desk.complete.wait()
     assert await consuming.stop(5) == 0
 
@@ -159,7 +159,7 @@ async def test_batches_of_a_dropped_queue_are_not_given_out() -> None:
     await asyncio.sleep(0)
     held[0].queue.dropped = True
     gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await desk.complete.wait()
     await consuming.stop(5)
     assert seen == [0]
@@ -223,7 +223,7 @@ async def test_a_stop_ends_although_a_listener_ignores_being_cancelled(
     consuming.start()
     consuming.submit(batches(ignored))
     await begun.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await consuming.stop(0.01) == ignored
     assert f"listeners: {ignored} task" in caplog.text
     let_go.set()
@@ -239,7 +239,7 @@ async def test_whatever_a_call_in_a_thread_raises_ends_the_call_only(error: Base
         consuming = Consuming(bind_listener(listener, threads, ConsumeStatus), 1, desk)
         consuming.start()
         consuming.submit(batches(2))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await desk.complete.wait()
         assert consuming.failed == 2
         assert await consuming.stop(1) == 0

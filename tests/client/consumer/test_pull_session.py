@@ -122,7 +122,7 @@ async def test_a_notice_of_the_broker_is_followed_at_once(consumer: PullConsumer
     broker.members = sorted([*broker.members, "~another"])
     header = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
     broker.connections[-1].oneway(Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while list(consumer.assignment) != QUEUES[:2]:
             await asyncio.sleep(0.01)
 

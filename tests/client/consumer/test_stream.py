@@ -167,7 +167,7 @@ async def test_an_orderly_stream_that_is_left_gives_its_queues_back(local: Local
     got = []
     options = PushOptions(orderly=True, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     for acknowledges in (False, True, True):
-        async with stream_of(local, "GivenBack", options) as stream, asyncio.timeout(20):
+        async with stream_of(local, "GivenBack", options) as stream, asyncio.timeout(60):
             message = await anext(stream)
             assert message.reconsume_times == 0
             if acknowledges:
@@ -218,7 +218,7 @@ async def test_what_was_held_too_long_is_not_given_out_any_more(local: LocalBrok
         (message,) = await take(stream, 1)
         (again,) = await take(stream, 1)
         assert again.reconsume_times == 1
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while stream.health().running_listeners > 1:
                 await asyncio.sleep(0.01)
         with pytest.raises(ClientStateError, match="held too long"):
@@ -245,7 +245,7 @@ async def test_what_went_to_another_member_cannot_be_acknowledged(local: LocalBr
             "g-Gone", "Gone", namesrv=local.namesrv, options=options, client_options=other
         ) as second:
             again = await take(second, 2)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while stream.health().running_listeners > 2:
                     await asyncio.sleep(0.01)
             gone = {message.queue for message in again}
@@ -374,7 +374,7 @@ async def test_a_message_that_nobody_gets_holds_its_queue_no_longer_than_it_must
     async with Producer("p", namesrv=local.namesrv) as producer:
         queue = (await producer.send(Message("Large", b"0" * 9_000))).queue
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=5_000)
-    async with stream_of(local, "Large", options) as stream, asyncio.timeout(20):
+    async with stream_of(local, "Large", options) as stream, asyncio.timeout(60):
         waiting = asyncio.create_task(anext(stream))
         while not stream.health().failed:
             await asyncio.sleep(0)

@@ -236,7 +236,7 @@ async def test_who_assigns_by_hand_is_told_of_other_queues(
     function = {"async": on_change, "object": OnChange(), "thread": in_a_thread}[kind]
     options = ClientOptions(route_interval_s=0.02)
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         PullConsumer("g", namesrv=namesrv.addr, client_options=options) as consumer,
     ):
         namesrv.serve("T", broker, queues=1)
@@ -263,7 +263,7 @@ async def test_who_watches_queues_may_stop_the_consumer(namesrv: FakeNamesrv, br
         consumer.update_offset(queues[0], 3)
         await consumer.stop()
 
-    async with asyncio.timeout(20), consumer:
+    async with asyncio.timeout(60), consumer:
         await consumer.watch_queues("T", stop)
         namesrv.serve("T", broker, queues=2)
         await consumer.wait_stopped()

@@ -66,7 +66,7 @@ async def test_who_joins_and_who_was_there_are_both_told(
         )
 
     async def told(consumer: PushConsumer | PullConsumer, *, expected: bool = True) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while any("differently" in each for each in consumer.health().problems) is not expected:
                 await asyncio.sleep(0.02)
 

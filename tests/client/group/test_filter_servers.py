@@ -145,7 +145,7 @@ async def test_without_a_filter_server_nothing_is_pulled_and_the_route_is_asked_
     with pytest.raises(NoRouteError, match=r"broker broker-a has no filter server.*filterServerNums"):
         await pulled(consumer)
     servers.listed(servers.all[1])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert await pulled(consumer) == b"two"

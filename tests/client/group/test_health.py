@@ -28,7 +28,7 @@ async def test_a_listener_that_always_fails_is_named(
 
     async def handled(count: int) -> None:
         gate.release()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while member.health().failed + member.health().consumed < count:
                 await asyncio.sleep(0.005)
 
@@ -61,7 +61,7 @@ async def test_flow_control_without_an_end_is_named(
         return broker.requests.count(RequestCode.PULL_MESSAGE)
 
     async def until_it_is(well: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while member.health().ok is not well:
                 await asyncio.sleep(0.005)
 

@@ -90,7 +90,7 @@ async def test_administrators_are_told_how_fast_topics_are_consumed(
     consumer: PushConsumer = PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=options)
     if kind == "stream":
         consumer = MessageStream("g", "T", namesrv=namesrv.addr, options=options)
-    async with asyncio.timeout(20), consumer as member:
+    async with asyncio.timeout(60), consumer as member:
         if isinstance(member, MessageStream):
             for _ in range(3):
                 message = await anext(member)

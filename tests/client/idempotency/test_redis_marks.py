@@ -104,7 +104,7 @@ async def test_a_kill_right_behind_a_command_that_failed_leaves_no_mark(
                 proxy.inflict(Fault(kind=Kind.STALL, directions=(Direction.TO_CLIENT,), seconds=math.inf))
 
             call = asyncio.create_task(RedisMarks(killed).once_async(scope, "a", fail))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await redis.exists(f"before-{scope}"):
                     await asyncio.sleep(0.005)
             call.cancel()
@@ -146,7 +146,7 @@ async def test_a_key_that_is_being_handled_is_refused(redis: Redis) -> None:
         begun.set()
         await end.wait()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         task = asyncio.create_task(marks.once_async(scope, "a", slow))
         await begun.wait()
         with pytest.raises(BeingHandled):

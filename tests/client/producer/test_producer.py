@@ -274,7 +274,7 @@ async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_rout
         asked = namesrv.asked.count("T")
         with pytest.raises(NoRouteError, match="broker-a"):
             await send(Message("T", b"x"), queue=chosen)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while namesrv.asked.count("T") == asked:
                 await asyncio.sleep(0.01)
         await sender.client.refresh_routes(["T"])  # shares the request that is under way
@@ -300,7 +300,7 @@ async def test_a_hanging_broker_costs_no_more_than_the_budget(brokers: Brokers, 
     begun = time.monotonic()
     with pytest.raises(RequestTimeout):
         await sender.send(Message("T", b"x"), timeout_s=0.3)
-    assert 0.25 < time.monotonic() - begun < 2.0
+    assert 0.25 < time.monotonic() - begun < 3.0
 
 
 async def test_a_limit_per_try_leaves_time_for_another_broker(namesrv: FakeNamesrv, brokers: Brokers) -> None:
@@ -339,7 +339,7 @@ async def test_a_broker_that_moved_is_found_again(namesrv: FakeNamesrv) -> None:
                     return False
                 return True
 
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await sent():
                     await asyncio.sleep(0.01)
     assert [body for _, body in new.sent] == [b"after"]

@@ -258,7 +258,7 @@ def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: 
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -353,7 +353,7 @@ async def test_a_stop_does_not_wait_for_the_pace(tmp_path: Path) -> None:
     store.retention.delete_now()
     retired = asyncio.create_task(store.retention.run_now(log_too=True))
     await until(lambda: len(store.log.segments) == 13)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await store.stop()
         await retired
     assert len(list((tmp_path / "commitlog").iterdir())) == 13

@@ -339,7 +339,7 @@ async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
     disk = FaultyDisk()
     store = started(tmp_path, disk)
     send(store, bytes(40_000))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while disk.calls["reserve"] < 2:
             await asyncio.sleep(0.001)
     disk.fail("reserve", error=errno.ENOSPC, times=99)
