@@ -18,6 +18,7 @@ from cometmq.testing import ServerProcess
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("cometmq", "mqnamesrv", "mqbroker", "mqadmin", "mqshutdown")
 READY_S = 30
+pytestmark = pytest.mark.slow("downloads and installs the package into an empty environment")
 
 
 @pytest.fixture(scope="module")

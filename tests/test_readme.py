@@ -45,6 +45,7 @@ def environment(cluster: StandaloneProcess) -> dict[str, str]:
     return {**os.environ, "PATH": path, "NAMESRV_ADDR": cluster.namesrv, "SPARK_MASTER": "local[1]"}
 
 
+@pytest.mark.foreign("Spark")
 def test_every_command_of_the_tour_works(cluster: StandaloneProcess, tmp_path: Path) -> None:
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     commands = [line for line in lines if not line.startswith(("export", "cometmq standalone"))]

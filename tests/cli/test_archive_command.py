@@ -29,6 +29,7 @@ def bodies(archive: Path) -> list[bytes]:
     return sorted(pq.read_table(archive, columns=["body"])["body"].to_pylist())
 
 
+@pytest.mark.foreign("Spark")
 def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     run: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +67,7 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     assert bodies(archive) == [b"a", b"b", b"c", b"d"]
 
 
+@pytest.mark.foreign("Spark")
 @long_form("starts Spark for each setting")
 def test_settings_that_cannot_be_used_are_named_as_the_command_spells_them(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,8 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action, run_units, slots
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
+pytestmark = pytest.mark.foreign("Spark")
+
 
 @pytest.fixture(params=["classic", "connect"])
 def session(request: pytest.FixtureRequest) -> SparkSession:
