@@ -144,7 +144,8 @@ def test_a_bad_network_loses_and_invents_nothing(space: Space) -> None:
     sent = _numbered(space, "bad", 30)
     with ClusterProxy(space.cluster.namesrv).run_in_thread() as faulty:
         through = Space(space.java, Through(faulty.namesrv, space.cluster.broker_addr))
-        producer, consumer = through.producer(timeout=1000), through.push()  # a start may not fail
+        producer = through.producer(timeout=1000, apiMillis=3000)
+        consumer = through.push(apiMillis=3000)  # a start may not fail
         space.java.send(producer, [message(through.topic, sent[0])])
         for proxy in faulty.proxies:
             proxy.script = random_faults(space.number, share=0.7)

@@ -31,7 +31,7 @@ final class Consumers {
         String name = args.text("name");
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             args.text("group"), Access.hook(), new AllocateMessageQueueAveragely(), args.flag("trace", false), null);
-        consumer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(consumer, args);
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
@@ -170,7 +170,7 @@ final class Consumers {
 
     Object pullStart(Args args) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.text("group"), Access.hook());
-        consumer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(consumer, args);
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));
@@ -215,7 +215,7 @@ final class Consumers {
 
     Object liteStart(Args args) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"), Access.hook());
-        consumer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(consumer, args);
         consumer.setInstanceName(args.text("name") + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setPollNameServerInterval(args.number("routeMillis", 1000));

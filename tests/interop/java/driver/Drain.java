@@ -20,7 +20,7 @@ final class Drain {
         AtomicLong last = new AtomicLong();
         CountDownLatch done = new CountDownLatch(1);
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.text("group"));
-        consumer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(consumer, args);
         consumer.setInstanceName("drain-" + System.nanoTime());
         consumer.setVipChannelEnabled(args.flag("vip", false));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

@@ -26,9 +26,9 @@ final class Producers {
     static DefaultMQProducer open(Args args, String name) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(
             args.text("group", "driver-producers"), Access.hook(), args.flag("trace", false), null);
-        producer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(producer, args);
         producer.setInstanceName(name + "-" + System.nanoTime());
-        producer.setSendMsgTimeout(args.number("timeout", 10_000));
+        producer.setSendMsgTimeout(args.number("timeout", 60_000));
         producer.setVipChannelEnabled(args.flag("vip", false));
         producer.setCompressMsgBodyOverHowmuch(args.number("compressOver", 4096));
         producer.setHeartbeatBrokerInterval(args.number("heartbeatMillis", 30_000));

@@ -23,7 +23,7 @@ final class Repliers {
         DefaultMQProducer producer = Producers.open(args, name);
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             args.text("consumerGroup"), Access.hook(), new AllocateMessageQueueAveragely());
-        consumer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(consumer, args);
         consumer.setInstanceName(name + "-" + System.nanoTime());
         consumer.setVipChannelEnabled(false);
         consumer.setPollNameServerInterval(1000);

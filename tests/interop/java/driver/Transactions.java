@@ -57,9 +57,9 @@ final class Transactions {
     private static TransactionMQProducer open(Args args, String name, TransactionListener listener) throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(
             null, args.text("group", "driver-transactions"), Access.hook(), args.flag("trace", false), null);
-        producer.setNamesrvAddr(args.text("namesrv"));
+        Access.reach(producer, args);
         producer.setInstanceName(name + "-" + System.nanoTime());
-        producer.setSendMsgTimeout(10_000);
+        producer.setSendMsgTimeout(60_000);
         producer.setVipChannelEnabled(false);
         producer.setHeartbeatBrokerInterval(1000);
         producer.setTransactionListener(listener);
