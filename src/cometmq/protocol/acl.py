@@ -1,8 +1,8 @@
 """The signature of requests (docs/reference/remoting.md, ACL).
 
-Signed are the values of all ext fields but the signature itself, in the order of their names, and the body
-behind them: HMAC-SHA1 with the account's secret, written as base64. There is no time and no number in it, so
-a signed request can be sent again by whoever has seen it: TLS keeps others from seeing it.
+The signature is the base64 form of HMAC-SHA1 with the account's secret. It covers the values of all ext
+fields except the signature itself, in the order of their names, followed by the body. It contains no time and
+no nonce, so anyone who has seen a signed request can repeat it; TLS prevents that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 UNIQUE_QUERY = "_UNIQUE_KEY_QUERY"
 KEY_LENGTH_MIN = 7
-"""Characters of an access key and of a secret: both have more than 6 (Apache's AclConstants)."""
+"""The minimum length of an access key and of a secret: more than 6 characters (Apache's AclConstants)."""
 KEY_LENGTH_MAX = 1024
 
 _UNSIGNED = frozenset({SIGNATURE})
@@ -29,7 +29,7 @@ _UNSIGNED_BY_4_9 = frozenset({SIGNATURE, UNIQUE_QUERY})
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a client signs with. Neither secret nor token is ever shown."""
+    """The keys that a client signs with. The secret and the token are never printed."""
 
     access_key: str
     secret_key: str
@@ -44,7 +44,11 @@ class Credentials(msgspec.Struct, frozen=True):
 def credentials_of(
     access_key: str | None, secret_key: str | None, security_token: str | None = None
 ) -> Credentials | None:
-    """None without any of them. Raises ConfigError for half of what is needed; it never has the secret."""
+    """Return credentials, or None if no argument is given.
+
+    Raises:
+        ConfigError: Only part of what is needed is given. The error never contains the secret.
+    """
     if not (access_key or secret_key or security_token):
         return None
     for key, value in (("access_key", access_key), ("secret_key", secret_key)):
@@ -56,8 +60,15 @@ def credentials_of(
 
 
 def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview, *, all_fields: bool) -> str:
-    """The signature of a request. all_fields: as 5.x's servers read it; 4.9's leave out `UNIQUE_QUERY`, which
-    4.9's own clients sign."""
+    """Return the signature of a request.
+
+    Args:
+        secret_key: The account's secret.
+        ext: The ext fields of the request.
+        body: The body of the request.
+        all_fields: Whether `UNIQUE_QUERY` is signed. Servers of 5.x include it. Servers of 4.9 omit it,
+            although clients of 4.9 sign it.
+    """
     left_out = _UNSIGNED if all_fields else _UNSIGNED_BY_4_9
     text = "".join([ext[name] for name in sorted(ext) if name not in left_out])
     content = b"".join((text.encode("utf-8", "replace"), body))
@@ -65,7 +76,7 @@ def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview,
 
 
 def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview) -> bool:
-    """Whether a request carries the signature of this secret, made in either way."""
+    """Return whether a request has a valid signature for this secret, with or without `UNIQUE_QUERY`."""
     given = ext.get(SIGNATURE, "").encode("utf-8", "replace")
     for all_fields in (False, True) if UNIQUE_QUERY in ext else (False,):
         wanted = signature(secret_key, ext, body, all_fields=all_fields).encode()
@@ -75,11 +86,11 @@ def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview)
 
 
 def sign(frame: Frame, credentials: Credentials) -> None:
-    """Sign a request that is about to leave; once more, after a change, does no harm."""
+    """Sign a request. A request that has changed can be signed again."""
     ext = dict(frame.ext or {})
     ext[ACCESS_KEY] = credentials.access_key
     if credentials.security_token:
         ext[SECURITY_TOKEN] = credentials.security_token
-    # Without the field that 4.9's brokers leave out: they would refuse the signature.
+    # Omit the field that brokers of 4.9 omit: they would refuse the signature otherwise.
     ext[SIGNATURE] = signature(credentials.secret_key, ext, frame.body, all_fields=False)
     frame.ext_fields, frame.typed = ext, None

@@ -1,6 +1,6 @@
-"""Addresses as brokers register them and clients dial them: "host:port", "v4:port", "[v6]:port".
+"""Addresses as brokers register them: "host:port", "v4:port", "[v6]:port".
 
-Java joins an IPv6 address and its port without brackets too, so the last colon decides.
+Java also joins an IPv6 address and its port without brackets, so the last colon separates the port.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import re
 
 HOST_MAX = 253
-"""Characters of a host name (RFC 1035)."""
+"""The maximum length of a host name in characters (RFC 1035)."""
 VIP_OFFSET = -2
-"""From a broker's port to its VIP channel, where brokers of old serve all but pulls."""
+"""The offset from a broker's port to its VIP channel, where old brokers serve everything except pulls."""
 
-# Labels of at most 63 letters, digits, - and _ (which Docker's names have): what IDNA encoders take without
-# a word. Non-ASCII names have to come in their xn-- form.
+# A host name consists of labels of at most 63 letters, digits, "-" and "_" (which Docker uses), as IDNA
+# encoders accept them. Non-ASCII names must be given in their xn-- form.
 _host_name = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?").fullmatch
 _ipv6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]{1,64})?").fullmatch
 _port = re.compile(r"[0-9]{1,5}").fullmatch
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """(host without brackets, port 1 to 65535), or None where the text is no address that can be dialled."""
+    """Return the host without brackets and the port (1 to 65535), or None for an invalid address."""
     host, _, port = text.strip().rpartition(":")
     if _port(port) is None or not 0 < int(port) < 65_536:
         return None
@@ -33,7 +33,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def vip_address(addr: str) -> str:
-    """The VIP channel of the broker with this address; the address itself where there can be none."""
+    """Return the address of a broker's VIP channel, or `addr` itself if its port allows none."""
     host, colon, port = addr.rpartition(":")
     number = int(port) + VIP_OFFSET
     return f"{host}{colon}{number}" if number > 0 else addr

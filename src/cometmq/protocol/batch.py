@@ -1,7 +1,7 @@
-"""The body of a batch send, code 320: items back to back (docs/reference/storage.md, Batch body).
+"""The body of a batch send, code 320: a sequence of items (docs/reference/storage.md, Batch body).
 
-i4 item size with itself, i4 magic and i4 body CRC (0 from clients, ignored), i4 flag, i4 body length, body,
-i2 properties length, properties.
+An item is: i4 size of the item, i4 magic, i4 body CRC (clients send 0; ignored), i4 flag, i4 body length,
+body, i2 properties length, properties.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cometmq.errors import BodyError, MessageIllegal
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
 
 ITEM_HEAD = struct.Struct(">iiiii")
-"""Size, magic, CRC, flag, body length."""
+"""The fixed fields of an item: size, magic, CRC, flag, body length."""
 MIN_ITEM = ITEM_HEAD.size + 2
 _LENGTH = struct.Struct(">h")
 
@@ -22,7 +22,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BatchItem(NamedTuple):
-    """One message of a batch. Body and properties are slices of the batch (views if it is a view)."""
+    """One message of a batch. Body and properties are slices of the batch (views if the batch is a view)."""
 
     flag: int
     body: Buffer
@@ -30,7 +30,14 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
-    """The body of (flag, body, property string in UTF-8) of each message. Raises MessageIllegal."""
+    """Return the body of a batch.
+
+    Args:
+        items: The flag, the body, and the property string in UTF-8 of each message.
+
+    Raises:
+        MessageIllegal: A message does not fit into the format.
+    """
     parts: list[Buffer] = []
     for flag, body, properties in items:
         if len(properties) > PROPERTIES_MAX_BYTES:
@@ -48,7 +55,7 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
 
 
 def iter_batch(data: Buffer) -> Iterator[BatchItem]:
-    """The items of a batch body. Raises BodyError at the first one that cannot be read."""
+    """Yield the items of a batch body. Raises BodyError at the first invalid item."""
     pos = number = 0
     total = len(data)
     while pos < total:

@@ -1,7 +1,7 @@
-"""The binary header ("ROCKETMQ", serialisation 1) of a frame (docs/reference/remoting.md, Binary header).
+"""The binary header of a frame, serialisation 1 (docs/reference/remoting.md, Binary header).
 
-i2 code, i1 language, i2 version, i4 opaque, i4 flag, i4 remark length, remark, i4 length of the ext block,
-then entries of i2 key length, key, i4 value length, value.
+The layout is: i2 code, i1 language, i2 version, i4 opaque, i4 flag, i4 remark length, remark, i4 length of
+the ext block, and entries of i2 key length, key, i4 value length, value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_FIELDS = 256
 
 
 class Fields(NamedTuple):
-    """What a header holds."""
+    """The fields of a header."""
 
     code: int
     language: str
@@ -32,7 +32,7 @@ class Fields(NamedTuple):
 
 
 def decode(header: bytes) -> Fields:
-    """The fields of a header. Raises FrameError naming the field."""
+    """Return the fields of a header. Raises FrameError, which names the invalid field."""
     if len(header) < MIN_LENGTH:
         raise FrameError(f"binary header has {len(header)} bytes, at least {MIN_LENGTH} are needed")
     code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(header)
@@ -79,7 +79,7 @@ def encode(
     remark: str | None,
     ext: Mapping[str, str] | None,
 ) -> bytes:
-    """The bytes of a header. Raises FrameError for what the form cannot hold: codes above 32767."""
+    """Return the encoded header. Raises FrameError for codes above 32767, which the format cannot hold."""
     remark_bytes = (remark or "").encode("utf-8", "replace")
     parts = []
     for key, value in (ext or {}).items():

@@ -1,4 +1,4 @@
-"""All JSON bodies by name, in one place to import from: `X.decode(body)` reads, `x.encode()` writes."""
+"""All JSON bodies by name. `X.decode(body)` reads a body, `x.encode()` writes one."""
 
 from cometmq.protocol.bodies_admin import *  # noqa: F403
 from cometmq.protocol.bodies_client import *  # noqa: F403

@@ -1,5 +1,7 @@
-"""Bodies of the administration: statistics, connections, offset tables
-(docs/reference/remoting.md, Statistics and connections)."""
+"""Bodies of administration requests: statistics, connections, offset tables.
+
+See docs/reference/remoting.md, Statistics and connections.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from cometmq.protocol.lenient import Json
 
 
 class TopicOffset(Body):
-    """Bounds of one queue: min_offset <= offset < max_offset. last_update_timestamp in ms."""
+    """The offsets of one queue: min_offset <= offset < max_offset. last_update_timestamp is in ms."""
 
     min_offset: int = always(0)
     max_offset: int = always(0)
@@ -22,14 +24,14 @@ class TopicOffset(Body):
 
 
 class TopicStatsTable(QueueKeyed):
-    """Bounds of the queues of a topic (code 202)."""
+    """The offsets of the queues of a topic (code 202)."""
 
     offset_table: dict[MessageQueue, TopicOffset] = empty(dict)
     topic_put_tps: float | None = None
 
 
 class PurgedQueue(Body):
-    """One queue of a purge: its minimum offset before, the one that the purge sets, its maximum offset."""
+    """One purged queue: its minimum offset before and after the purge, and its maximum offset."""
 
     queue_id: int = always(0)
     min_offset: int = always(0)
@@ -38,13 +40,13 @@ class PurgedQueue(Body):
 
 
 class PurgeResult(Body):
-    """What a purge did, or would do (code 21001), by queue id."""
+    """The result of a purge or of its dry run (code 21001), by queue id."""
 
     queues: list[PurgedQueue] = empty(list)
 
 
 class OffsetWrapper(Body):
-    """How far a group is in one queue. last_timestamp: store time of the last message consumed, ms."""
+    """A group's progress in one queue. last_timestamp is the last consumed message's store time, in ms."""
 
     broker_offset: int = always(0)
     consumer_offset: int = always(0)
@@ -53,14 +55,14 @@ class OffsetWrapper(Body):
 
 
 class ConsumeStats(QueueKeyed):
-    """How far a group is in each queue (code 208). consume_tps: messages a second."""
+    """A group's progress in each queue (code 208). consume_tps is in messages per second."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = empty(dict)
     consume_tps: float = always(0.0)
 
 
 class BrokerConsumeStats(QueueKeyed):
-    """How far every group of a broker is (code 317): one entry a group, with its topics' tables."""
+    """The progress of every group of a broker (code 317): one entry per group with its topics' tables."""
 
     broker_addr: str = always("")
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
@@ -68,7 +70,7 @@ class BrokerConsumeStats(QueueKeyed):
 
 
 class BrokerStatsItem(Body):
-    """What was counted in a span. tps: a second; avgpt: by each event."""
+    """A statistic over a period. tps is the rate per second, avgpt the average per event."""
 
     sum: int = always(0)
     tps: float = always(0.0)
@@ -76,20 +78,23 @@ class BrokerStatsItem(Body):
 
 
 class BrokerStatsData(Body):
-    """What was counted in the last minute, hour and day (code 315)."""
+    """A statistic over the last minute, hour and day (code 315)."""
 
     stats_minute: BrokerStatsItem = empty(BrokerStatsItem)
     stats_hour: BrokerStatsItem = empty(BrokerStatsItem)
     stats_day: BrokerStatsItem = empty(BrokerStatsItem)
 
 
-# -- who is connected
+# -- connections
 
 
 class ClientConnection(Body):
-    """One client. client_addr is "ip:port". CometMQ's own: max_reconsume_times, the limit that the
-    consumer named when it last handed a message back; subscriptions, topic -> expression; settings, of its
-    heartbeat: messageModel and consumeFromWhere."""
+    """One client. client_addr is "ip:port".
+
+    The last three fields are CometMQ's own: max_reconsume_times is the limit that the consumer sent when it
+    last handed a message back, subscriptions maps a topic to its expression, and settings has messageModel
+    and consumeFromWhere of the heartbeat.
+    """
 
     client_id: str = always("")
     client_addr: str = always("")
@@ -106,8 +111,10 @@ class ClientConnection(Body):
 
 
 class ConsumerConnection(Body):
-    """The clients and subscriptions of a consumer group (code 203). CometMQ's own: retry_max_times, which the
-    group's settings say."""
+    """The clients and subscriptions of a consumer group (code 203).
+
+    retry_max_times, from the group's settings, is CometMQ's own field.
+    """
 
     connection_set: list[ClientConnection] = empty(list)
     subscription_table: dict[str, SubscriptionData] = empty(dict)
@@ -118,7 +125,7 @@ class ConsumerConnection(Body):
 
 
 class QueryCorrectionOffsetBody(IntegerKeyed):
-    """Queue id -> the lowest offset of a topic's groups (code 308)."""
+    """The lowest consumer offset of a topic's groups, by queue id (code 308)."""
 
     correction_offsets: dict[int, int] = empty(dict)
 
@@ -130,7 +137,7 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One client of code 328."""
+    """One client in the answer to code 328."""
 
     client_id: str = always("")
     remote_ip: str = always("", name="remoteIP")
@@ -146,12 +153,12 @@ class ProducerTableInfo(Body):
 
 
 class GroupList(Body):
-    """Groups that consume a topic (code 300)."""
+    """The groups that consume a topic (code 300)."""
 
     group_list: list[str] = empty(list)
 
 
-# -- what is stored
+# -- stored data
 
 
 class ConsumeQueueData(Body):
@@ -177,7 +184,7 @@ class QueryConsumeQueueBody(Body):
 
 
 class ConsumeTimeSpan(Body):
-    """Store times of the messages of one queue (part of code 303)."""
+    """The store times of the messages of one queue (part of code 303)."""
 
     message_queue: MessageQueue
     min_time_stamp: int = always(0)
@@ -190,7 +197,7 @@ class ConsumeTimeSpan(Body):
 
 
 class QueryConsumeTimeSpanBody(Body):
-    """Store times of the messages of a topic's queues (code 303)."""
+    """The store times of the messages of a topic's queues (code 303)."""
 
     consume_time_span_set: list[ConsumeTimeSpan] = empty(list)
 
@@ -199,9 +206,11 @@ class QueryConsumeTimeSpanBody(Body):
 
 
 class ConsumerOffsetTable(IntegerKeyed):
-    """Offsets by "topic@group" and queue id (code 43, consumerOffset.json). min_offsets, ours, for slaves: by
-    topic the queue ids and first offsets that readers may see, where these were moved on purpose. In pairs:
-    5.5's slave cannot read over what has integers as keys."""
+    """Offsets by "topic@group" and queue id (code 43, consumerOffset.json).
+
+    min_offsets is CometMQ's own field for slaves: by topic, the queue ids and first visible offsets that were
+    moved on purpose. It is a list of pairs, because 5.5's slave cannot skip an unknown map with integer keys.
+    """
 
     offset_table: dict[str, dict[int, int]] = empty(dict)
     data_version: DataVersion | None = None
@@ -209,8 +218,7 @@ class ConsumerOffsetTable(IntegerKeyed):
 
 
 class DelayOffsetTable(IntegerKeyed):
-    """Next offset by delay level (code 45, delayOffset.json). log_position: in the file, see
-    docs/store.md, Delay levels."""
+    """The next offset by delay level (code 45, delayOffset.json; docs/store.md, Delay levels)."""
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
@@ -221,7 +229,7 @@ class DelayOffsetTable(IntegerKeyed):
 
 
 class HaConnectionInfo(Body):
-    """A slave's connection as its master sees it (code 907). diff: bytes it is behind."""
+    """A slave's connection as the master sees it (code 907). diff is the slave's lag in bytes."""
 
     addr: str
     slave_ack_offset: int
@@ -232,7 +240,7 @@ class HaConnectionInfo(Body):
 
 
 class HaClientInfo(Body):
-    """A slave's connection as it sees it itself (code 907). Times in ms."""
+    """A slave's connection as the slave itself sees it (code 907). Times are in ms."""
 
     master_addr: str | None = None
     transferred_byte_in_second: int = always(0)
@@ -244,7 +252,7 @@ class HaClientInfo(Body):
 
 
 class HaRuntimeInfo(Body):
-    """What haStatus shows (code 907). problem, ours: why no slave can connect."""
+    """The output of haStatus (code 907). problem is CometMQ's own field: why no slave can connect."""
 
     master: bool
     master_commit_log_max_offset: int = always(0)
@@ -255,8 +263,11 @@ class HaRuntimeInfo(Body):
 
 
 class RaftMemberInfo(Body):
-    """One member of a raft group. match: the leader knows that it has the log up to this index; silent_ms:
-    since it last answered the leader. -1 where nobody knows."""
+    """One member of a raft group. Unknown values are -1.
+
+    match is the last entry that the leader knows the member to hold; silent_ms is the time since the member
+    last responded to the leader.
+    """
 
     member: str
     voter: bool
@@ -265,7 +276,7 @@ class RaftMemberInfo(Body):
 
 
 class RaftStatus(Body):
-    """What a member knows of its raft group (code 21003, ours). Indexes of entries, -1 for none."""
+    """A raft group as a member sees it (code 21003, CometMQ's own). The index -1 means no entry."""
 
     member: str = always("")
     role: str = always("")
@@ -282,14 +293,14 @@ class RaftStatus(Body):
 
 
 class TimerMetric(Body):
-    """How many timer messages wait for a topic, and when that was last changed (ms)."""
+    """The number of timer messages that wait for a topic, and when it last changed, in ms."""
 
     count: int = always(0)
     time_stamp: int = always(0)
 
 
 class TimerMetrics(Body):
-    """What waits, by topic (code 61)."""
+    """The waiting timer messages by topic (code 61)."""
 
     timing_count: dict[str, TimerMetric] = empty(dict)
     data_version: DataVersion | None = None
@@ -299,7 +310,7 @@ class TimerMetrics(Body):
 
 
 class AclAccount(Body):
-    """An account without its secret; permissions as in plain_acl.yml. file: the one that it is in."""
+    """An account without its secret. Permissions are written as in plain_acl.yml; file is its file."""
 
     access_key: str = always("")
     white_remote_address: str = always("")
@@ -312,7 +323,7 @@ class AclAccount(Body):
 
 
 class AclAccounts(Body):
-    """The accounts of a broker (code 21006, ours), and its global white lists, by file."""
+    """The accounts of a broker (code 21006, CometMQ's own) and its global white lists, by file."""
 
     accounts: list[AclAccount] = empty(list)
     global_white_remote_addresses: dict[str, list[str]] = empty(dict)

@@ -1,5 +1,7 @@
-"""Bodies that clients and brokers exchange: heartbeats, members, locks, offsets, running info
-(docs/reference/remoting.md, Heartbeats, Members and locks, Requests to clients)."""
+"""Bodies between clients and brokers: heartbeats, members, locks, offsets, running info.
+
+See docs/reference/remoting.md, Heartbeats, Members and locks, Requests to clients.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ CONSUME_FROM_WHERE = (
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
 )
-# C++ sends ordinals where Java sends names (docs/reference/remoting.md, Heartbeats). Java also knows the
-# consume types by these words.
+# C++ clients send ordinals where Java clients send names (docs/reference/remoting.md, Heartbeats). Java also
+# accepts these words as consume types.
 _ENUMS = {
     "consumeType": CONSUME_TYPES,
     "messageModel": MESSAGE_MODELS,
@@ -32,7 +34,7 @@ _ENUMS = {
 
 
 def _with_names(value: Json) -> Json:
-    """An object with its enum ordinals replaced by names."""
+    """Return an object with names in place of enum ordinals."""
     if not isinstance(value, dict):
         return value
     named = dict(value)
@@ -48,7 +50,7 @@ def _with_names(value: Json) -> Json:
 
 
 def _each(value: Json) -> list[Json]:
-    """The elements of a set; some clients write it as an object or leave it null."""
+    """Return the elements of a set, which some clients write as an object or as null."""
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
@@ -58,10 +60,12 @@ def _each(value: Json) -> list[Json]:
 
 
 class SubscriptionData(Body):
-    """What a consumer group wants of a topic.
+    """A consumer group's subscription to a topic.
 
-    sub_string: the expression; tags_set and code_set: its tags and their Java hashes, empty for `*` and for
-    SQL92; sub_version: ms, a higher one replaces a lower one.
+    Attributes:
+        sub_string: The expression.
+        tags_set, code_set: The tags of the expression and their Java hashes; empty for `*` and for SQL92.
+        sub_version: The version in ms. A higher version replaces a lower one.
     """
 
     topic: str = always("")
@@ -97,7 +101,7 @@ class ConsumerData(Body):
 
 
 class HeartbeatData(Body):
-    """Everything that a client announces (code 34). The last two are 5.x's."""
+    """The content of a client's heartbeat (code 34). The last two fields are 5.x's."""
 
     client_id: str = always("", name="clientID")
     producer_data_set: list[ProducerData] = empty(list)
@@ -115,7 +119,7 @@ class HeartbeatData(Body):
 
 
 class CheckClientRequestBody(Body):
-    """A subscription to be checked (code 46)."""
+    """A subscription that the broker shall check (code 46)."""
 
     client_id: str = always("")
     group: str = always("")
@@ -133,8 +137,7 @@ class ConsumerList(Body):
 
 
 class OffsetMovedEvent(Body):
-    """A message of the topic OFFSET_MOVED_EVENT: the group asked for one offset of the queue and was sent to
-    another."""
+    """The content of a message of OFFSET_MOVED_EVENT: a group's requested offset and the corrected one."""
 
     message_queue: MessageQueue
     consumer_group: str = always("")
@@ -152,7 +155,7 @@ class LockBatchBody(Body):
 
 
 class LockBatchResult(Body):
-    """The queues that the client holds now."""
+    """The queues that the client has locked."""
 
     lock_ok_mq_set: list[MessageQueue] = empty(list, name="lockOKMQSet")
 
@@ -166,7 +169,7 @@ class ResetOffsetBody(QueueKeyed):
     offset_table: dict[MessageQueue, int] = empty(dict)
 
     def encode_for_cpp(self) -> bytes:
-        """As C++ clients read it: a list."""
+        """Return the body as a list, which C++ clients expect."""
         rows = [
             msgspec.to_builtins(queue) | {"offset": offset}
             for queue, offset in sorted(self.offset_table.items())
@@ -195,17 +198,17 @@ class ResetOffsetBody(QueueKeyed):
 
 
 class GetConsumerStatusBody(QueueKeyed):
-    """Offsets of one consumer (code 221), or of each client id (code 223)."""
+    """The offsets of one consumer (code 221), or of each client id (code 223)."""
 
     message_queue_table: dict[MessageQueue, int] = empty(dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)
 
 
-# -- what a consumer says of itself
+# -- state of a running consumer
 
 
 class ProcessQueueInfo(Body):
-    """One queue in a consumer. Times in ms; `droped` is RocketMQ's spelling (Go writes `dropped`)."""
+    """One queue of a consumer. Times are in ms; `droped` is RocketMQ's spelling (Go writes `dropped`)."""
 
     commit_offset: int = always(0)
     cached_msg_min_offset: int = always(0)
@@ -228,7 +231,7 @@ class ProcessQueueInfo(Body):
 
 
 class ConsumeStatus(Body):
-    """How consumption of a topic goes. Response times in ms, rates in messages a second."""
+    """The consumption of a topic. Response times are in ms, rates in messages per second."""
 
     pull_rt: float = always(0.0, name="pullRT")
     pull_tps: float = always(0.0, name="pullTPS")
@@ -239,7 +242,7 @@ class ConsumeStatus(Body):
 
 
 class ConsumerRunningInfo(QueueKeyed):
-    """Everything about a consumer (code 307). properties: settings as text, some read by tools (PROP_...)."""
+    """The state of a consumer (code 307). properties holds settings; tools read some (PROP_...)."""
 
     properties: dict[str, str] = empty(dict)
     subscription_set: list[SubscriptionData] = empty(list)
@@ -270,7 +273,7 @@ def _as_text(value: Json) -> str:
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """What a listener said to one message (code 309). consume_result: CR_SUCCESS ...; time in ms."""
+    """A listener's result for one message (code 309). consume_result is CR_SUCCESS etc.; the time is in ms."""
 
     order: bool = always(False)
     auto_commit: bool = always(True)

@@ -1,5 +1,7 @@
-"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables
-(docs/reference/remoting.md, Name server, Topics and groups)."""
+"""Bodies about brokers and topics: routes, cluster, registration, topic and group tables.
+
+See docs/reference/remoting.md, Name server, Topics and groups.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,20 @@ from cometmq.protocol.json_body import (
 from cometmq.protocol.lenient import Json, loads
 
 VERSION_FULL_REGISTRATION = 37
-"""Brokers older than this register with the topic table alone as the body."""
+"""Brokers before this version send only the topic table as the body of a registration."""
 MAX_REGISTRATION = 16 << 20
-"""Bytes of a registration when decompressed: what one that is not compressed may have."""
+"""The maximum size of a decompressed registration in bytes, equal to that of an uncompressed one."""
 MAX_TOPICS = 100_000
-"""Topics of a registration: ten times a large cluster's; the name server reads so many in a quarter of a
-second."""
+"""The maximum number of topics of a registration: ten times a large cluster's. Reading them takes 0.25 s."""
 
 _COUNT = struct.Struct(">i")
 
 
 class DataVersion(Body):
-    """Version of a table: a broker counts it up with each change. timestamp in ms. state_version is 5.x's."""
+    """The version of a table; the broker increments it with each change.
+
+    timestamp is in ms. state_version is 5.x's.
+    """
 
     timestamp: int
     counter: int
@@ -46,7 +50,7 @@ class DataVersion(Body):
 
 
 class TopicConfig(Body):
-    """A topic as its broker knows it. perm: codes.Perm bits; topic_sys_flag: codes.TopicSysFlag bits."""
+    """A topic's settings on a broker. perm holds codes.Perm bits, topic_sys_flag codes.TopicSysFlag bits."""
 
     topic_name: str = always("")
     read_queue_nums: int = always(16)
@@ -68,8 +72,11 @@ class TopicConfig(Body):
 
 
 class TopicConfigTable(Body):
-    """All topics of a broker (code 21, topics.json, and the core of a registration). deleted_topics, ours,
-    for slaves: topic -> log position before which its messages are deleted."""
+    """All topics of a broker (code 21, topics.json, and the main part of a registration).
+
+    deleted_topics is CometMQ's own field for slaves: by topic, the log position before which its messages are
+    deleted.
+    """
 
     topic_config_table: dict[str, TopicConfig] = empty(dict)
     data_version: DataVersion | None = None
@@ -77,16 +84,16 @@ class TopicConfigTable(Body):
 
 
 class TopicConfigList(Body):
-    """Topics to be made or changed together (code 18, 5.x). attributes: changes, as "+key" -> value."""
+    """Topics to create or change together (code 18, 5.x). attributes holds changes as "+key" and value."""
 
     topic_config_list: list[TopicConfig] = empty(list)
 
 
-RETRY_MAX_TIMES = 16  # of a group that nobody has given another number
+RETRY_MAX_TIMES = 16  # the default maximum of retries of a group
 
 
 class SubscriptionGroupConfig(Body):
-    """A consumer group as a broker knows it."""
+    """A consumer group's settings on a broker."""
 
     group_name: str
     consume_enable: bool = always(True)
@@ -112,7 +119,7 @@ class SubscriptionGroupTable(Body):
 
 
 class SubscriptionGroupList(Body):
-    """Groups to be made or changed together (code 225, 5.x)."""
+    """Groups to create or change together (code 225, 5.x)."""
 
     group_config_list: list[SubscriptionGroupConfig] = empty(list)
 
@@ -131,12 +138,12 @@ class QueueData(Body):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        # Name servers of 3.x and some clients misspell it.
+        # Name servers of 3.x and some clients misspell the name of this field.
         return {**value, "topicSysFlag": value["topicSynFlag"]} if "topicSynFlag" in value else value
 
 
 class BrokerData(IntegerKeyed):
-    """The processes of one broker name: id -> "ip:port"; 0 is the master."""
+    """The processes that share a broker name: "ip:port" by id; 0 is the master."""
 
     cluster: str = always("")
     broker_name: str = always("")
@@ -146,7 +153,7 @@ class BrokerData(IntegerKeyed):
 
 
 class TopicRouteData(IntegerKeyed):
-    """Where a topic lives (code 105). order_topic_conf: "broker-a:8;broker-b:8" for ordered topics."""
+    """The route of a topic (code 105). order_topic_conf is "broker-a:8;broker-b:8" for ordered topics."""
 
     queue_datas: list[QueueData] = empty(list)
     broker_datas: list[BrokerData] = empty(list)
@@ -155,7 +162,12 @@ class TopicRouteData(IntegerKeyed):
     topic_queue_mapping_by_broker: dict[str, Any] | None = None
 
     def encode(self, standard: bool = True) -> bytes:
-        """standard: quoted keys and ASCII only; else broker ids as bare integers, as old clients get them."""
+        """Return the encoded route.
+
+        Args:
+            standard: Whether to write quoted keys and ASCII only. Otherwise broker ids are bare integers,
+                which old clients expect.
+        """
         text = write_fastjson(self, not standard)
         return ascii_json(text) if standard else text
 
@@ -175,20 +187,20 @@ class ClusterInfo(IntegerKeyed):
 
 
 class BrokerMemberGroup(IntegerKeyed):
-    """The processes of one broker name (code 901, 5.x)."""
+    """The processes that share a broker name (code 901, 5.x)."""
 
     broker_member_group: BrokerData | None = None
 
 
 class TopicList(Body):
-    """Names of topics (206, 224, 304, 305, 311 to 313). broker_addr: some broker, for 304."""
+    """Names of topics (codes 206, 224, 304, 305, 311 to 313). With 304, broker_addr is a broker's address."""
 
     topic_list: list[str] = empty(list)
     broker_addr: str | None = None
 
 
 class KVTable(Body):
-    """Text values by key (28, 219, and the order topics that answer a registration)."""
+    """Text values by key (codes 28, 219, and the order topics in the answer to a registration)."""
 
     table: dict[str, str] = empty(dict)
 
@@ -197,7 +209,7 @@ class KVTable(Body):
 
 
 class RegisterBrokerBody(Body):
-    """What a broker registers with (code 103)."""
+    """The content of a broker's registration (code 103)."""
 
     topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
     filter_server_list: list[str] | None = None
@@ -209,7 +221,7 @@ class RegisterBrokerBody(Body):
         data_version: DataVersion,
         filter_servers: list[str] | None = None,
     ) -> Self:
-        """A registration of these topics."""
+        """Return a registration of these topics."""
         return cls(TopicConfigTable(dict(topics), data_version), filter_servers or [])
 
     @property
@@ -218,17 +230,16 @@ class RegisterBrokerBody(Body):
 
     @property
     def data_version(self) -> DataVersion:
-        """The version, a zero one if the broker sent none."""
+        """The version, or a zero version if the broker sent none."""
         return self.topic_config_serialize_wrapper.data_version or DataVersion(timestamp=0, counter=0)
 
     @property
     def filter_servers(self) -> list[str] | None:
-        """None if the broker said nothing about them."""
+        """The filter servers, or None if the broker did not list them."""
         return self.filter_server_list
 
     def encode(self, compressed: bool = False) -> bytes:
-        """The body; compressed as 4.9 does it (attributes of topics, which only 5.x knows, are then left
-        out)."""
+        """Return the encoded body. The compressed form is 4.9's and omits 5.x's topic attributes."""
         if not compressed:
             return super().encode()
         parts = [_counted(write_fastjson(self.data_version)), _COUNT.pack(len(self.topics))]
@@ -272,7 +283,7 @@ class RegisterBrokerBody(Body):
                 found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
-                filters = None  # Java logs it and goes on
+                filters = None  # Java logs the error and continues
         return cls(TopicConfigTable(topics, version), filters)
 
 
@@ -282,7 +293,7 @@ def _check_number(topics: int) -> None:
 
 
 def _topic_of(reader: _Counted) -> TopicConfig:
-    """A topic of `name read write perm filterType`, and 5.x's attributes after that."""
+    """Read a topic written as `name read write perm filterType`, followed by 5.x's attributes."""
     text = reader.read("topic").decode("utf-8", "replace")
     words = text.split(" ", 5)
     if len(words) < 5:
@@ -309,7 +320,7 @@ def _counted(text: bytes) -> bytes:
 
 
 class _Counted:
-    """Reads lengths and what they announce."""
+    """A reader of parts that are preceded by their length."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -336,8 +347,10 @@ class _Counted:
         return self._data[start : self._pos]
 
     def json(self, text: bytes, what: str) -> Json:
-        """The value of a part in either dialect; of parts that are no standard JSON there may be as much as
-        in any other body. Raises BodyError."""
+        """Return the JSON value of a part in either dialect. Raises BodyError.
+
+        Parts that are not standard JSON are limited in size like other bodies.
+        """
         try:
             return msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):

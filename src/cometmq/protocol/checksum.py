@@ -1,7 +1,7 @@
-"""CRC-32 (zlib's polynomial), which records and registrations carry with the top bit cleared.
+"""The CRC-32 (zlib's polynomial) of records and registrations, which store it with the top bit cleared.
 
-ISA-L computes it with the processor's carry-less multiplication where the package is there: 0.05 µs for
-1 KiB and 1.2 µs for 64 KiB, zlib 1.2 takes 0.37 µs and 15 µs.
+The package ISA-L, where it is installed, uses the processor's carry-less multiplication: 0.05 µs for 1 KiB
+and 1.2 µs for 64 KiB, against 0.37 µs and 15 µs of zlib 1.2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Numbers and names of the remoting protocol: request and response codes, flags, versions, names with a
-meaning.
+"""Numbers and names of the remoting protocol: request and response codes, flags, versions, reserved names.
 
-A code that only 5.x knows is listed too, so that logs and errors can name it
-(docs/reference/remoting.md, Codes, Languages and versions).
+Codes that only 5.x uses are listed, too, so that logs and errors can name them (docs/reference/remoting.md,
+Codes, Languages and versions).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cometmq.errors import MessageIllegal
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """The codes of requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -139,13 +138,13 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
-    PURGE_TOPIC = 21001  # ours, unknown to Apache's brokers
-    LIST_TIMERS = 21002  # ours
-    GET_RAFT_STATUS = 21003  # ours
-    CHANGE_RAFT_GROUP = 21004  # ours
-    COPY_SETTINGS = 21005  # ours
-    LIST_ACCOUNTS = 21006  # ours
-    EXPLAIN_ACCESS = 21007  # ours
+    PURGE_TOPIC = 21001  # CometMQ's own; Apache's brokers refuse it
+    LIST_TIMERS = 21002  # CometMQ's own
+    GET_RAFT_STATUS = 21003  # CometMQ's own
+    CHANGE_RAFT_GROUP = 21004  # CometMQ's own
+    COPY_SETTINGS = 21005  # CometMQ's own
+    LIST_ACCOUNTS = 21006  # CometMQ's own
+    EXPLAIN_ACCESS = 21007  # CometMQ's own
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -171,11 +170,11 @@ NAMESRV_REQUESTS = frozenset(
         RequestCode.BROKER_HEARTBEAT,
     }
 )  # fmt: skip
-"""What name servers are asked, and brokers are not."""
+"""The requests that name servers handle and brokers do not."""
 
 
 class ResponseCode(IntEnum):
-    """What became of a request. 209 to 211 are named as 4.9 names them; 5.x uses them for POP."""
+    """The codes of responses. 209 to 211 have their 4.9 names; 5.x uses these codes for POP."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -228,7 +227,7 @@ _RESPONSE_NAMES = {int(code): code.name for code in ResponseCode}
 
 
 def response_name(code: int) -> str:
-    """The name of a response code, RESPONSE_CODE_<n> for one that has none."""
+    """Return the name of a response code, or RESPONSE_CODE_<n> for an unknown one."""
     return _RESPONSE_NAMES.get(code) or f"RESPONSE_CODE_{code}"
 
 
@@ -236,13 +235,13 @@ _HANDLER_NAMES = {int(code): code.name.lower() for code in RequestCode}
 
 
 def handlers_of(part: object) -> dict[int, Any]:
-    """Request code -> handler: the methods of `part` that bear the name of a request, in lower case."""
+    """Return the handlers of `part` by request code: the methods named like a request, in lower case."""
     found = {code: getattr(part, name, None) for code, name in _HANDLER_NAMES.items()}
     return {code: handler for code, handler in found.items() if handler is not None}
 
 
 class LanguageCode(StrEnum):
-    """Language of a peer as JSON headers name it. The binary header has the ordinal, `LANGUAGES[n]`."""
+    """The language of a peer as JSON headers name it. The binary header holds the ordinal, `LANGUAGES[n]`."""
 
     JAVA = "JAVA"
     CPP = "CPP"
@@ -265,12 +264,12 @@ LANGUAGE_ORDINALS: dict[str, int] = {name: number for number, name in enumerate(
 
 
 def language_name(ordinal: int) -> str:
-    """The language of an ordinal, OTHER for an unknown one."""
+    """Return the language of an ordinal, or OTHER for an unknown one."""
     return LANGUAGES[ordinal] if 0 <= ordinal < len(LANGUAGES) else LanguageCode.OTHER.value
 
 
 class SysFlag(IntFlag):
-    """Bits of a message's sysFlag."""
+    """The bits of a message's sysFlag."""
 
     COMPRESSED = 0x1
     MULTI_TAGS = 0x2
@@ -289,7 +288,7 @@ class SysFlag(IntFlag):
 
 
 class PullSysFlag(IntFlag):
-    """Bits of a pull request's sysFlag."""
+    """The bits of a pull request's sysFlag."""
 
     COMMIT_OFFSET = 0x1
     SUSPEND = 0x2
@@ -299,7 +298,7 @@ class PullSysFlag(IntFlag):
 
 
 class Perm(IntFlag):
-    """Permission bits of topics and brokers."""
+    """The permission bits of topics and brokers."""
 
     INHERIT = 0x1
     WRITE = 0x2
@@ -308,13 +307,13 @@ class Perm(IntFlag):
 
 
 class TopicSysFlag(IntFlag):
-    """Bits of a topic's topicSysFlag."""
+    """The bits of a topic's topicSysFlag."""
 
     UNIT = 0x1
     UNIT_SUB = 0x2
 
 
-# Version numbers: ordinals in RocketMQ's list of releases.
+# Version numbers: the ordinals in RocketMQ's list of releases.
 VERSION_4_9_4 = 401
 VERSION_4_9_7 = 407
 VERSION_5_0_0 = 413
@@ -323,23 +322,23 @@ _FIRST_EXACT = 212
 
 
 def version_name(number: int) -> str:
-    """RocketMQ's name of a version number, as in brokerVersionDesc: 407 -> V4_9_7, 406 -> V4_9_7_SNAPSHOT.
+    """Return RocketMQ's name of a version number: 407 is V4_9_7, 406 is V4_9_7_SNAPSHOT (brokerVersionDesc).
 
-    From 4.0.0 on each minor line has ten releases with a snapshot before each; older numbers are all V3.
+    From 4.0.0 on, each minor version has ten releases, each after a snapshot. Older numbers are all named V3.
     """
     if number < _FIRST_EXACT:
         return "V3"
     line, within = divmod(number - _FIRST_EXACT, 20)
-    if line >= 20:  # behind 5.9
+    if line >= 20:  # after 5.9
         return "HIGHER_VERSION"
     return f"V{4 + line // 10}_{line % 10}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
 
 
-# Topic and group names with a meaning.
+# Reserved names of topics and groups.
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 HAND_OVER_PREFIX = "%HANDOVER%"
-"""Of groups whose locks only hand queues over (client/consumer/hand_over.py)."""
+"""The prefix of groups that exist only for the locks of a queue handoff (client/consumer/hand_over.py)."""
 TBW102 = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -353,7 +352,7 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 REPLY_TOPIC_POSTFIX = "_REPLY_TOPIC"
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""Key-value namespace of a name server that holds the queues of ordered topics."""
+"""The key-value namespace of a name server that holds the queues of ordered topics."""
 
 UNSENDABLE_TOPICS = frozenset(
     {
@@ -366,10 +365,13 @@ UNSENDABLE_TOPICS = frozenset(
         OFFSET_MOVED_EVENT,
     }
 )
-"""Topics that a client may not send to (docs/reference/remoting.md, Sending). 4.9 does not know TIMER_TOPIC;
-here nobody stores timers but by their properties."""
+"""Topics to which clients may not send (docs/reference/remoting.md, Sending).
+
+TIMER_TOPIC, which 4.9 does not have, is included, because timers are stored only by the properties of a
+message.
+"""
 SYSTEM_TOPICS = UNSENDABLE_TOPICS - {TIMER_TOPIC} | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
-"""Topics that nobody may create or delete (4.9's list; 5.x adds every name that starts with rmq_sys_)."""
+"""Topics that clients may neither create nor delete (4.9's list; 5.x adds all names with rmq_sys_)."""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
 BUILT_IN_GROUPS = (
@@ -381,58 +383,65 @@ BUILT_IN_GROUPS = (
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_OWNER",
 )
-"""Groups that a broker makes at its start (docs/reference/storage.md, Topics and groups at start)."""
+"""Groups that a broker creates at its start (docs/reference/storage.md, Topics and groups at start)."""
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"
-"""The group under which a broker keeps how far it is with half messages and ops."""
+"""The group whose offsets store the broker's progress with half messages and op messages."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
 STORED_LENGTH_MAX = 255
-"""Longest topic name in a store: 5.x makes longer retry topics than clients may name
-(docs/reference/storage.md, Names)."""
+"""The maximum length of a topic name in a store: 5.x creates retry topics longer than clients may name.
+
+See docs/reference/storage.md, Names.
+"""
 TOPIC_QUEUES_MAX = 1 << 16
-"""Queues that a topic can have at most, for brokers (maxTopicQueueNums is lower) and name servers. Clients
-keep an object for each."""
+"""The maximum number of queues of a topic for brokers (maxTopicQueueNums is lower) and name servers.
+
+Clients keep an object for each queue.
+"""
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 MASTER_ID = 0
 DEFAULT_NAMESRV_PORT = 9876
 DEFAULT_BROKER_PORT = 10911
 MAX_FRAME_LENGTH = 16_777_216
-"""Longest frame with its length word (docs/reference/remoting.md, Frame)."""
+"""The maximum length of a frame, including its length field (docs/reference/remoting.md, Frame)."""
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether a topic belongs to the system, by either line's rule."""
+    """Return whether a topic belongs to the system by the rules of 4.9 or of 5.x."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def is_system_group(group: str) -> bool:
-    """Whether a group belongs to RocketMQ itself."""
+    """Return whether a group belongs to RocketMQ itself."""
     return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN_GROUPS
 
 
 def is_legal_name(name: str, longest: int) -> bool:
-    """Whether this may be the name of a topic or group, of at most `longest` characters. Names become
-    directories and parts of table keys: every name from outside is checked here before it is used."""
+    """Return whether `name` is a legal name of a topic or group with at most `longest` characters.
+
+    Names become directories and parts of table keys, so every name from outside is checked before its first
+    use.
+    """
     return len(name) <= longest and NAME_PATTERN.fullmatch(name) is not None
 
 
 def has_retry_topic(group: str) -> bool:
-    """Whether the names of a group's retry and dead-letter topics are short enough to be topics."""
+    """Return whether the names of a group's retry and dead-letter topics are short enough."""
     return len(RETRY_PREFIX) + len(group) <= TOPIC_LENGTH_MAX
 
 
 def check_topic_name(topic: str) -> None:
-    """Raise MessageIllegal for a topic name that a client may not use."""
+    """Raise MessageIllegal for a topic name that clients may not use."""
     _check_name(topic, "topic", TOPIC_LENGTH_MAX)
 
 
 def check_group_name(group: str) -> None:
-    """Raise MessageIllegal for a group name that a client may not use."""
+    """Raise MessageIllegal for a group name that clients may not use."""
     _check_name(group, "group", GROUP_LENGTH_MAX)
 
 

@@ -1,7 +1,7 @@
-"""Compressed message bodies, by the bits of sysFlag (docs/reference/remoting.md, System flag).
+"""Compressed message bodies and their bits in sysFlag (docs/reference/remoting.md, System flag).
 
-Bit 1 says that a body is compressed, bits 0x700 how: 0 and 3 zlib (RFC 1950), 1 LZ4 in its frame format, 2
-Zstandard. LZ4 and Zstandard need packages that only the extra `zstd` installs.
+Bit 1 marks a compressed body. Bits 0x700 hold the method: 0 and 3 zlib (RFC 1950), 1 LZ4 in its frame format,
+2 Zstandard. LZ4 and Zstandard need packages of the extra `zstd`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
 MAX_PLAIN = 256 << 20
-"""Largest body in bytes that decompression makes where nobody says less: 64 times the largest message, and no
-more than memory stands."""
+"""The default maximum size of a decompressed body in bytes: 64 times the largest message."""
 _STEP = 1 << 20
-"""Plain bytes made at a time: that much more than the limit is what a refused body costs."""
+"""The number of bytes decompressed at a time. A refused body costs at most this much above the limit."""
 _ZSTD_STEP = 256
-"""Bytes of a frame of unknown size fed at a time. Three of them can make 128 KiB, so that a step makes at
-most 11 MiB."""
+"""The number of compressed bytes processed at a time in a frame of unknown size.
+
+Three bytes can expand to 128 KiB, so a step creates at most 11 MiB.
+"""
 
 
 class Compression(IntEnum):
-    """How a body is compressed; the value stands in sysFlag's bits 8 to 10."""
+    """The compression method of a body. The value is stored in bits 8 to 10 of sysFlag."""
 
     LZ4 = 1
     ZSTD = 2
@@ -38,23 +39,23 @@ class Compression(IntEnum):
 
     @property
     def sys_flag(self) -> int:
-        """What to add to sysFlag."""
+        """The bits to add to sysFlag."""
         return COMPRESSED | self.value << TYPE_SHIFT
 
     @property
     def installed(self) -> bool:
-        """Whether its package is there."""
+        """Whether the package of this method is installed."""
         package = {Compression.LZ4: "lz4", Compression.ZSTD: "zstandard"}.get(self, "zlib")
         return importlib.util.find_spec(package) is not None
 
     @property
     def levels(self) -> tuple[int, int]:
-        """The lowest and the highest level. LZ4 is given none, whatever is asked for, as in Java's client."""
+        """The lowest and the highest level. As in Java's client, LZ4 ignores the level."""
         return {Compression.ZLIB: (0, 9), Compression.ZSTD: (1, 22)}.get(self, (0, 22))
 
     @classmethod
     def of(cls, name: str) -> Compression:
-        """By name, in any case. Raises ConfigError."""
+        """Return the method with this name, in any case. Raises ConfigError."""
         try:
             return cls[name.strip().upper()]
         except KeyError:
@@ -70,7 +71,13 @@ def _module(name: str, package: str) -> Any:
 
 
 def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -> bytes:
-    """The compressed body. Add `how.sys_flag` to the message's sysFlag. level: as RocketMQ's producers, 5."""
+    """Return the compressed body. The caller adds `how.sys_flag` to the message's sysFlag.
+
+    Args:
+        body: The plain body.
+        how: The method.
+        level: The level; RocketMQ's producers use 5.
+    """
     if how is Compression.ZLIB:
         return zlib.compress(body, level)
     if how is Compression.LZ4:
@@ -79,10 +86,16 @@ def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -
 
 
 def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
-    """The plain body; the body itself if sysFlag does not say that it is compressed.
+    """Return the plain body, which is `body` itself if sysFlag does not mark it as compressed.
 
-    limit: the most bytes that may come out; little more than that is ever allocated, whatever the body says.
-    Raises BodyTooLarge (a BodyError) beyond it, BodyError for what is no compressed body.
+    Args:
+        sys_flag: The message's sysFlag.
+        body: The stored body.
+        limit: The maximum size of the plain body in bytes. Little more than that is ever allocated.
+
+    Raises:
+        BodyTooLarge: The plain body exceeds the limit.
+        BodyError: The body is not compressed by this method.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -102,7 +115,7 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
         if plain.tell():
             plain.write(piece)
         else:
-            plain = BytesIO(piece)  # not copied, and most bodies are one piece
+            plain = BytesIO(piece)  # takes the piece without a copy; most bodies are one piece
             plain.seek(len(piece))
     return plain.getvalue()
 
@@ -129,7 +142,7 @@ def _unlz4(body: bytes) -> Iterator[bytes]:
             raise BodyError("compressed body", f"LZ4: {error}") from None
         if decompressor.needs_input and not decompressor.eof:
             raise BodyError("compressed body", "LZ4: the frame is cut off")
-        body = b""  # it keeps what it has not used
+        body = b""  # the decompressor keeps unused input
         yield piece
 
 
@@ -142,8 +155,8 @@ def _unzstd(body: bytes, limit: int) -> Iterator[bytes]:
         if size >= 0:
             yield zstandard.ZstdDecompressor().decompress(body)
             return
-        # Frames of streaming encoders (Java's) do not say how large they are, so the size is watched on the
-        # way.
+        # Frames of streaming encoders, such as Java's, do not contain their plain size, so each step checks
+        # it.
         inflater = zstandard.ZstdDecompressor().decompressobj()
         for at in range(0, len(body), _ZSTD_STEP):
             yield inflater.decompress(body[at : at + _ZSTD_STEP])

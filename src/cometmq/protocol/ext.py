@@ -1,8 +1,7 @@
-"""Ext fields of a command header: text on the wire, typed structs in code
-(docs/reference/remoting.md, JSON header, Missing fields).
+"""The ext fields of a command header: text on the wire, typed structs in code.
 
-Reading follows Java: an optional field that cannot be parsed counts as absent; a required one raises
-HeaderError.
+Reading follows Java: an optional field that cannot be parsed counts as absent, a required one raises
+HeaderError (docs/reference/remoting.md, JSON header, Missing fields).
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ I64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Header(msgspec.Struct, gc=False, rename="camel"):
-    """Root of all headers. Values are immutable by custom, so that reading stays cheap."""
+    """The base of all headers. By convention, code does not change them; freezing them would slow reading."""
 
-    # (attribute, wire name, kind, required) of each field, filled on first use.
+    # The attribute, wire name, kind and necessity of each field, computed at the first use.
     _plan: ClassVar[tuple[tuple[str, str, str, bool], ...]]
 
 
 H = TypeVar("H", bound=Header)
 
 
-# -- between text and values
+# -- conversion between text and values
 
 _RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 
 
 def _kind_of(type_: object) -> str:
-    """s, b, i32 or i64 of a field's type."""
+    """Return the kind of a field's type: s, b, i32 or i64."""
     info = msgspec.inspect.type_info(type_)
     members = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
     for member in members:
@@ -49,7 +48,7 @@ def _kind_of(type_: object) -> str:
 
 
 def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
-    """(attribute, wire name, kind, required) of each field of a header class, by wire name."""
+    """Return the attribute, wire name, kind and necessity of each field of a header class, by wire name."""
     plan = cls.__dict__.get("_plan")
     if plan is None:
         fields = sorted(msgspec.structs.fields(cls), key=lambda info: info.encode_name)
@@ -59,7 +58,7 @@ def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
 
 
 def encode_ext(header: Header) -> dict[str, str]:
-    """The ext fields of a header: text by wire name, without those that are None."""
+    """Return the ext fields of a header as text by wire name, without those that are None."""
     ext: dict[str, str] = {}
     for attribute, wire_name, _, _ in plan_of(type(header)):
         value = getattr(header, attribute)
@@ -75,7 +74,7 @@ def encode_ext(header: Header) -> dict[str, str]:
 
 
 def decode_ext(cls: type[H], ext: Mapping[str, str] | None) -> H:
-    """The header of ext fields, unknown ones ignored. Raises HeaderError naming the field."""
+    """Return the header of ext fields, ignoring unknown ones. Raises HeaderError, which names the field."""
     if ext is None:
         ext = {}
     try:
@@ -101,13 +100,13 @@ def _decode_as_java(cls: type[H], ext: Mapping[str, str]) -> H:
 
 
 def parse_value(text: str, kind: str) -> str | int | bool:
-    """Text of an ext field as Java parses it. ValueError with the reason if it cannot."""
+    """Parse the text of an ext field as Java does. Raises ValueError with the reason."""
     if kind == "s":
         return text
     if kind == "b":
         return text.lower() == "true"
     digits = text[1:] if text[:1] in ("-", "+") else text
-    # Java takes decimal digits of any script, but no blanks, no underscores; 19 digits hold every long.
+    # Java accepts decimal digits of any script, but no blanks and no underscores. 19 digits hold every long.
     if not digits.isdecimal() or len(digits) > 40:
         raise ValueError("not a whole number")
     value = int(text)

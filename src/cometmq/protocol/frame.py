@@ -1,17 +1,16 @@
-"""Remoting frames: bytes <-> Frame (docs/reference/remoting.md, Frame, JSON header).
+"""The codec of remoting frames (docs/reference/remoting.md, Frame, JSON header).
 
     4 bytes  N: number of bytes that follow
     4 bytes  high byte: serialisation of the header (0 JSON, 1 binary), low 24 bits: its length H
     H bytes  header
     rest     body
 
-Frames of either serialisation are read; each frame is decoded by its own type byte. Reading is as tolerant as
-Apache's server: what msgspec's strict JSON refuses goes to the lenient reader, and what that refuses is a
-FrameError.
+Frames of both serialisations are read, each by its own type byte. Reading is as tolerant as Apache's server:
+what msgspec's strict JSON reader refuses goes to the lenient reader, and what that refuses is a FrameError.
 
-Budget: a send of the Java client (code 310, about 400 header bytes) costs at most 2.2 µs to decode, its typed
-header included. The headers of sends and pulls, nine tenths of all frames, are therefore decoded straight
-from JSON into a typed struct without an ext dict: 1.8 µs, against 3.0 µs by way of a dict.
+Budget: decoding a send of the Java client (code 310, about 400 header bytes) takes at most 2.2 µs, including
+its typed header. The headers of sends and pulls, nine tenths of all frames, are decoded from JSON directly
+into a typed struct without an ext dict: 1.8 µs, against 3.0 µs with a dict.
 """
 
 from __future__ import annotations
@@ -54,8 +53,10 @@ ONEWAY_FLAG = 2
 MAX_EXT_FIELDS = 256
 LENGTH_MASK = 0xFFFFFF
 MAX_LENIENT_HEADER = 256 << 10
-"""Bytes of a header that is not standard JSON: reading it takes up to 1 µs a byte. The largest property
-string, with every character escaped, fits."""
+"""The maximum size in bytes of a header that is not standard JSON, which takes up to 1 µs per byte to read.
+
+The largest property string fits, with every character escaped.
+"""
 
 _JAVA = LanguageCode.JAVA.value
 _PYTHON = LanguageCode.PYTHON.value
@@ -72,13 +73,19 @@ Bytes = bytes | memoryview
 
 
 class Frame(msgspec.Struct, gc=False, kw_only=True):
-    """One command: a request, or the response to one.
+    """One command: a request or a response.
 
-    code: request or response code; opaque: number that links the two, int32; flag: 1 answer, 2 one-way;
-    remark: text; body: raw bytes (a view into the receive buffer if the frame was decoded from one: then it
-    is valid only until the handler returns; copy it to keep it); serialize_type: 0 JSON, 1 binary.
+    The ext fields are either text in `ext_fields` or a typed header in `typed`; `ext` and `header()` read
+    both.
 
-    Ext fields are either in `ext_fields` or typed in `typed`; ask `ext` and `header()` and never mind which.
+    Attributes:
+        code: The request or response code.
+        opaque: The 32-bit number that links a response to its request.
+        flag: 1 for a response, 2 for a one-way request.
+        remark: The text of a response.
+        body: The raw bytes. In a frame decoded from a receive buffer it is a view, valid until the handler
+            returns.
+        serialize_type: 0 for JSON, 1 for binary.
     """
 
     code: I32
@@ -92,9 +99,9 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     ext_fields: dict[str, str] | None = None
     typed: Header | None = None
     raw_header: bytes = b""
-    """JSON header of a frame whose ext was read typed, for whoever wants all its fields."""
+    """The JSON header of a frame with a typed header, for code that needs all its fields."""
 
-    # -- making
+    # -- creation
 
     @staticmethod
     def request(
@@ -109,7 +116,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
         language: str = _PYTHON,
         version: int = VERSION_4_9_7,
     ) -> Frame:
-        """A request of ours. ext: fields beside the header's."""
+        """Create a request. `ext` holds fields in addition to the header's."""
         fields = ext if header is None else {**encode_ext(header), **ext} if ext else None
         return Frame(
             code=code,
@@ -132,14 +139,16 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
         ext: dict[str, str] | None = None,
         body: Bytes = b"",
     ) -> Frame:
-        """The response to this request, in its serialisation. ext={} is written as an empty object, None not
-        at all."""
+        """Create the response to this request, in the request's serialisation.
+
+        With ext={} it has an empty ext object, with ext=None none.
+        """
         fields = ext if header is None else {**encode_ext(header), **ext} if ext else None
         return Frame(
             code=code,
             opaque=self.opaque,
             flag=RESPONSE_FLAG,
-            language=_JAVA,  # what Java servers say; clients of other languages compare it
+            language=_JAVA,  # the language of Java servers; clients in other languages compare it
             remark=remark,
             body=body,
             serialize_type=self.serialize_type,
@@ -165,7 +174,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def ext(self) -> dict[str, str] | None:
-        """All ext fields as text, None if the header has no such object. Not to be changed."""
+        """All ext fields as text, or None if the header has none. The dict must not be changed."""
         if self.ext_fields is None and self.typed is not None:
             if self.raw_header:
                 self.ext_fields = _decode_json(self.raw_header).ext_fields
@@ -174,7 +183,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
         return self.ext_fields
 
     def header(self, cls: type[H]) -> H:
-        """The ext fields as a typed header. Raises HeaderError naming the field that is missing or wrong."""
+        """Return the ext fields as a typed header. Raises HeaderError, which names the invalid field."""
         typed = self.typed
         if isinstance(typed, cls):
             return typed
@@ -185,14 +194,15 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
 
 # -- typed decoding of the frequent headers
 
-# The names under which Java, C++ and Go know languages; a closed set costs no string per frame. Anything else
-# is slow.
+# The languages as Java, C++ and Go write them. A closed set of names needs no string object per frame; a
+# frame with another name is decoded by the slow path.
 if TYPE_CHECKING:
     _Language = str
 else:
     _Language = Literal[LANGUAGES]
-# Fields that are no part of a header have JSON keys that nobody uses (#b ...). A hostile sender can fill
-# body and header text, but both are overwritten right after decoding; the others take their default only.
+# Fields that are not part of a header have JSON keys that no client uses (#b ...). A hostile sender can fill
+# the body and the header text, but both are overwritten after decoding; the other fields accept only their
+# default.
 
 
 class _TypedFrame(Frame, gc=False, kw_only=True):
@@ -231,8 +241,7 @@ _send_v2 = msgspec.json.Decoder(_SendFrameV2, strict=False).decode
 _pull = msgspec.json.Decoder(_PullFrame, strict=False).decode
 _plain = msgspec.json.Decoder(_PlainFrame, strict=False).decode
 
-# How such a header begins -> its decoder. Java writes the code first (alphabetical order), and so do C++ and
-# Go.
+# The decoder of a header by its first bytes. Java, C++ and Go write the code first (alphabetical order).
 _PREFIX = len(b'{"code":310,')
 _TYPED: dict[bytes, Callable[[bytes], Frame]] = {
     b'{"code":310,': _send_v2,
@@ -241,27 +250,28 @@ _TYPED: dict[bytes, Callable[[bytes], Frame]] = {
     b'{"code":11,"': _pull,
     b'{"code":10,"': _send,
 }
-# Anything an attacker can make a decoder raise.
+# All exceptions that hostile input can cause in a decoder.
 _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_frame(payload: Bytes) -> Frame:
-    """The frame of what follows a length word. Raises FrameError: close the connection.
+    """Decode the bytes after a length field. The body of a frame decoded from a memoryview is a slice of it.
 
-    A frame of a memoryview has a body that is a slice of it.
+    Raises:
+        FrameError: The frame is invalid; the caller closes the connection.
     """
     return decode_frame_at(payload, 0, len(payload))
 
 
 def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
-    """The frame whose header word stands at `start` and which ends at `stop`; see decode_frame."""
+    """Decode the frame whose header word begins at `start` and which ends at `stop`, like decode_frame."""
     if stop - start < 4 + _PREFIX:
         return _decode_rest(buffer, start, stop)
     word: int
     prefix: bytes
     word, prefix = _word_and_prefix_at(buffer, start)
     decode = _TYPED.get(prefix)
-    end = start + 4 + word  # a binary header's word leads far beyond any frame
+    end = start + 4 + word  # the word of a binary header gives an end beyond any frame
     if decode is None or end > stop:
         return _decode_rest(buffer, start, stop)
     header = bytes(buffer[start + 4 : end])
@@ -275,7 +285,7 @@ def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
 
 
 def _decode_rest(buffer: Bytes, start: int, stop: int) -> Frame:
-    """Frames of any kind, without haste."""
+    """Decode a frame of any kind, without optimisation."""
     length = stop - start
     if length < 4:
         raise FrameError(f"frame has {length} bytes, at least 4 are needed")
@@ -346,7 +356,7 @@ def _decode_lenient(header: bytes) -> Frame:
 
 
 def _int_of(fields: dict[Any, Any], name: str) -> int:
-    """A number of the header as Java reads an int field: 0 if absent, text is parsed."""
+    """Return a number of the header as Java reads an int field: 0 if absent, text is parsed."""
     value = fields.get(name, 0)
     if value is None or value == "":
         return 0
@@ -362,7 +372,7 @@ def _int_of(fields: dict[Any, Any], name: str) -> int:
 
 
 def _language_of(value: object) -> str:
-    """A language's name, of a name or an ordinal; OTHER for what nobody knows."""
+    """Return a language's name for a name or an ordinal, or OTHER for an unknown one."""
     if isinstance(value, int):
         return language_name(value)
     return value if isinstance(value, str) and value in LANGUAGE_ORDINALS else _OTHER
@@ -379,7 +389,7 @@ def _ext_of(value: object) -> dict[str, str] | None:
 
 
 def _text_of(value: object) -> str:
-    """The text of a JSON value, as Java puts it into a map of strings."""
+    """Return the text of a JSON value as Java converts it for a map of strings."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -398,8 +408,7 @@ _HEADER = (
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The bytes of a frame, length word included, keys in Java's order. Raises FrameError for what cannot be
-    written."""
+    """Encode a frame, including its length field, with the keys in Java's order. Raises FrameError."""
     header = _encode_header(frame)
     length = len(header)
     if length > LENGTH_MASK:
@@ -407,7 +416,7 @@ def encode_frame(frame: Frame) -> bytes:
     body = frame.body
     size = 8 + length + len(body)
     if size > MAX_FRAME_LENGTH:
-        # Whoever gets it would close the connection, and everything else on it would be lost.
+        # A receiver would close the connection, and all other requests on it would be lost.
         raise FrameError(f"a frame of {size} bytes, at most {MAX_FRAME_LENGTH} are read")
     head = _two_words(size - 4, frame.serialize_type << 24 | length) + header
     return head + body if body else head
@@ -439,7 +448,7 @@ def _ext_json(frame: Frame) -> bytes | None:
 
 
 def _encodable(frame: Frame) -> Frame:
-    """The frame with question marks for halves of surrogate pairs, as Java's encoder writes them."""
+    """Return the frame with question marks for unpaired surrogates, as Java's encoder writes them."""
     ext = frame.ext
     return Frame(
         code=frame.code,

@@ -1,8 +1,8 @@
-"""Typed command headers: the ext fields of each request and response, named as Python names them.
+"""Typed command headers: the ext fields of each request and response, with Python names.
 
-Each class is one Java header class; the wire names are its field names. A field without default is one
-without which no broker can do anything with the request; a missing optional field is None, whatever RocketMQ
-declares mandatory (nothing is enforced there: docs/reference/remoting.md, Missing fields).
+Each class corresponds to one Java header class; the wire names are its field names. Only fields without which
+no broker can process the request have no default. A missing optional field is None, whatever RocketMQ
+declares as mandatory, because it does not enforce that (docs/reference/remoting.md, Missing fields).
 """
 
 from cometmq.protocol.ext import Header as Header

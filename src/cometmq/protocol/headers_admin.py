@@ -1,5 +1,7 @@
-"""Headers of the administration of topics and subscription groups
-(docs/reference/remoting.md, Topics and groups, Runtime table)."""
+"""Headers for the administration of topics and subscription groups.
+
+See docs/reference/remoting.md, Topics and groups, Runtime table.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class CreateTopicRequestHeader(Header, gc=False):
-    """Code 17. topic_filter_type: SINGLE_TAG or MULTI_TAG."""
+    """The header of request 17. topic_filter_type is SINGLE_TAG or MULTI_TAG."""
 
     topic: str
     read_queue_nums: I32
@@ -22,8 +24,13 @@ class CreateTopicRequestHeader(Header, gc=False):
 
 
 class PurgeTopicRequestHeader(Header, gc=False):
-    """Code 21001, ours: hide the messages of a topic, of one queue with queue_id, of those stored before a
-    time (ms) with before. Without execute the answer only tells what would go."""
+    """The header of request 21001 (CometMQ's own), which hides messages of a topic.
+
+    Attributes:
+        queue_id: Restricts the purge to one queue.
+        before: Restricts the purge to messages stored before this time, in ms.
+        execute: Whether to purge. Otherwise the response only lists what a purge would hide.
+    """
 
     topic: str
     queue_id: I32 | None = None
@@ -32,9 +39,11 @@ class PurgeTopicRequestHeader(Header, gc=False):
 
 
 class ListTimersRequestHeader(Header, gc=False):
-    """Code 21002, ours: messages that wait for their time or at a delay level, behind a place in the order of
-    delivery times (ms) and log positions; of all topics or one. With a key those that have it, unique or not,
-    in one page."""
+    """The header of request 21002 (CometMQ's own), which lists messages that wait for their delivery time.
+
+    A page begins after a position in the order of delivery times (ms) and log positions, for all topics or
+    one. With a key, which may be unique or not, the answer is one page with the messages that have it.
+    """
 
     max_msg_nums: I32 | None = None
     after_ms: I64 | None = None
@@ -44,9 +53,14 @@ class ListTimersRequestHeader(Header, gc=False):
 
 
 class ListTimersResponseHeader(Header, gc=False):
-    """Answer to 21002; the body holds the records. The next page begins behind `after`; with a key there is
-    none, and `more` says that older messages were not looked at. deliver_at: when each will come (ms), with
-    commas. waiting: how many wait in all, recalls among them."""
+    """The header of the response to 21002, whose body holds the records.
+
+    Attributes:
+        after: Where the next page begins. A listing by key has no next page.
+        more: For a listing by key, whether older messages were not searched.
+        deliver_at: The delivery time of each message in ms, separated by commas.
+        waiting: The number of all waiting messages, including recalls.
+    """
 
     after_ms: I64
     after_position: I64
@@ -56,14 +70,14 @@ class ListTimersResponseHeader(Header, gc=False):
 
 
 class DeleteTopicRequestHeader(Header, gc=False):
-    """Codes 215 and 216; with a cluster's name only that cluster's brokers forget it (216)."""
+    """The header of requests 215 and 216. A cluster name restricts 216 to that cluster's brokers."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
-    """Code 207. 4.9 says removeOffset, 5.x cleanOffset."""
+    """The header of request 207. 4.9 names the flag removeOffset, 5.x cleanOffset."""
 
     group_name: str
     remove_offset: bool | None = None
@@ -71,7 +85,7 @@ class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
 
 
 class ExchangeHaInfoResponseHeader(Header, gc=False):
-    """Answer to 906."""
+    """The header of the response to 906."""
 
     master_ha_address: str | None = None
     master_flush_offset: I64 | None = None
@@ -79,20 +93,22 @@ class ExchangeHaInfoResponseHeader(Header, gc=False):
 
 
 class ResetMasterFlushOffsetHeader(Header, gc=False):
-    """Code 908."""
+    """The header of request 908."""
 
     master_flush_offset: I64
 
 
 class AddBrokerHeader(Header, gc=False):
-    """Code 902, to a broker container of 5.x (docs/reference/remoting.md, Replication and containers).
-    config_path: of a file on the container's machine."""
+    """The header of request 902 to a broker container of 5.x. config_path is a file on its machine.
+
+    See docs/reference/remoting.md, Replication and containers.
+    """
 
     config_path: str
 
 
 class RemoveBrokerHeader(Header, gc=False):
-    """Code 903, to a broker container of 5.x. broker_id: of a DLedger member the number in its name."""
+    """The header of request 903 to a broker container of 5.x. A DLedger member's broker_id is in its name."""
 
     broker_cluster_name: str
     broker_name: str
@@ -100,14 +116,20 @@ class RemoveBrokerHeader(Header, gc=False):
 
 
 class ChangeRaftGroupHeader(Header, gc=False):
-    """Code 21004, ours. action: transfer, addLearner, promote or remove; member: as in dLegerPeers, n0."""
+    """The header of request 21004 (CometMQ's own).
+
+    action is transfer, addLearner, promote or remove; member is an id as in dLegerPeers, such as n0.
+    """
 
     action: str
     member: str
 
 
 class CreateAccessConfigRequestHeader(Header, gc=False):
-    """Code 50. Permissions as in plain_acl.yml, lists with commas; what is absent stays as it is."""
+    """The header of request 50.
+
+    Permissions are written as in plain_acl.yml, lists separated by commas. Absent values stay unchanged.
+    """
 
     access_key: str
     secret_key: str | None = None
@@ -120,20 +142,20 @@ class CreateAccessConfigRequestHeader(Header, gc=False):
 
 
 class DeleteAccessConfigRequestHeader(Header, gc=False):
-    """Code 51."""
+    """The header of request 51."""
 
     access_key: str
 
 
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
-    """Code 53. Patterns with commas; of the default file unless another is named."""
+    """The header of request 53: address patterns, separated by commas, for the default or the named file."""
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
 
 
 class AclConfigVersionResponseHeader(Header, gc=False):
-    """Answer to 52. Versions in JSON: of the default file, and of all files by path."""
+    """The header of the response to 52: JSON versions of the default file, and of all files by path."""
 
     version: str
     broker_name: str
@@ -143,9 +165,13 @@ class AclConfigVersionResponseHeader(Header, gc=False):
 
 
 class ExplainAccessRequestHeader(Header, gc=False):
-    """Code 21007, ours: whether an account may do something, and by which rule. action: pub, sub or admin;
-    resource: `topic:NAME`, `group:NAME`, or NAME, a topic; none with admin. host: the client's address, for
-    white lists."""
+    """The header of request 21007 (CometMQ's own): whether an account may do something, and by which rule.
+
+    Attributes:
+        action: pub, sub or admin.
+        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; empty with admin.
+        host: The client's address, for white lists.
+    """
 
     user: str
     action: str
@@ -154,16 +180,19 @@ class ExplainAccessRequestHeader(Header, gc=False):
 
 
 class ExplainAccessResponseHeader(Header, gc=False):
-    """Answer to 21007."""
+    """The header of the response to 21007."""
 
     allowed: bool
     reason: str
 
 
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
-    """Answer to 25; the fields are ours. Keys with blanks between: those that count from the next start on,
-    and those that nobody knows, which were ignored. not_written: the broker has no file of settings, and
-    forgets them at its next start."""
+    """The header of the response to 25. The fields are CometMQ's own.
+
+    They list, separated by blanks, the keys that take effect at the next start and the unknown keys, which
+    were ignored. not_written marks a broker without a settings file, which loses the change at its next
+    start.
+    """
 
     at_next_start: str | None = None
     unknown: str | None = None
@@ -171,15 +200,17 @@ class UpdateBrokerConfigResponseHeader(Header, gc=False):
 
 
 class ViewBrokerStatsDataRequestHeader(Header, gc=False):
-    """Code 315."""
+    """The header of request 315."""
 
     stats_name: str
     stats_key: str
 
 
 class CopySettingsHeader(Header, gc=False):
-    """Code 21005, ours: a raft leader has its followers copy topics and groups. leader: a member; term: the
-    one in which it leads."""
+    """The header of request 21005 (CometMQ's own): a raft leader makes its followers copy topics and groups.
+
+    leader is the leading member, term the term in which it leads.
+    """
 
     leader: str
     term: I64

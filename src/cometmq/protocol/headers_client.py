@@ -1,5 +1,7 @@
-"""Headers about clients, groups and their progress, and about filter servers (docs/reference/remoting.md,
-Heartbeats, Requests to clients, Statistics and connections, Filter servers)."""
+"""Headers about clients, groups and their progress, and about filter servers.
+
+See docs/reference/remoting.md, Heartbeats, Requests to clients, Statistics and connections, Filter servers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class UnregisterClientRequestHeader(Header, gc=False):
-    """Code 35."""
+    """The header of request 35."""
 
     client_id: str = field(name="clientID")
     producer_group: str | None = None
@@ -17,32 +19,32 @@ class UnregisterClientRequestHeader(Header, gc=False):
 
 
 class GetConsumerListByGroupRequestHeader(Header, gc=False):
-    """Code 38."""
+    """The header of request 38."""
 
     consumer_group: str
     bname: str | None = None
 
 
 class NotifyConsumerIdsChangedRequestHeader(Header, gc=False):
-    """Code 40, broker to client."""
+    """The header of request 40, from a broker to a client."""
 
     consumer_group: str
 
 
 class GetConsumerConnectionListRequestHeader(Header, gc=False):
-    """Code 203."""
+    """The header of request 203."""
 
     consumer_group: str
 
 
 class GetProducerConnectionListRequestHeader(Header, gc=False):
-    """Code 204."""
+    """The header of request 204."""
 
     producer_group: str
 
 
 class GetConsumeStatsRequestHeader(Header, gc=False):
-    """Code 208. topic empty or absent: all."""
+    """The header of request 208. An empty or absent topic means all topics."""
 
     consumer_group: str
     topic: str | None = None
@@ -50,7 +52,7 @@ class GetConsumeStatsRequestHeader(Header, gc=False):
 
 
 class GetConsumerRunningInfoRequestHeader(Header, gc=False):
-    """Code 307."""
+    """The header of request 307."""
 
     consumer_group: str
     client_id: str
@@ -58,7 +60,7 @@ class GetConsumerRunningInfoRequestHeader(Header, gc=False):
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
-    """Code 309. msg_id: offset id."""
+    """The header of request 309. msg_id is an offset id."""
 
     consumer_group: str
     client_id: str | None = None
@@ -70,7 +72,10 @@ class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
 
 
 class PushReplyMessageRequestHeader(Header, gc=False):
-    """Code 326, broker to client: a reply, with the header that it was sent with. Hosts are "ip:port"."""
+    """The header of request 326, from a broker to a client: a reply, with the fields it was sent with.
+
+    Hosts are "ip:port".
+    """
 
     producer_group: str
     topic: str
@@ -89,7 +94,7 @@ class PushReplyMessageRequestHeader(Header, gc=False):
 
 
 class ResetOffsetRequestHeader(Header, gc=False):
-    """Codes 220 and 222. timestamp -1: to the end."""
+    """The header of requests 220 and 222. The timestamp -1 means the end of the queue."""
 
     topic: str
     group: str
@@ -100,7 +105,7 @@ class ResetOffsetRequestHeader(Header, gc=False):
 
 
 class GetConsumerStatusRequestHeader(Header, gc=False):
-    """Codes 221 and 223."""
+    """The header of requests 221 and 223."""
 
     topic: str
     group: str
@@ -108,20 +113,20 @@ class GetConsumerStatusRequestHeader(Header, gc=False):
 
 
 class TopicRequestHeader(Header, gc=False):
-    """Any request whose only field is a topic (202, 217, 300, 351 ...)."""
+    """The header of requests whose only field is a topic (202, 217, 300, 351 and others)."""
 
     topic: str
 
 
 class QueryConsumeTimeSpanRequestHeader(Header, gc=False):
-    """Code 303."""
+    """The header of request 303."""
 
     topic: str
     group: str
 
 
 class CloneGroupOffsetRequestHeader(Header, gc=False):
-    """Code 314."""
+    """The header of request 314."""
 
     src_group: str
     dest_group: str
@@ -130,7 +135,7 @@ class CloneGroupOffsetRequestHeader(Header, gc=False):
 
 
 class QueryCorrectionOffsetRequestHeader(Header, gc=False):
-    """Code 308. filter_groups: names divided by commas."""
+    """The header of request 308. filter_groups are names separated by commas."""
 
     topic: str
     compare_group: str
@@ -138,13 +143,13 @@ class QueryCorrectionOffsetRequestHeader(Header, gc=False):
 
 
 class GetBrokerConsumeStatsRequestHeader(Header, gc=False):
-    """Code 317."""
+    """The header of request 317."""
 
     is_order: bool | None = None
 
 
 class QueryConsumeQueueRequestHeader(Header, gc=False):
-    """Code 321."""
+    """The header of request 321."""
 
     topic: str
     queue_id: I32
@@ -154,21 +159,21 @@ class QueryConsumeQueueRequestHeader(Header, gc=False):
 
 
 class RegisterFilterServerRequestHeader(Header, gc=False):
-    """Code 301. token: ours, shows that the broker has started the filter server."""
+    """The header of request 301. token (CometMQ's own) proves that the broker started the filter server."""
 
     filter_server_addr: str
     token: str | None = None
 
 
 class RegisterFilterServerResponseHeader(Header, gc=False):
-    """Answer to 301."""
+    """The header of the response to 301."""
 
     broker_name: str
     broker_id: I64
 
 
 class RegisterMessageFilterClassRequestHeader(Header, gc=False):
-    """Code 302, to a filter server; the body is the source, class_crc its CRC-32 without the top bit."""
+    """The header of request 302 to a filter server. The body is the source, class_crc its 31-bit CRC."""
 
     consumer_group: str
     topic: str

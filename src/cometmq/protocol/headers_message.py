@@ -1,5 +1,7 @@
-"""Headers of sends, transactions, pulls, offsets and queries
-(docs/reference/remoting.md, Sending, Transactions, Pulling, Send back, Consumer offsets, Queries)."""
+"""Headers of sends, transactions, pulls, offsets and queries.
+
+See docs/reference/remoting.md, Sending, Transactions, Pulling, Send back, Consumer offsets, Queries.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class SendMessageRequestHeader(Header, gc=False):
-    """Codes 10 and 324 (whole names); base of the single-letter form. born_timestamp in ms."""
+    """The header of requests 10 and 324, with whole field names. born_timestamp is in ms."""
 
     topic: str
     queue_id: I32
@@ -30,7 +32,7 @@ class SendMessageRequestHeader(Header, gc=False):
 
 
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
-    """Codes 310, 320 and 325: the same fields under single letters."""
+    """The header of requests 310, 320 and 325: the same fields with single-letter names."""
 
     topic: str = field(name="b")
     queue_id: I32 = field(name="e")
@@ -49,7 +51,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
 
 
 class SendMessageResponseHeader(Header, gc=False):
-    """Answer to a send. msg_id: the offset id, several joined by commas for a batch."""
+    """The header of the response to a send. msg_id is the offset id; a batch has several, joined by commas."""
 
     msg_id: str
     queue_id: I32
@@ -62,7 +64,7 @@ class SendMessageResponseHeader(Header, gc=False):
 
 
 class RecallMessageRequestHeader(Header, gc=False):
-    """Code 370. recall_handle: from the answer to the send; one that is missing is refused as no handle."""
+    """The header of request 370. recall_handle comes from the response to the send."""
 
     topic: str
     recall_handle: str | None = None
@@ -71,13 +73,13 @@ class RecallMessageRequestHeader(Header, gc=False):
 
 
 class RecallMessageResponseHeader(Header, gc=False):
-    """Answer to 370: the unique key of the message."""
+    """The header of the response to 370: the unique key of the message."""
 
     msg_id: str
 
 
 class ConsumerSendMsgBackRequestHeader(Header, gc=False):
-    """Code 36. offset: physical offset on the broker that is addressed."""
+    """The header of request 36. offset is the physical offset on the receiving broker."""
 
     offset: I64
     group: str
@@ -93,8 +95,10 @@ class ConsumerSendMsgBackRequestHeader(Header, gc=False):
 
 
 class EndTransactionRequestHeader(Header, gc=False):
-    """Code 37. commit_or_rollback: 8 commit, 12 roll back, 0 unknown; both offsets are those of the half
-    message."""
+    """The header of request 37.
+
+    commit_or_rollback is 8 to commit, 12 to roll back, 0 if unknown. Both offsets are the half message's.
+    """
 
     producer_group: str
     tran_state_table_offset: I64
@@ -108,7 +112,7 @@ class EndTransactionRequestHeader(Header, gc=False):
 
 
 class CheckTransactionStateRequestHeader(Header, gc=False):
-    """Code 39, broker to client. msg_id, transaction_id: the unique key."""
+    """The header of request 39, from a broker to a client. msg_id and transaction_id are the unique key."""
 
     tran_state_table_offset: I64
     commit_log_offset: I64
@@ -120,7 +124,7 @@ class CheckTransactionStateRequestHeader(Header, gc=False):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
-    """Code 323. msg_id: offset id; CometMQ's broker takes the unique key too."""
+    """The header of request 323. msg_id is an offset id; CometMQ's broker accepts a unique key, too."""
 
     msg_id: str
     topic: str | None = None
@@ -131,9 +135,11 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 
 
 class PullMessageRequestHeader(Header, gc=False):
-    """Codes 11 and 361. sys_flag: codes.PullSysFlag; proxy_froward_client_id is RocketMQ's own spelling.
+    """The header of requests 11 and 361. sys_flag holds codes.PullSysFlag bits.
 
-    bulk is ours: a reader of whole topics wants large answers (docs/reference/remoting.md, Pulling)."""
+    proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large answers for
+    readers of whole topics (docs/reference/remoting.md, Pulling).
+    """
 
     consumer_group: str
     topic: str
@@ -154,7 +160,7 @@ class PullMessageRequestHeader(Header, gc=False):
 
 
 class PullMessageResponseHeader(Header, gc=False):
-    """Answer to a pull, on codes 0, 19, 20 and 21."""
+    """The header of the response to a pull, with codes 0, 19, 20 and 21."""
 
     suggest_which_broker_id: I64
     next_begin_offset: I64
@@ -166,7 +172,7 @@ class PullMessageResponseHeader(Header, gc=False):
 
 
 class QueryConsumerOffsetRequestHeader(Header, gc=False):
-    """Code 14."""
+    """The header of request 14."""
 
     consumer_group: str
     topic: str
@@ -176,7 +182,7 @@ class QueryConsumerOffsetRequestHeader(Header, gc=False):
 
 
 class UpdateConsumerOffsetRequestHeader(Header, gc=False):
-    """Code 15."""
+    """The header of request 15."""
 
     consumer_group: str
     topic: str
@@ -186,7 +192,7 @@ class UpdateConsumerOffsetRequestHeader(Header, gc=False):
 
 
 class GetMaxOffsetRequestHeader(Header, gc=False):
-    """Code 30."""
+    """The header of request 30."""
 
     topic: str
     queue_id: I32
@@ -195,7 +201,7 @@ class GetMaxOffsetRequestHeader(Header, gc=False):
 
 
 class GetMinOffsetRequestHeader(Header, gc=False):
-    """Code 31."""
+    """The header of request 31."""
 
     topic: str
     queue_id: I32
@@ -203,7 +209,7 @@ class GetMinOffsetRequestHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeRequestHeader(Header, gc=False):
-    """Code 32."""
+    """The header of request 32."""
 
     topic: str
     queue_id: I32
@@ -211,7 +217,7 @@ class GetEarliestMsgStoretimeRequestHeader(Header, gc=False):
 
 
 class SearchOffsetRequestHeader(Header, gc=False):
-    """Code 29. timestamp in ms; boundary_type LOWER or UPPER (5.x)."""
+    """The header of request 29. timestamp is in ms; boundary_type is LOWER or UPPER (5.x)."""
 
     topic: str
     queue_id: I32
@@ -221,13 +227,13 @@ class SearchOffsetRequestHeader(Header, gc=False):
 
 
 class OffsetResponseHeader(Header, gc=False):
-    """Answer to 14, 29, 30 and 31."""
+    """The header of the responses to 14, 29, 30 and 31."""
 
     offset: I64
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
-    """Answer to 32: store time of the first message in ms, -1 without one."""
+    """The header of the response to 32: the store time of the first message in ms, or -1."""
 
     timestamp: I64
 
@@ -236,7 +242,7 @@ class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
 
 
 class QueryMessageRequestHeader(Header, gc=False):
-    """Code 12. Whether the key is a unique key stands in another ext field, `_UNIQUE_KEY_QUERY`."""
+    """The header of request 12. Another ext field, `_UNIQUE_KEY_QUERY`, marks a query by unique key."""
 
     topic: str
     key: str
@@ -247,7 +253,7 @@ class QueryMessageRequestHeader(Header, gc=False):
 
 
 class ViewMessageRequestHeader(Header, gc=False):
-    """Code 33. offset: physical offset."""
+    """The header of request 33. offset is a physical offset."""
 
     offset: I64
     topic: str | None = None

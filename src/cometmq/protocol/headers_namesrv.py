@@ -6,14 +6,17 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class GetRouteInfoRequestHeader(Header, gc=False):
-    """Code 105."""
+    """The header of request 105."""
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
 class RegisterBrokerRequestHeader(Header, gc=False):
-    """Code 103. body_crc32: of the body as sent, top bit cleared; 0 or absent: not to be checked."""
+    """The header of request 103.
+
+    body_crc32 is the 31-bit CRC of the body as sent; with 0, or without it, the body is not checked.
+    """
 
     broker_name: str
     broker_addr: str
@@ -28,14 +31,14 @@ class RegisterBrokerRequestHeader(Header, gc=False):
 
 
 class RegisterBrokerResponseHeader(Header, gc=False):
-    """Answer to 103: both only for a registrant that is not the master."""
+    """The header of the response to 103. A master receives neither field."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class UnregisterBrokerRequestHeader(Header, gc=False):
-    """Codes 104 and 322."""
+    """The header of requests 104 and 322."""
 
     broker_name: str
     broker_addr: str
@@ -44,13 +47,13 @@ class UnregisterBrokerRequestHeader(Header, gc=False):
 
 
 class QueryDataVersionResponseHeader(Header, gc=False):
-    """Answer to 322."""
+    """The header of the response to 322."""
 
     changed: bool
 
 
 class PutKVConfigRequestHeader(Header, gc=False):
-    """Code 100."""
+    """The header of request 100."""
 
     namespace: str
     key: str
@@ -58,57 +61,57 @@ class PutKVConfigRequestHeader(Header, gc=False):
 
 
 class GetKVConfigRequestHeader(Header, gc=False):
-    """Codes 101 and 102."""
+    """The header of requests 101 and 102."""
 
     namespace: str
     key: str
 
 
 class GetKVConfigResponseHeader(Header, gc=False):
-    """Answer to 101."""
+    """The header of the response to 101."""
 
     value: str | None = None
 
 
 class GetKVListByNamespaceRequestHeader(Header, gc=False):
-    """Code 219."""
+    """The header of request 219."""
 
     namespace: str
 
 
 class BrokerNameRequestHeader(Header, gc=False):
-    """Codes 205 and 327."""
+    """The header of requests 205 and 327."""
 
     broker_name: str
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, gc=False):
-    """Answer to 205."""
+    """The header of the response to 205."""
 
     wipe_topic_count: I32
 
 
 class AddWritePermOfBrokerResponseHeader(Header, gc=False):
-    """Answer to 327."""
+    """The header of the response to 327."""
 
     add_topic_count: I32
 
 
 class GetTopicsByClusterRequestHeader(Header, gc=False):
-    """Code 224."""
+    """The header of request 224."""
 
     cluster: str
 
 
 class GetBrokerMemberGroupRequestHeader(Header, gc=False):
-    """Code 901 (5.x)."""
+    """The header of request 901 (5.x)."""
 
     cluster_name: str
     broker_name: str
 
 
 class BrokerHeartbeatRequestHeader(Header, gc=False):
-    """Code 904 (5.x). heartbeat_timeout_mills is RocketMQ's own spelling."""
+    """The header of request 904 (5.x). heartbeat_timeout_mills is RocketMQ's own spelling."""
 
     cluster_name: str
     broker_addr: str

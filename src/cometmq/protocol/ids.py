@@ -1,7 +1,7 @@
-"""Message ids: the broker's offset id, and the producer's unique key
-(docs/reference/remoting.md, Message ids).
+"""Message ids: the broker's offset id and the producer's unique key.
 
-Both are upper-case hex of 16 bytes (IPv4) or 28 bytes (IPv6), so the length never tells one from the other.
+See docs/reference/remoting.md, Message ids. Both are the upper-case hex form of 16 bytes (IPv4) or 28 bytes (IPv6), so the length does not distinguish
+them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 from cometmq.errors import ProtocolError
 
 _TAIL = struct.Struct(">iq")  # port, physical offset
-_UNIQUE = struct.Struct(">HII")  # pid, constant of the process, ms since the month began
+_UNIQUE = struct.Struct(">HII")  # process id, constant of the process, ms since the month began
 _moving = struct.Struct(">IH").pack  # ms since the month began, counter
 _LENGTHS = (32, 56)
 
 
 class IdError(ProtocolError):
-    """A text that is no message id."""
+    """The text is not a message id."""
 
     def __init__(self, text: str, problem: str) -> None:
         super().__init__(text, problem)
@@ -37,10 +37,13 @@ class IdError(ProtocolError):
 # -- hosts
 
 
-@lru_cache(maxsize=4096)  # what is stored again has few hosts, and this takes 10 µs
+@lru_cache(maxsize=4096)  # stored messages have few hosts, and packing one takes 10 µs
 def pack_host(host: str) -> bytes:
-    """ "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port. ValueError if it is
-    neither."""
+    """Return "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port.
+
+    Raises:
+        ValueError: The text is not such an address.
+    """
     address, colon, port = host.rpartition(":")
     if not colon:
         raise ValueError(f"{host!r} is not ip:port")
@@ -51,7 +54,7 @@ def pack_host(host: str) -> bytes:
 
 
 def unpack_host(data: bytes | memoryview) -> str:
-    """ "ip:port" of 8 or 20 bytes as in records; IPv6 in brackets."""
+    """Return "ip:port" for the 8 or 20 bytes of a host in a record; an IPv6 address is in brackets."""
     port = int.from_bytes(data[-4:], "big", signed=True)
     if len(data) == 8:
         return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{port}"
@@ -62,24 +65,24 @@ def unpack_host(data: bytes | memoryview) -> str:
 
 
 class OffsetId(msgspec.Struct, frozen=True):
-    """Where a message is stored: broker "ip:port" and byte position in its commit log."""
+    """The position of a stored message: the broker's "ip:port" and the byte position in its commit log."""
 
     host: str
     physical_offset: int
 
 
 def encode_offset_id(store_host: bytes, physical_offset: int) -> str:
-    """The offset id. store_host: 8 or 20 bytes as in records."""
+    """Return the offset id for a host in the form of records (8 or 20 bytes)."""
     return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
 
 def offset_id_of(store_host: str, physical_offset: int) -> str:
-    """The offset id of a broker "ip:port"."""
+    """Return the offset id for a broker's "ip:port"."""
     return encode_offset_id(pack_host(store_host), physical_offset)
 
 
 def decode_offset_id(text: str) -> OffsetId:
-    """Read an offset id, in either case of letters. Raises IdError."""
+    """Decode an offset id in upper or lower case. Raises IdError."""
     data = _bytes_of(text)
     _, physical_offset = _TAIL.unpack_from(data, len(data) - 12)
     if physical_offset < 0:
@@ -100,7 +103,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 class UniqueKey(msgspec.Struct, frozen=True):
-    """The parts of a unique key. since_month_ms: ms since the producer's local month began, low 32 bits."""
+    """The parts of a unique key. since_month_ms is the time since the month began, modulo 2 ** 32 ms."""
 
     address: str
     pid: int
@@ -110,12 +113,16 @@ class UniqueKey(msgspec.Struct, frozen=True):
 
 
 class UniqueKeys:
-    """Makes unique keys for one process.
+    """The generator of one process's unique keys.
 
-    address: 4 or 16 bytes; process_constant: any 32-bit number that tells processes of one pid apart
-    (RocketMQ: a hash); month_start_ms: epoch ms of the start of the current month, next_month_ms that of the
-    next one: the caller sees to it that `roll` is called when the clock passes it (`next_month_ms` says
-    when), so that making a key costs no calendar.
+    The caller calls `roll` when the clock passes `next_month_ms`, so that a key needs no calendar
+    computation.
+
+    Args:
+        address: The host's address, 4 or 16 bytes.
+        process_constant: A 32-bit number that distinguishes processes with the same id (RocketMQ uses a
+            hash).
+        month_start_ms, next_month_ms: The start of the current and of the next month, in epoch ms.
     """
 
     __slots__ = ("_at_ms", "_counter", "_first", "_fixed", "_month_start_ms", "next_month_ms")
@@ -143,25 +150,27 @@ class UniqueKeys:
         """The counter of the first key at `_at_ms`."""
 
     def roll(self, month_start_ms: int, next_month_ms: int) -> None:
-        """A new month has begun."""
+        """Begin a new month."""
         self._month_start_ms = month_start_ms
         self.next_month_ms = next_month_ms
 
     def make(self, now_ms: int) -> str:
-        """The next key: 32 (IPv4) or 56 characters. Its time stands still while the clock is set back, since
-        the same time and counter would come again."""
+        """Return the next key: 32 characters with IPv4, 56 with IPv6.
+
+        While the clock is set back, the key's time does not change, because time and counter would repeat.
+        """
         counter = self._counter
         if now_ms > self._at_ms:
             self._at_ms, self._first = now_ms, counter
         elif counter == self._first:
-            self._at_ms += 1  # the counter has come round
+            self._at_ms += 1  # the counter has wrapped around
         self._counter = (counter + 1) & 0xFFFF
         since_ms = (self._at_ms - self._month_start_ms) & 0xFFFFFFFF
         return self._fixed + _moving(since_ms, counter).hex().upper()
 
 
 def decode_unique_key(text: str) -> UniqueKey:
-    """Read a unique key, in either case of letters. Raises IdError."""
+    """Decode a unique key in upper or lower case. Raises IdError."""
     data = _bytes_of(text)
     size = len(data) - 12
     pid, constant, since_month_ms = _UNIQUE.unpack_from(data, size)

@@ -1,8 +1,8 @@
-"""Java's properties text: configuration files, and the bodies of requests 25, 26, 318 and 319.
+"""Java's properties format: configuration files, and the bodies of requests 25, 26, 318 and 319.
 
-The rules are those of java.util.Properties.load: logical lines joined by a trailing backslash, `#` and `!`
-comments, a key ends at the first unescaped `=`, `:` or blank, escapes \\t \\n \\r \\f \\uXXXX, and any other
-escaped character stands for itself. A later pair wins over an earlier one.
+The rules are those of java.util.Properties.load: logical lines continue after a trailing backslash, `#` and
+`!` start comments, a key ends at the first unescaped `=`, `:` or blank, the escapes are \\t \\n \\r \\f
+\\uXXXX, and any other escaped character stands for itself. A later pair replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class PropertiesError(ValueError):
-    """A line that cannot be read: `line` counts from 1, `problem` says what is wrong with it."""
+    """A line cannot be parsed: `line` counts from 1, `problem` describes the error."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -26,19 +26,18 @@ class PropertiesError(ValueError):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Read pairs in the order of their first appearance. Raises PropertiesError: a broken \\uXXXX."""
+    """Return the pairs in the order of their first appearance. Raises PropertiesError for an invalid \\uXXXX."""
     return {key: value for _, key, value in numbered_pairs(text)}
 
 
 def line_of(key: str, text: str) -> int | None:
-    """The line, from 1 on, on which the pair that counts for a key begins; None without one. Raises
-    PropertiesError."""
+    """Return the line, from 1 on, where the effective pair of a key begins, or None. Raises PropertiesError."""
     lines = [number for number, found, _ in numbered_pairs(text) if found == key]
     return lines[-1] if lines else None
 
 
 def numbered_pairs(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (number of its first line, key, value) of each pair. Raises PropertiesError."""
+    """Yield the number of the first line, the key and the value of each pair. Raises PropertiesError."""
     for number, line in logical_lines(text):
         end = end_of_key(line)
         rest = line[end:].lstrip(BLANKS)
@@ -48,12 +47,15 @@ def numbered_pairs(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def format_properties(pairs: Mapping[str, str]) -> str:
-    """Write one `key=value` line per pair, ASCII only, in the mapping's order."""
+    """Return one `key=value` line per pair, ASCII only, in the mapping's order."""
     return "".join(f"{escape(key, key=True)}={escape(value, key=False)}\n" for key, value in pairs.items())
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of its first natural line, content) without comments, blank lines and leading blanks."""
+    """Yield the number of the first natural line and the content of each logical line.
+
+    Comments, blank lines and leading blanks are removed.
+    """
     first, joined = 0, ""
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
@@ -71,12 +73,12 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def ends_escaped(line: str) -> bool:
-    """True when the line goes on: an odd number of backslashes at its end."""
+    """Return whether the next line continues this one: it ends with an odd number of backslashes."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def end_of_key(line: str) -> int:
-    """The index of the first unescaped separator, or the length of the line."""
+    """Return the index of the first unescaped separator, or the length of the line."""
     at = 0
     while at < len(line):
         if line[at] == "\\":
@@ -89,7 +91,7 @@ def end_of_key(line: str) -> int:
 
 
 def unescape(text: str, line: int) -> str:
-    """Resolve escapes. Raises PropertiesError when \\u is not followed by four hexadecimal digits."""
+    """Resolve escapes. Raises PropertiesError unless four hexadecimal digits follow \\u."""
     if "\\" not in text:
         return text
     out: list[str] = []
@@ -114,12 +116,12 @@ def unescape(text: str, line: int) -> str:
             raise PropertiesError(line, f"\\u needs four hexadecimal digits, not {digits!r}")
         out.append(chr(unit))
         at += 6
-    # Characters beyond the basic plane arrive as pairs of surrogates, as Java writes them.
+    # Java writes characters beyond the basic plane as surrogate pairs.
     return "".join(out).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def escape(text: str, *, key: bool) -> str:
-    """Write text so that Java reads it back: in keys every blank is escaped, in values a leading one."""
+    """Escape text for Java's reader: every blank of a key, and a leading blank of a value."""
     out: list[str] = []
     for at, char in enumerate(text):
         if char == " ":

@@ -1,8 +1,8 @@
-"""What all JSON bodies share: typed reading of both dialects, and writing what Java's fastjson reads.
+"""The base of all JSON bodies: typed reading of both dialects, and writing for Java's fastjson.
 
-A body class declares its fields in Python names; the wire has their camelCase. Fields without a value (None)
-are not written, all others are, as fastjson does. Keys are sorted. Reading is tolerant as Java is: unknown
-keys are ignored, missing and null ones take the default, numbers and booleans may be quoted.
+A body class declares its fields with Python names; the wire uses their camelCase. As in fastjson, fields that
+are None are omitted and all others are written. Keys are sorted. Reading is as tolerant as Java's: unknown
+keys are ignored, missing and null ones get the default, numbers and booleans may be quoted.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 SERVER_MAX = 1 << 20
-"""For what servers read: no body may keep them busy for seconds."""
+"""The maximum size of a non-standard body for servers, so that no body occupies them for seconds."""
 CLIENT_MAX = 16 << 20
-"""For what only clients and tools read: a table of queues may fill a frame."""
+"""The maximum size of a non-standard body for clients and tools. A table of queues may fill a frame."""
 
 BYTES_OF_A_VALUE = 16
-"""Queues and subscriptions have fewer values for their length."""
+"""The minimum number of bytes per value. Queues and subscriptions have fewer values than that."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _standard: set[type] = set()
-"""Classes whose values fastjson writes as everybody does, as far as they have been met."""
+"""The classes encountered so far whose values fastjson writes as standard JSON."""
 _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
 
 def always(value: T, name: str | None = None) -> T:
-    """A default that is written too (msgspec leaves out only defaults that it can compare).
+    """Return a field default that is written, too (msgspec omits only defaults that it can compare).
 
-    name: on the wire, where it is not the field's in camelCase.
+    Args:
+        value: The default.
+        name: The wire name, if it is not the field's name in camelCase.
     """
     return msgspec.field(default_factory=lambda: value, name=name)
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """An empty collection as the default, which is written too: Java's tools expect it."""
+    """Return an empty collection as a field default that is written, too, because Java's tools expect it."""
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 
 class Body(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Root of the JSON bodies and their parts."""
+    """The base class of JSON bodies and their parts."""
 
-    # Whether integers or queues may be keys, which fastjson writes in ways that are no JSON.
+    # Whether keys may be integers or queues, which fastjson does not write as standard JSON.
     FASTJSON: ClassVar[bool] = False
-    # Bodies with queues as keys are no JSON: there is no strict reader for them.
+    # Bodies with queues as keys are not standard JSON, so they have no strict reader.
     STRICT: ClassVar[bool] = True
-    # Longest body in bytes that is read although it is not standard JSON. There may be one value for so many
-    # bytes: it is the values that take time.
+    # The maximum size in bytes of a body that is not standard JSON. It may have one value per
+    # BYTES_OF_A_VALUE bytes, because the number of values determines the time.
     LENIENT_MAX: ClassVar[int] = SERVER_MAX
 
     def encode(self) -> bytes:
-        """The body's bytes."""
+        """Return the encoded body."""
         return write_fastjson(self)
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
-        """Read a body in either dialect. Raises BodyError."""
+        """Decode a body in either dialect. Raises BodyError."""
         if cls.STRICT:
             decode = _decoders.get(cls)
             if decode is None:
@@ -74,7 +76,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
                 found: Self = decode(data)
                 return found
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                pass  # not JSON, or not quite these types: the way below says what is wrong
+                pass  # not JSON, or other types: the lenient reader below reports the error
         if not data:
             raise BodyError(cls.__name__, "there is no body")
         if len(data) > cls.LENIENT_MAX:
@@ -87,7 +89,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def from_plain(cls, value: Json) -> Self:
-        """A body of the values that the lenient reader made. Raises BodyError."""
+        """Create a body from values of the lenient reader. Raises BodyError."""
         if not isinstance(value, dict):
             raise BodyError(cls.__name__, "it is not an object")
         try:
@@ -98,25 +100,25 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        """Bring foreign forms of this body into the usual one, before its types are checked."""
+        """Convert foreign forms of this body to the usual form, before its types are checked."""
         return value
 
 
 class IntegerKeyed(Body):
-    """Root of the bodies with integers as keys. Tools and slaves read most of them, and they may be long."""
+    """The base class of bodies with integer keys, which mostly tools and slaves read, and may be long."""
 
     FASTJSON: ClassVar[bool] = True
     LENIENT_MAX: ClassVar[int] = CLIENT_MAX
 
 
 class QueueKeyed(IntegerKeyed):
-    """Root of the bodies with queues as keys."""
+    """The base class of bodies with queues as keys."""
 
     STRICT: ClassVar[bool] = False
 
 
 def tidy(value: Json) -> Json:
-    """Plain values without nulls in objects, and with queues where objects are keys."""
+    """Return plain values without nulls in objects, and with queues in place of object keys."""
     if isinstance(value, dict):
         return {_key(key): tidy(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -125,7 +127,7 @@ def tidy(value: Json) -> Json:
 
 
 def _key(key: Any) -> Any:
-    """A queue of an object key. Raises ValidationError for another object."""
+    """Return the queue for an object key. Raises ValidationError for another object."""
     return msgspec.convert(key.as_dict(), MessageQueue, strict=False) if isinstance(key, ObjectKey) else key
 
 
@@ -133,9 +135,13 @@ def _key(key: Any) -> Any:
 
 
 def write_fastjson(value: Any, bare: bool = True) -> bytes:
-    """A value as fastjson writes it: queues as keys, and integers as keys, which `bare` false puts in quotes.
+    """Return a value as fastjson writes it, with queues and integers as keys.
 
-    Keys are sorted; fields of a body that are None are left out.
+    Keys are sorted, and fields of a body that are None are omitted.
+
+    Args:
+        value: The value.
+        bare: Whether integer keys are written without quotes.
     """
     kind = value.__class__
     if kind is list:
@@ -162,7 +168,7 @@ def write_fastjson(value: Any, bare: bool = True) -> bytes:
 
 @cache
 def _fields_of(kind: type[Body]) -> list[tuple[bytes, str]]:
-    """Name on the wire as a key, and name, of each field in the order of the wire."""
+    """Return the wire name, encoded as a key, and the name of each field in wire order."""
     names = sorted(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     return [(_key_text(name), field) for name, field in names]
 
@@ -170,13 +176,13 @@ def _fields_of(kind: type[Body]) -> list[tuple[bytes, str]]:
 def _key_text(key: str | int | MessageQueue) -> bytes:
     if not isinstance(key, MessageQueue):
         return _encode(str(key)) + b":"
-    # Its fields stand in this order (docs/reference/remoting.md, JSON dialect).
+    # The fields of a queue have a fixed order (docs/reference/remoting.md, JSON dialect).
     name, topic = _encode(key.broker_name), _encode(key.topic)
     return b'{"brokerName":%b,"queueId":%d,"topic":%b}:' % (name, key.queue_id, topic)
 
 
 def ascii_json(data: bytes) -> bytes:
-    """The same JSON with everything but ASCII escaped, as the standard form of a route has it."""
+    """Return the same JSON with all non-ASCII characters escaped, as in the standard form of a route."""
     if data.isascii():
         return data
     return json.dumps(msgspec.json.decode(data), ensure_ascii=True, separators=(",", ":")).encode()

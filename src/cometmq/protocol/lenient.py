@@ -1,11 +1,10 @@
-"""Reader of fastjson's dialect of JSON, for what msgspec's strict reader refuses
-(docs/reference/remoting.md, JSON dialect).
+"""A reader of fastjson's JSON dialect, for text that msgspec's strict reader refuses.
 
-Beyond JSON it takes: bare words and numbers as keys (`{0:"a"}`), whole objects as keys (`{{"topic":"T"}:5}`),
-single quotes, surplus commas, comments, `undefined`, number suffixes (`5L`), `Set[...]`, any control
-character in a string, and bytes that are no UTF-8 (replaced, as Java's String does). Keys come out as text: a
-number and the same number in quotes are one key, as in a Java map with number keys. An object as a key comes
-out as `ObjectKey`.
+In addition to JSON it accepts (docs/reference/remoting.md, JSON dialect): bare words and numbers as keys
+(`{0:"a"}`), whole objects as keys (`{{"topic":"T"}:5}`), single quotes, surplus commas, comments,
+`undefined`, number suffixes (`5L`), `Set[...]`, any control character in a string, and bytes that are not
+UTF-8 (replaced, as in Java's String). Keys become text: a number and the same number in quotes are one key,
+as in a Java map with number keys. An object as a key becomes an `ObjectKey`.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import msgspec
 from cometmq.errors import BodyError, ProtocolError
 
 MAX_DEPTH = 64
-"""Objects and arrays within each other. RocketMQ's own bodies need 6."""
+"""The maximum nesting depth of objects and arrays. RocketMQ's own bodies need 6."""
 MAX_DIGITS = 400
-"""Of one number: far beyond any double, and short enough that its conversion costs nothing."""
+"""The maximum number of digits of a number: beyond any double, and short enough for a quick conversion."""
 
 Json: TypeAlias = Any
 
@@ -38,7 +37,7 @@ _WORDS: dict[str, Json] = {"null": None, "undefined": None, "NaN": None, "true":
 
 
 class LenientError(ProtocolError):
-    """Text that not even fastjson would read. `pos`: index of the character where it went wrong."""
+    """The text is invalid even for fastjson. `pos` is the index of the first invalid character."""
 
     def __init__(self, problem: str, pos: int) -> None:
         super().__init__(problem, pos)
@@ -50,8 +49,7 @@ class LenientError(ProtocolError):
 
 
 class ObjectKey(tuple[tuple[str, Json], ...]):
-    """An object in the place of a key: its (key, value) pairs sorted by key, so that equal objects are one
-    key."""
+    """An object used as a key: its pairs sorted by key, so that equal objects are equal keys."""
 
     __slots__ = ()
 
@@ -62,8 +60,16 @@ class ObjectKey(tuple[tuple[str, Json], ...]):
 def read_lenient(
     data: bytes | bytearray | memoryview | str, *, unique: bool = False, most: int = sys.maxsize
 ) -> Json:
-    """The one value of a text. unique: refuse a key that stands twice in an object; else the last one
-    counts. most: refuse a text of more values, each of which takes up to 4 µs. Raises LenientError."""
+    """Parse the single value of a text.
+
+    Args:
+        data: The text, or its bytes.
+        unique: Whether to refuse a key that occurs twice in an object. Otherwise the last one counts.
+        most: The maximum number of values, each of which takes up to 4 µs.
+
+    Raises:
+        LenientError: The text is invalid or has too many values.
+    """
     text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
     reader = _Reader(text, unique, most)
     value = reader.value(0)
@@ -85,7 +91,7 @@ class _Reader:
         return LenientError(problem, self.pos)
 
     def peek(self) -> str:
-        """The next character that is not blank, "" at the end."""
+        """Return the next character that is not blank, or "" at the end."""
         self.pos = _BLANK.match(self.text, self.pos).end()  # type: ignore[union-attr]
         return self.text[self.pos : self.pos + 1]
 
@@ -166,7 +172,8 @@ class _Reader:
         if "\\" in content:
             content = _ESCAPE.sub(self._unescape, content)
             if not content.isascii():
-                # Java's strings are UTF-16: two escapes can be one character; half of one cannot be encoded.
+                # Java's strings are UTF-16: two escapes can form one character, and half a pair cannot be
+                # encoded.
                 content = content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         self.pos = match.end()
         return content
@@ -214,7 +221,7 @@ class _Reader:
 
 
 def _hashable(value: Json) -> Json:
-    """A value that may be part of a key: objects and arrays as tuples."""
+    """Return a value that can be part of a key, with tuples in place of objects and arrays."""
     if isinstance(value, dict):
         pairs = ((str(key), _hashable(inner)) for key, inner in value.items())
         return ObjectKey(sorted(pairs, key=itemgetter(0)))
@@ -224,11 +231,11 @@ def _hashable(value: Json) -> Json:
 
 
 def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Json:
-    """Any JSON text, strict or fastjson's, as plain values. Raises BodyError."""
+    """Parse JSON in the strict form or in fastjson's dialect as plain values. Raises BodyError."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        pass  # the lenient reader says what is wrong
+        pass  # the lenient reader reports the error
     try:
         return read_lenient(data)
     except LenientError as error:

@@ -1,7 +1,7 @@
-"""In what the subscriptions and settings of a group's members differ.
+"""Differences between the subscriptions and settings of a group's members.
 
-A broker filters a group's pulls by what one member's heartbeat said last
-(docs/reference/storage.md, Subscriptions of a group), so members that want other things lose messages.
+A broker filters all pulls of a group by the subscription of the last heartbeat (docs/reference/storage.md,
+Subscriptions of a group), so members with different subscriptions lose messages.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from cometmq.protocol.bodies_client import SubscriptionData
 from cometmq.protocol.codes import RETRY_PREFIX
 
 Wants: TypeAlias = frozenset[tuple[str, str]]
-"""(topic, expression as it is compared) of what a member subscribes, without its retry topic."""
+"""A member's subscriptions as topic and normalised expression, without its retry topic."""
 
 
 Settings: TypeAlias = frozenset[tuple[str, str]]
-"""(name, value) of what all members of a group should have set alike, by the names in heartbeats."""
+"""Settings that all members of a group should share, as name and value in heartbeats."""
 MOST_RETRIES = "maxReconsumeTimes"
 
 
 def wants_of(subscriptions: Iterable[SubscriptionData]) -> Wants:
-    """What a member wants. Two members want the same exactly if these are equal."""
+    """Return a member's subscriptions in a form that is equal for equal subscriptions."""
     return frozenset(
         (each.topic, expression_of(each)) for each in subscriptions if not each.topic.startswith(RETRY_PREFIX)
     )
 
 
 def expression_of(subscription: SubscriptionData) -> str:
-    """The expression of a subscription: tags in order, whatever order and blanks they came in; other types
-    with their name."""
+    """Return the normalised expression of a subscription: sorted tags; other types with their name."""
     text = subscription.sub_string or "*"
     if subscription.class_filter_mode:
         return f"class {text}"
@@ -41,8 +40,10 @@ def expression_of(subscription: SubscriptionData) -> str:
 
 
 def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]:
-    """Topic -> expression -> the client ids that say so, for each topic in which members differ. The
-    expression of those who do not subscribe the topic is ""."""
+    """Return the client ids by topic and expression, for each topic in which members differ.
+
+    Members without a subscription to the topic are listed with the expression "".
+    """
     alike: dict[Wants, list[str]] = {}
     for client_id, wants in members.items():
         alike.setdefault(wants, []).append(client_id)
@@ -60,8 +61,10 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
 
 
 def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, list[str]]]:
-    """Setting -> value -> client ids, for each setting in which members differ; those whose value is not
-    known are left out."""
+    """Return the client ids by setting and value, for each setting in which members differ.
+
+    Members whose value is unknown are omitted.
+    """
     found = {
         name: {value: clients for value, clients in said.items() if value}
         for name, said in differences(members).items()
@@ -70,12 +73,14 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
 
 
 _MOST_TOLD = 10  # expressions
-_LONGEST_TOLD = 200  # characters of one
+_LONGEST_TOLD = 200  # characters of one expression
 
 
 def told(said: Mapping[str, Collection[str]]) -> str:
-    """The first expressions of a topic in a sentence, the long ones shortened, each with one of its clients:
-    `a || b (c1 and 3 more), not subscribed (c2)`."""
+    """Return the first expressions of a topic as a phrase, shortened, each with one of its clients.
+
+    Example: `a || b (c1 and 3 more), not subscribed (c2)`.
+    """
     more = len(said) - _MOST_TOLD
     parts = [
         f"{_short(expression) or 'not subscribed'} ({next(iter(clients))}"

@@ -1,9 +1,8 @@
-"""Timer messages: what becomes of a delivery time, and how a message that waits is named
-(docs/reference/storage.md, Timer messages).
+"""Timer messages: the stored form of a delivery time, and the handle of a waiting message.
 
-A message with a delivery time waits in rmq_sys_wheel_timer, queue 0, with its time in TIMER_OUT_MS and its
-destination in REAL_TOPIC and REAL_QID. TIMER_OUT_MS is the last whole second before the delivery time, so
-that a message which goes a second after it is never early.
+A message with a delivery time waits in queue 0 of rmq_sys_wheel_timer, with its time in TIMER_OUT_MS and its
+destination in REAL_TOPIC and REAL_QID (docs/reference/storage.md, Timer messages). TIMER_OUT_MS is the last
+whole second before the delivery time, so that a message delivered a second after it is never early.
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ from cometmq.protocol.sql.java_values import Mismatch, to_long
 
 PRECISION_MS = 1000
 _OUT_MAX = 1 << 45  # the year 3084
-_OUT_MIN = 1 << 31  # below it a unit's code could be the hash of a tag
+_OUT_MIN = 1 << 31  # lower values could be the hash of a tag
 CODES_BEGIN = _OUT_MIN << 2
-"""Codes of queue units from here on are ours; those of Apache's broker are hashes of 32 bits."""
+"""The first tags code that CometMQ uses for timers; those of Apache's broker are 32-bit hashes."""
 _DELAYED, _RECALL = 2, 1
 RECALL_FOUND = b"TIMER_RECALL_FOUND"
-"""Our property of a recall whose message was there; no client can write it. Apache's broker does not look at
-it."""
+"""CometMQ's property of a recall whose message was found. Clients cannot write it; Apache ignores it."""
 
 
 def out_ms_of(deliver_ms: int) -> int:
-    """TIMER_OUT_MS for a delivery time."""
+    """Return TIMER_OUT_MS for a delivery time."""
     return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
 
 
 class TimerCode(NamedTuple):
-    """What the queue unit of a timer message says in place of a tag's hash, so that nobody need read the
-    record. Times in epoch ms.
+    """The tags code in the queue unit of a timer message, which makes reading the record unnecessary.
 
-    delayed: the time was given as a delay, and is measured by the monotonic clock. recall: it takes another
-    message back.
+    Times are in epoch ms.
+
+    Attributes:
+        delayed: Whether the time was given as a delay, which the monotonic clock measures.
+        recall: Whether the message recalls another one.
     """
 
     out_ms: int
@@ -46,21 +46,21 @@ class TimerCode(NamedTuple):
 
     @property
     def due_ms(self) -> int:
-        """When the message goes, by the wall clock."""
+        """The delivery time by the wall clock."""
         return self.out_ms + PRECISION_MS
 
     def pack(self) -> int:
-        """The number in the unit."""
+        """Return the number stored in the unit."""
         return self.out_ms << 2 | self.delayed * _DELAYED | self.recall * _RECALL
 
     @classmethod
     def unpack(cls, code: int) -> TimerCode:
-        """Of a number from CODES_BEGIN on."""
+        """Return the code for a number from CODES_BEGIN on."""
         return cls(code >> 2, bool(code & _DELAYED), bool(code & _RECALL))
 
     @classmethod
     def of(cls, properties: bytes) -> TimerCode | None:
-        """What a record's properties say; None if they hold no time that can be one."""
+        """Return the code for a record's properties, or None if they contain no valid time."""
         text = value_of(properties, b"TIMER_OUT_MS")
         if not text.isdigit() or len(text) > 15 or not _OUT_MIN <= int(text) < _OUT_MAX:
             return None
@@ -69,23 +69,25 @@ class TimerCode(NamedTuple):
 
 
 def timer_tags_code(properties: bytes) -> int:
-    """The code in the queue unit of a record of rmq_sys_wheel_timer."""
+    """Return the tags code in the queue unit of a record of rmq_sys_wheel_timer."""
     code = TimerCode.of(properties)
     return stored_tags_code(properties) if code is None else code.pack()
 
 
 def delete_keys(topic: bytes, unique_key: bytes) -> tuple[bytes, bytes]:
-    """The values of TIMER_DEL_UNIQKEY that take a message back: that of 5.5.0 by default, which is ours too,
-    and that of `appendTopicForTimerDeleteKey`."""
+    """Return the two values of TIMER_DEL_UNIQKEY that recall a message.
+
+    The first is the default of 5.5.0 and of CometMQ, the second that of `appendTopicForTimerDeleteKey`.
+    """
     return unique_key, topic + b"+" + unique_key
 
 
 class BadHandle(ProtocolError):
-    """A text that is no recall handle."""
+    """The text is not a recall handle."""
 
 
 class RecallHandle(NamedTuple):
-    """What names a waiting message for RECALL_MESSAGE (docs/reference/remoting.md, Recall)."""
+    """The handle of a waiting message for RECALL_MESSAGE (docs/reference/remoting.md, Recall)."""
 
     topic: str
     broker_name: str
@@ -93,13 +95,13 @@ class RecallHandle(NamedTuple):
     unique_key: str
 
     def encode(self) -> str:
-        """The text that clients carry."""
+        """Return the handle as text, as clients receive it."""
         text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
         return base64.urlsafe_b64encode(text.encode()).decode()
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Of such a text. Raises BadHandle."""
+        """Decode a handle. Raises BadHandle."""
         try:
             parts = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode().split(" ")
         except (ValueError, binascii.Error, UnicodeError):

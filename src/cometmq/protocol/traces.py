@@ -1,7 +1,7 @@
-"""Message traces: what clients write of their sends and of their listeners' calls into a trace topic.
+"""Message traces: the records about sends and listener calls that clients write to a trace topic.
 
-The body of such a message is text, records one after another: a kind and its fields with 0x01 in between,
-0x02 behind the last one (docs/reference/client.md, Traces). Times are milliseconds, of spans too.
+The body of such a message is a sequence of text records: a kind and its fields, separated by 0x01 and
+followed by 0x02 (docs/reference/client.md, Traces). Times and durations are in ms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 class MessageType(IntEnum):
-    """What kind of message was sent. Readers take numbers of later versions too."""
+    """The kind of a sent message. Readers accept the numbers of later versions, too."""
 
     NORMAL = 0
     HALF = 1
@@ -45,7 +45,7 @@ class MessageType(IntEnum):
 
 
 class ConsumeCode(IntEnum):
-    """How a listener's call ended."""
+    """The outcome of a listener's call."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -55,14 +55,14 @@ class ConsumeCode(IntEnum):
 
 
 class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", tag_field="type", tag=str):
-    """Base of the kinds: their fields are in the order of the wire. None is written as `null`."""
+    """The base class of the kinds. Fields are in wire order; None is written as `null`."""
 
     may_be_left_out: ClassVar[int] = 0
-    """Fields at the end that are not written where they are None."""
+    """The number of fields at the end that are omitted if they are None."""
 
 
 class Pub(_Trace, frozen=True, kw_only=True, gc=False):
-    """A send that a broker answered. success: the status was SEND_OK."""
+    """A send that a broker answered. success means the status SEND_OK."""
 
     may_be_left_out: ClassVar[int] = 1
     timestamp_ms: int
@@ -82,7 +82,7 @@ class Pub(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
-    """A message that a listener is about to get. request_id: the same in the SubAfter of the call."""
+    """A message before the listener's call. request_id equals that of the call's SubAfter."""
 
     timestamp_ms: int
     region: str | None
@@ -94,7 +94,7 @@ class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
-    """A message that a listener has handled, or not. cost_ms: of the call, shared out among its messages."""
+    """A message after the listener's call. cost_ms is the call's duration divided among its messages."""
 
     may_be_left_out: ClassVar[int] = 2
     request_id: str
@@ -108,7 +108,7 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
-    """The end of a transaction, as its producer told the broker. from_check: when the broker asked."""
+    """The end of a transaction as its producer sent it. from_check marks an answer to the broker's check."""
 
     timestamp_ms: int
     region: str | None
@@ -125,7 +125,7 @@ class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class Recall(_Trace, frozen=True, kw_only=True, gc=False):
-    """A delayed message that was called back (5.x)."""
+    """A recalled delayed message (5.x)."""
 
     timestamp_ms: int
     region: str | None
@@ -144,7 +144,7 @@ _NEEDED = {kind: len(known) - kind.may_be_left_out for kind, known in _FIELDS.it
 
 
 def encode_trace(trace: AnyTrace) -> str:
-    """The record, its end included. Separators inside of fields are replaced by `?`. 2 µs."""
+    """Return the record, including its terminator. Separators within fields become `?`. It takes 2 µs."""
     values = astuple(trace)
     while values[-1] is None and len(values) > _NEEDED[type(trace)]:
         values = values[:-1]
@@ -162,7 +162,7 @@ def _text(value: int | bool | None) -> str:
 
 
 def decode_trace(record: str) -> AnyTrace:
-    """Read a record, without its end. Raises BodyError. Further fields are left out, as Java leaves them."""
+    """Parse a record without its terminator. As in Java, surplus fields are ignored. Raises BodyError."""
     name, *texts = record.split(_BETWEEN, 32)
     kind = _KINDS.get(name)
     if kind is None:
@@ -170,7 +170,7 @@ def decode_trace(record: str) -> AnyTrace:
     if kind is Pub and len(texts) == 12:
         texts.insert(11, "null")  # early clients wrote no offset id
     elif kind is SubAfter and len(texts) == 5:
-        texts.append("0")  # and no context code
+        texts.append("0")  # early clients wrote no context code
     known = _FIELDS[kind]
     if len(texts) < _NEEDED[kind]:
         raise BodyError("trace", f"a record of {name} has {_NEEDED[kind]} fields, this one {len(texts)}")
@@ -180,7 +180,7 @@ def decode_trace(record: str) -> AnyTrace:
 
 
 def _value(text: str, type_: Any, field: str) -> Any:
-    """A field's value; as Java, what is not `true` is false."""
+    """Return a field's value. As in Java, any text except `true` is false."""
     if type_ is str:
         return text
     if type_ == (str | None):
@@ -188,16 +188,22 @@ def _value(text: str, type_: Any, field: str) -> Any:
     if type_ is bool:
         return text.lower() == "true"
     if text in ("", "null") and type_ is not int:
-        return None  # empty: what 5.x leaves of a time on the cloud channel
+        return None  # 5.x leaves the time empty on the cloud channel
     if _LONG.fullmatch(text) is None or not -(2**63) <= (number := int(text)) < 2**63:
         raise BodyError("trace", f"{shown(text)} is no number of 64 bits", field)
     return number
 
 
 def traces_about(body: bytes, msg_id: str, unreadable: list[str]) -> Iterator[AnyTrace]:
-    """The records of a body about one message. unreadable: takes the reasons why others cannot be read.
+    """Yield the records of a body that are about one message.
 
-    Only records that hold the id are looked at. A batch of Java's has one record, its ids joined by commas.
+    Only records that contain the id are parsed. Java writes one record per batch, with the ids joined by
+    commas.
+
+    Args:
+        body: The body of a trace message.
+        msg_id: The message's id.
+        unreadable: Receives the reasons why records could not be parsed.
     """
     wanted = msg_id.encode("utf-8", "replace")
     at = body.find(wanted) if wanted else -1
