@@ -273,7 +273,7 @@ def _as_text(value: Json) -> str:
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """A listener's result for one message (code 309). consume_result is CR_SUCCESS etc.; the time is in ms."""
+    """A listener's result for one message (code 309). consume_result is CR_SUCCESS etc., the time in ms."""
 
     order: bool = always(False)
     auto_commit: bool = always(True)

@@ -51,7 +51,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
 
 
 class SendMessageResponseHeader(Header, gc=False):
-    """The header of the response to a send. msg_id is the offset id; a batch has several, joined by commas."""
+    """The header of the response to a send. msg_id is the offset id; a batch has several with commas."""
 
     msg_id: str
     queue_id: I32

@@ -1,7 +1,7 @@
 """Message ids: the broker's offset id and the producer's unique key.
 
-See docs/reference/remoting.md, Message ids. Both are the upper-case hex form of 16 bytes (IPv4) or 28 bytes (IPv6), so the length does not distinguish
-them.
+Both are the upper-case hex form of 16 bytes (IPv4) or 28 bytes (IPv6), so the length does not tell
+them apart (docs/reference/remoting.md, Message ids).
 """
 
 from __future__ import annotations

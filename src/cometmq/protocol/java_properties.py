@@ -26,12 +26,12 @@ class PropertiesError(ValueError):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Return the pairs in the order of their first appearance. Raises PropertiesError for an invalid \\uXXXX."""
+    """Return the pairs in the order of first appearance. Raises PropertiesError for an invalid \\uXXXX."""
     return {key: value for _, key, value in numbered_pairs(text)}
 
 
 def line_of(key: str, text: str) -> int | None:
-    """Return the line, from 1 on, where the effective pair of a key begins, or None. Raises PropertiesError."""
+    """Return the line, from 1 on, where a key's effective pair begins, or None. Raises PropertiesError."""
     lines = [number for number, found, _ in numbered_pairs(text) if found == key]
     return lines[-1] if lines else None
 

@@ -1,9 +1,8 @@
-"""Property strings of many records to Arrow: the whole map, or single properties, without a loop over
-records.
+"""The conversion of many property strings to Arrow: the whole map, or single properties.
 
-A property string is `name 0x01 value 0x02 name 0x01 value …` (values.py), the last 0x02 present or not.
-All separators of a batch are found in one pass. Where they alternate as they should, names and values are two
-takes; records whose strings do not (a separator inside a value, a piece without a separator) go through
+A property string is `name 0x01 value 0x02 name 0x01 value …` (values.py), with or without a last 0x02. All
+separators of a batch are found in one pass. Where they alternate correctly, names and values are two `take`
+operations. Other records (a separator inside a value, a piece without a separator) go through
 `decode_properties` one by one.
 """
 
@@ -21,13 +20,13 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_DENSE_LIMIT = 1 << 22  # (record, name) cells counted directly; above, sorting is cheaper
+_DENSE_LIMIT = 1 << 22  # cells (record, name) that are counted directly; for more cells sorting is faster
 
 
 class PropertyColumns:
-    """The properties of a run of records; `raw` is their property strings as a binary array.
+    """The properties of a group of records. `raw` holds their property strings as a binary array.
 
-    `invalid` are the rows whose text is not UTF-8: nothing else may be asked while there are any.
+    `invalid` are the rows whose text is not UTF-8. Remove them before using any other method.
     """
 
     def __init__(self, raw: pa.Array) -> None:
@@ -50,7 +49,7 @@ class PropertyColumns:
 
     @cached_property
     def _pairs(self) -> tuple[Ints, pa.Array, pa.Array]:
-        """(record of each pair, names, values), in the order of the records."""
+        """Return the record, the name and the value of each pair, in the order of the records."""
         record, start, end = self._pieces()
         name_ends = np.flatnonzero(self._bytes == _NAME_END)
         if len(name_ends) == len(start) and bool(((name_ends >= start) & (name_ends < end)).all()):
@@ -70,13 +69,13 @@ class PropertyColumns:
         return self._replaced(np.unique(broken), record, names, values)
 
     def _pieces(self) -> tuple[Ints, Ints, Ints]:
-        """(record, start, end) of everything between two value ends."""
+        """Return the record, start and end of each piece between two value separators."""
         begin, end = self._offsets[:-1], self._offsets[1:]
         stops = np.flatnonzero(self._bytes == _VALUE_END)
         open_end = end > begin
         open_end[open_end] = self._bytes[end[open_end] - 1] != _VALUE_END
-        # An open last value ends where the record does: behind all separators of its record, before those of
-        # the next.
+        # A last value without a separator ends with its record: after all separators of its record and before
+        # those of the next one.
         ends = np.insert(stops, np.searchsorted(stops, end[open_end]), end[open_end])
         count = np.diff(np.searchsorted(stops, self._offsets)) + open_end
         record = np.repeat(np.arange(self.count), count)
@@ -90,7 +89,7 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """The pairs with those of `rows` decoded one record at a time."""
+        """Return the pairs, with those of `rows` decoded one record at a time."""
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]
@@ -107,8 +106,10 @@ class PropertyColumns:
         return record[order], names.take(pa.array(order)), values.take(pa.array(order))
 
     def _once(self, record: Ints, names: pa.Array) -> tuple[Ints, Ints]:
-        """(first, last) pair of each name of each record: where a name stands twice (batch sends write WAIT
-        again) it keeps its first place, and the last value counts."""
+        """Return the first and the last pair of each name in each record.
+
+        A name that occurs twice (batch sends repeat WAIT) keeps its first position and its last value.
+        """
         every = np.arange(len(record))
         if not len(record):
             return every, every
@@ -141,13 +142,13 @@ class PropertyColumns:
         return whole.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))
 
     def map(self, kind: pa.DataType) -> pa.Array:
-        """All properties as an array of the map type `kind` (string to string)."""
+        """Return all properties as an array of the map type `kind` (string to string)."""
         record, names, values = self._pairs
         offsets = np.searchsorted(record, np.arange(self.count + 1)).astype(np.int32)
         return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=kind)
 
     def values_of(self, name: bytes) -> pa.Array:
-        """One property of each record, null where a record does not have it."""
+        """Return one property of each record, null for records without it."""
         record, names, values = self._pairs
         hits = np.flatnonzero(pc.equal(names, name.decode()).to_numpy(zero_copy_only=False))
         where = np.full(self.count, -1, dtype=np.int64)

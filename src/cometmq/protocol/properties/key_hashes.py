@@ -1,4 +1,4 @@
-"""Java's hashes of the keys of many records at once, by numpy."""
+"""Java's string hashes of the keys of many records, computed by numpy."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ _MOST_PREFIXES = 20_000
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
-_LARGEST_BLOB = 1 << 20  # bytes; beyond it the tables of powers would grow large
-_ROWS = 256  # keys hashed at once
+_LARGEST_BLOB = 1 << 20  # bytes; above it the tables of powers would grow large
+_ROWS = 256  # keys hashed per numpy call
 _SEPARATOR, _BLANK = 2, 0x20
 
 IntArray = NDArray[np.int64]
 
 Keys = Sequence[str] | bytes | None
-"""What to index of a record: these keys; this one, which is the only one that stands in its properties (the
-cheapest to hash); or those in its properties."""
+"""The keys of a record to index: these strings, this single unique key, or those in its properties."""
 
 
 @lru_cache(_MOST_PREFIXES)
 def key_prefix(topic: str) -> int:
-    """Java hash of `topic#`: the hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key)."""
+    """Return the Java hash of `topic#`.
+
+    The hash of prefix and key is hash(prefix) * 31 ** len(key) + hash(key).
+    """
     return java_hash(topic + "#") & 0xFFFFFFFF
 
 
 def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:
-    """Java hashes of all keys of many records: (hash, length in UTF-16 units, number of the record), in the
-    order of the records, within one the unique key first.
+    """Return the Java hash, the length in UTF-16 units, and the record of each key of many records.
 
-    The properties are laid end to end and searched and hashed as one array: 0.6 µs a record with two keys
-    instead of 2 µs one by one.
+    The order is that of the records, and within a record the unique key comes first. The properties are
+    joined, searched and hashed as one array: 0.6 µs per record with two keys, against 2 µs one by one.
     """
     blob = b"\x02".join(properties) + b"\x02" + bytes(len(UNIQUE_KEY))
     if len(blob) > _LARGEST_BLOB or not blob.isascii():
@@ -58,7 +59,7 @@ def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray
 
 
 def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
-    """Java hashes of ASCII texts of one length, 0.04 µs each; None if they are anything else."""
+    """Return the Java hashes of ASCII texts of equal length, or None for other texts. Each takes 0.04 µs."""
     length = len(keys[0])
     blob = b"".join(keys)
     if set(map(len, keys)) != {length} or not blob.isascii():
@@ -66,16 +67,16 @@ def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
     units = np.frombuffer(blob, np.uint8).reshape(len(keys), length)
     powers = _POWERS.up_to(length)[::-1]
     hashes = np.empty(len(keys), np.uint32)
-    # In pieces: a large array may be fresh memory each time, and then costs as much again.
+    # Small pieces: a large array may need fresh memory each time, which doubles the cost.
     for piece in range(0, len(keys), _ROWS):
         rows = slice(piece, piece + _ROWS)
-        # einsum: numpy's product of a matrix and a vector takes twice as long for integers.
+        # For integers, numpy's matrix product takes twice as long as einsum.
         np.einsum("ij,j->i", units[rows].astype(np.uint32), powers, out=hashes[rows])
     return hashes
 
 
 def _split_at_blanks(units: NDArray[np.uint8], starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
-    """The pieces, by start and end, into which blanks divide the slices [start, end)."""
+    """Return the start and end of the pieces into which blanks divide the slices [start, end)."""
     blanks = np.flatnonzero(units == _BLANK)
     if len(blanks) and len(starts):
         inside = np.searchsorted(starts, blanks, side="right") - 1
@@ -92,8 +93,10 @@ def _last_values(
     record_ends: IntArray,
     name: NDArray[np.uint8],
 ) -> tuple[IntArray, IntArray]:
-    """The values, by start and end, of the pairs named `name` (with its 0x01): of each record that has any
-    the last that is not empty."""
+    """Return the start and end of the last non-empty value of the property `name` in each record.
+
+    `name` includes its 0x01. Records without such a value are omitted.
+    """
     candidates = np.flatnonzero(units[pair_starts] == name[0])
     starts, ends = pair_starts[candidates], pair_ends[candidates]
     named = (units[starts[:, None] + np.arange(len(name))] == name).all(axis=1)
@@ -105,10 +108,10 @@ def _last_values(
 
 
 def _hash_slices(units: NDArray[np.uint8], starts: IntArray, lengths: IntArray) -> NDArray[np.uint32]:
-    """Java hash of each slice of ASCII text.
+    """Return the Java hash of each slice of ASCII text.
 
-    31 is odd, so it has an inverse modulo 2 ** 32: with running sums S of unit[i] * 31 ** -i the hash of
-    [a, b) is (S[b] - S[a]) * 31 ** (b - 1), whatever the slices are.
+    31 is odd, so it has an inverse modulo 2 ** 32. With running sums S of unit[i] * 31 ** -i, the hash of [a,
+    b) is (S[b] - S[a]) * 31 ** (b - 1) for any slice.
     """
     sums = np.zeros(len(units) + 1, np.uint32)
     np.cumsum(units * _INVERSE_POWERS.up_to(len(units)), dtype=np.uint32, out=sums[1:])
@@ -118,7 +121,7 @@ def _hash_slices(units: NDArray[np.uint8], starts: IntArray, lengths: IntArray) 
 
 
 class _Powers:
-    """base ** 0, base ** 1, … modulo 2 ** 32, as many as have been asked for so far."""
+    """The powers base ** 0, base ** 1, … modulo 2 ** 32, computed on demand."""
 
     def __init__(self, base: int) -> None:
         self._base = base
@@ -139,7 +142,7 @@ _INVERSE_POWERS = _Powers(pow(31, -1, 1 << 32))
 def behind_prefix(
     prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray
 ) -> NDArray[np.uint32]:
-    """Java hashes of prefix + text, of the hashes of both and the length of the text."""
+    """Return the Java hashes of prefix + text, given the hashes of both and the length of the text."""
     if not len(hashes):
         return hashes
     return hashes + prefixes * _POWERS.up_to(int(lengths.max()) + 1)[lengths]

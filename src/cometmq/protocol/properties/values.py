@@ -1,8 +1,8 @@
-"""The property string of a message, in bytes, with RocketMQ's names and Java's string hash.
+"""The property string of a message in bytes, RocketMQ's property names, and Java's string hash.
 
-`name 0x01 value 0x02 name 0x01 value`, UTF-8. 4.9 writes no separator after the last pair, 5.x does; both are
-read. Entries of fewer than 3 characters and those with an empty name or value are ignored, as Java's reader
-does; of duplicates the last wins (docs/reference/remoting.md, Property string).
+A property string is `name 0x01 value 0x02 name 0x01 value` in UTF-8. 4.9 writes no separator after the last
+pair, 5.x does; both are read. As in Java, entries of fewer than 3 characters and entries with an empty name
+or value are ignored, and the last of several values counts (docs/reference/remoting.md, Property string).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cometmq.errors import MessageIllegal
 NAME_END = b"\x01"
 VALUE_END = b"\x02"
 UNIQUE_KEY = b"UNIQ_KEY" + NAME_END
-"""What stands before the value of the unique key."""
+"""The bytes before the value of the unique key."""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -85,16 +85,18 @@ RESERVED = frozenset(
         DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, EXTEND_UNIQ_INFO, DUP_INFO, CRC32,
     }
 )  # fmt: skip
-"""Names that RocketMQ uses itself (docs/reference/remoting.md, Property string). `__SHARDINGKEY` is not here:
-users set it."""
+"""The names that RocketMQ itself uses (docs/reference/remoting.md, Property string).
+
+`__SHARDINGKEY` is missing, because users set it.
+"""
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 
 PROPERTIES_MAX_BYTES = 32_767
-"""The length is a signed 16-bit number."""
+"""The maximum length of a property string in bytes: its length field is a signed 16-bit number."""
 
 
 def is_reserved(name: str) -> bool:
-    """Whether RocketMQ uses this property itself, so that no user may set it."""
+    """Return whether RocketMQ itself uses this property, so that users may not set it."""
     return name in RESERVED or name.startswith(TRANSIENT_PREFIX)
 
 
@@ -102,13 +104,18 @@ def is_reserved(name: str) -> bool:
 
 
 def encode_properties(properties: Mapping[str, str], last_separator: bool = False) -> bytes:
-    """The property string. last_separator: end it with 0x02, as 5.x does.
+    """Return the property string.
 
-    Raises MessageIllegal for a name or value that holds a separator: the string could not be read back.
+    Args:
+        properties: The properties.
+        last_separator: Whether to end it with 0x02, as 5.x does.
+
+    Raises:
+        MessageIllegal: A name or value contains a separator, so the string could not be parsed again.
     """
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
-    # Two counts over the whole are cheaper than a look at each part, and right because each pair adds exactly
-    # one of each.
+    # Two counts over the whole string are cheaper than a check of each part. Each pair adds exactly one of
+    # each separator, so the counts are sufficient.
     pairs = len(properties)
     if text.count("\x01") != pairs or text.count("\x02") != max(pairs - 1, 0):
         for name, value in properties.items():
@@ -120,11 +127,11 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
 
 
 def decode_properties(properties: bytes) -> dict[str, str]:
-    """The properties of a string, in its order. What is no UTF-8 is replaced."""
+    """Return the properties of a string, in its order. Bytes that are not UTF-8 are replaced."""
     found: dict[str, str] = {}
     for piece in properties.decode("utf-8", "replace").split("\x02"):
         name, separator, value = piece.partition("\x01")
-        # The first 0x01 ends the name, as for Java's readers since 4.9.1; those before took no such piece.
+        # The first 0x01 ends the name, as in Java's readers since 4.9.1; earlier ones ignored such an entry.
         if separator and name and value:
             found[name] = value
     return found
@@ -135,21 +142,25 @@ _ALTERNATING = b"\x01\x02" * 16_384
 
 
 def has_stray_separator(text: bytes) -> bool:
-    """Whether a name or value in a property string, or in some with 0x02 in between, holds a separator: 0x01
-    in a value, and 0x02 in either with no 0x01 in what follows. Such a string cannot be written again from
-    what was read of it. 0.2 µs."""
+    """Return whether a name or value contains a separator.
+
+    Such a string cannot be restored from its parsed properties: it has 0x01 within a value, or 0x02 within a
+    name or value. Several property strings may be joined by 0x02. It takes 0.2 µs.
+    """
     found = text.translate(None, _OTHERS)
     if len(found) & 1 and _ALTERNATING.startswith(found):
         return False
     return any(pair.count(NAME_END) != 1 for pair in text.split(VALUE_END) if pair)
 
 
-# -- single values, without decoding the others
+# -- single values, without decoding the other properties
 
 
 def value_of(properties: bytes, name: bytes) -> bytes:
-    """The value of a property; empty if it is absent. Of several the last that is not empty, as in the map of
-    every reader."""
+    """Return the value of a property, or an empty value if it is absent.
+
+    As in a map, the last of several non-empty values counts.
+    """
     marker = name + NAME_END
     stop = len(properties)
     while (at := properties.rfind(marker, 0, stop)) >= 0:
@@ -163,7 +174,7 @@ def value_of(properties: bytes, name: bytes) -> bytes:
 
 
 def drop(properties: bytes, name: bytes) -> bytes:
-    """The string without a property, every occurrence of it."""
+    """Return the string without any occurrence of a property."""
     prefix = name + NAME_END
     if properties.find(prefix) < 0:
         return properties
@@ -171,26 +182,26 @@ def drop(properties: bytes, name: bytes) -> bytes:
 
 
 def append(properties: bytes, pair: bytes) -> bytes:
-    """The string with `pair` (name, 0x01, value) at its end, with a separator if one is needed."""
+    """Return the string with `pair` (name, 0x01, value) appended, after a separator if necessary."""
     return properties + pair if not properties or properties[-1] == 2 else properties + VALUE_END + pair
 
 
 def put(properties: bytes, name: bytes, value: bytes) -> bytes:
-    """The string with this property and no other of its name."""
+    """Return the string with this property as the only one of its name."""
     return append(drop(properties, name), name + NAME_END + value)
 
 
 def index_keys(properties: bytes) -> list[bytes]:
-    """Keys to index: the unique key, then each of KEYS."""
+    """Return the keys to index: the unique key, then each of KEYS."""
     unique = value_of(properties, b"UNIQ_KEY")
     return [key for key in (unique, *value_of(properties, b"KEYS").split(b" ")) if key]
 
 
-_LONGEST_TAG = 128  # bytes of what is remembered
+_LONGEST_TAG = 128  # bytes of a cached tag
 
 
 def stored_tags_code(properties: bytes) -> int:
-    """What a consume queue stores for a record with these properties: Java's hash of TAGS, 0 without."""
+    """Return the tags code in the consume queue for these properties: Java's hash of TAGS, or 0."""
     tags = value_of(properties, b"TAGS")
     if len(tags) > _LONGEST_TAG:
         return java_hash(tags.decode("utf-8", "replace"))
@@ -205,11 +216,11 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-_UNREDUCED = 64  # units between reductions: each takes time, and so does a number that grows
+_UNREDUCED = 64  # units between two reductions; more reductions cost time, and so do larger numbers
 
 
 def java_hash(text: str) -> int:
-    """String.hashCode: h = 31 h + u over UTF-16 units, as a signed 32-bit number. 40 ns a unit."""
+    """Return String.hashCode: h = 31 h + u over UTF-16 units as a signed 32-bit number. 40 ns per unit."""
     units: bytes | tuple[int, ...]
     if text.isascii():
         units = text.encode("ascii")
@@ -228,11 +239,11 @@ def java_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """What a consume queue stores for a tag: its hash, 0 without tags."""
+    """Return the tags code in the consume queue for a tag: its hash, or 0 without tags."""
     return java_hash(tags) if tags else 0
 
 
 def index_hash(text: str) -> int:
-    """The hash of an index key: absolute value of Java's, and 0 for the one number that has none."""
+    """Return the hash of an index key: the absolute value of Java's hash, or 0 for the number without one."""
     value = abs(java_hash(text))
     return 0 if value == 0x8000_0000 else value

@@ -1,15 +1,15 @@
-"""Records of the commit log, many at a time, to Arrow columns.
+"""The conversion of commit-log records to Arrow columns, many records at a time.
 
-The input is what a pull reply or a commit-log file holds: records back to back (see layout.py). The
-output are `pyarrow.RecordBatch`es whose schema the caller chooses: columns that are not asked for cost
-nothing. Everything here works on whole batches with numpy gathers and `pyarrow` takes; a Python loop runs
-only over rare rows (compressed bodies, IPv6 hosts, property strings that break the grammar) and over the
-bodies when their CRC is checked.
+The input is what a pull response or a commit-log file holds: consecutive records (see layout.py). The output
+is `pyarrow.RecordBatch`es with the schema that the caller chooses; columns outside of it cost nothing. All
+work is done on whole batches with numpy gathers and `pyarrow` takes. A Python loop runs only over rare rows
+(compressed bodies, IPv6 hosts, property strings that break the grammar), and over the bodies if their CRC is
+checked.
 
-One bad record never spoils a batch: it is left out and reported as a `BadRecord`.
+A bad record does not affect the others: it is omitted and reported as a `BadRecord`.
 
-Costs on one core for 1.2 KiB records with all columns: about 0.6 µs a record, 0.3-0.9 µs more with the CRC
-check.
+Cost on one core for 1.2 KiB records with all columns: about 0.6 µs per record, and 0.3 to 0.9 µs more with
+the CRC check.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6
 from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_at, read_rows
 from cometmq.protocol.record.one import Buffer
 
-MAX_RAW_BYTES = 64 * 1024  # of a bad record that are kept
+MAX_RAW_BYTES = 64 * 1024  # bytes of a bad record that are kept
 MAX_BATCH = 0x7FFFFFFF  # bytes of a buffer, and of a batch's plain bodies: Arrow's offsets have 31 bits
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -58,10 +58,12 @@ COLUMNS: dict[str, pa.DataType] = {
     "store_size": pa.int32(),
     "offset_msg_id": pa.string(),
 }
-"""Every column this decoder knows, with its Arrow type. `msg_id` is the client's UNIQ_KEY, or the offset id
-without one; `keys` is the KEYS property as written (blank-separated); `body` is plain even if it was stored
-compressed, while `sys_flag`, `body_crc` and `store_size` are as stored. Time stamps are milliseconds in the
-record, microseconds in Arrow."""
+"""All columns that the decoder supports, with their Arrow types.
+
+`msg_id` is the client's UNIQ_KEY, or the offset id without one. `keys` is the KEYS property as written
+(separated by blanks). `body` is the plain body, even if it was stored compressed, while `sys_flag`,
+`body_crc` and `store_size` are as stored. Timestamps are milliseconds in a record and microseconds in Arrow.
+"""
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
@@ -73,9 +75,7 @@ _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was left out. The offsets are what its header claims, None if even that could not be
-    read.
-    """
+    """A record that was omitted. The offsets are those in its header, or None if they could not be read."""
 
     position: int  # in the buffer
     stage: str  # "layout", "crc", "queue", "time", "body" or "text"
@@ -83,11 +83,11 @@ class BadRecord:
     queue_id: int | None
     queue_offset: int | None
     physical_offset: int | None
-    raw: bytes  # the stored bytes, at most MAX_RAW_BYTES of them
+    raw: bytes  # at most MAX_RAW_BYTES of the stored bytes
 
 
 class Origin(NamedTuple):
-    """The queue that the records up to position `end` of a buffer were read from."""
+    """The queue from which the records before position `end` of a buffer were read."""
 
     end: int
     topic: str
@@ -95,14 +95,14 @@ class Origin(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Records as columns, and those that could not be decoded."""
+    """Records as columns, and the records that could not be decoded."""
 
     batch: pa.RecordBatch
     bad: list[BadRecord]
 
 
 class UnknownColumnError(ValueError):
-    """The schema asks for a column (or a type of one) that a record does not have."""
+    """The schema contains a column, or a type of a column, that records do not have."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(column, problem)
@@ -113,9 +113,7 @@ class UnknownColumnError(ValueError):
 
 
 def canonical_column(name: str) -> str | None:
-    """The column meant by `name`: 'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' are one. None if there is
-    none.
-    """
+    """Return the column for a name, or None. 'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' are equal."""
     return _CANONICAL.get(name.replace("_", "").lower())
 
 
@@ -123,18 +121,21 @@ _CANONICAL = {name.replace("_", ""): name for name in COLUMNS}
 
 
 def arrow_schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """The Arrow schema of these columns (all of them by default), every field nullable."""
+    """Return the Arrow schema of the given columns (default: all). Every field is nullable."""
     return pa.schema([(name, COLUMNS[name]) for name in (COLUMNS if columns is None else columns)])
 
 
 class ColumnDecoder:
-    """Decodes buffers of records to batches of one schema. Holds no buffer between calls.
+    """A decoder from buffers of records to batches of one schema. It keeps no buffer between calls.
 
-    `schema` names columns of `COLUMNS` in any spelling `canonical_column` takes and any order; the batches
-    carry exactly this schema. `broker_name` fills the column that no record holds. `check_crc`: of bodies
-    that are asked for. `decompress` is called as (sys_flag, stored body). `plain_bytes`: a batch ends before
-    a compressed body with which the plain ones of it would be more than this; one that is larger alone gets a
-    batch that ends with it.
+    Args:
+        schema: The schema of the batches: names of `COLUMNS`, in any order and any spelling that
+            `canonical_column` accepts.
+        broker_name: The value of the column that no record holds.
+        check_crc: Whether to check the CRC of requested bodies.
+        decompress: Called with sys_flag and the stored body.
+        plain_bytes: The maximum size of decompressed bodies in a batch. A larger body ends a batch of its
+            own.
     """
 
     def __init__(
@@ -159,10 +160,13 @@ class ColumnDecoder:
     def decode(
         self, buffer: Buffer, starts: Sequence[int] | Ints, origins: Sequence[Origin] = ()
     ) -> Iterator[Decoded]:
-        """Decode the records that begin at `starts` (ascending, each within the buffer by its own length): at
-        least one batch, in order, each with the bad records found until then.
+        """Decode the records that begin at `starts`: at least one batch, in order, each with its bad records.
 
-        origins: where the records come from; one that says otherwise is bad. All positions must be covered.
+        Args:
+            buffer: The records.
+            starts: The ascending positions of the records, each of which lies within the buffer by its own
+                length.
+            origins: The queues of the records, for all positions. A record from another queue is bad.
         """
         if len(buffer) > MAX_BATCH:
             raise ValueError("a buffer of records must stay under 2 GiB: Arrow's offsets have 31 bits")
@@ -172,7 +176,7 @@ class ColumnDecoder:
         yield from self._decode(buffer, rows, bad, origins)
 
     def decode_rows(self, buffer: Buffer, rows: Rows) -> Iterator[Decoded]:
-        """The same for records of the buffer whose parts are known to add up."""
+        """Decode records of the buffer whose parts are known to be consistent, like `decode`."""
         return self._decode(buffer, rows, [], ())
 
     def _decode(
@@ -192,10 +196,10 @@ class ColumnDecoder:
                 except _RowProblems as problem:
                     run = _without(run, bad, problem.rows, problem.stage, problem.text)
             yield Decoded(batch, bad.copy())
-            bad.clear()  # the same list: `_runs` adds to it
+            bad.clear()  # clear the list itself: `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
-        """Runs of rows whose plain bodies fit into one batch, with those that were compressed, by start."""
+        """Yield groups of rows whose plain bodies fit into a batch, with the decompressed bodies by start."""
         plain: dict[int, bytes] = {}
         if self.decompress is None:
             yield rows, plain
@@ -208,9 +212,9 @@ class ColumnDecoder:
             try:
                 body = self.decompress(int(rows.sys_flag[row]), stored)
             except MemoryError:
-                raise  # no fault of the record
+                raise  # the record is not the cause
             except Exception as error:
-                # Libraries of three codecs, each with its own exceptions; whatever it is, this record is bad.
+                # The libraries of three codecs raise various exceptions; each of them makes this record bad.
                 problem = f"cannot decompress: {type(error).__name__}: {error}"
                 bad.append(_bad_record(rows, row, "body", problem))
                 good[row] = False
@@ -269,7 +273,7 @@ class ColumnDecoder:
 
 
 class _RowProblems(Exception):
-    """Rows that turned out bad while a column was built: they are taken out and the batch is built again."""
+    """Rows that turned out bad while a column was built. They are removed, and the batch is built again."""
 
     def __init__(self, rows: Ints, stage: str, text: str) -> None:
         super().__init__(rows, stage, text)
@@ -293,7 +297,7 @@ def _checked_column(field: pa.Field) -> str:
 
 
 def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
-    """The bodies of all rows: as stored, but those whose start is in `plain`."""
+    """Return the bodies of all rows: those in `plain` by their start, the others as stored."""
     length = rows.body_length
     if not plain:
         return _slices(buffer, rows.body_start, length, pa.binary())
@@ -308,9 +312,11 @@ def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
 
 
 def _times(ms: Ints, column: str) -> pa.Array:
-    """Milliseconds to microseconds, with a check: what lies outside the years 1 to 9999 is no time to most
-    readers (Python's dates, SQL), a year inside there is none in all time zones, and the greatest numbers
-    would wrap."""
+    """Convert milliseconds to microseconds and reject times that readers cannot represent.
+
+    Most readers (Python's dates, SQL) support the years 1 to 9999 only. The limits lie a year inside because
+    of time zones; larger numbers would overflow.
+    """
     wrong = np.flatnonzero((ms < LEAST_MS) | (ms > MOST_MS))
     if len(wrong):
         raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 2 to 9998")
@@ -318,10 +324,10 @@ def _times(ms: Ints, column: str) -> pa.Array:
 
 
 def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
-    """`buffer[start:start+length]` of each row as one binary array.
+    """Return `buffer[start:start+length]` of each row as one binary array.
 
-    The starts and ends are the offsets of an array over the whole buffer (nothing copied), of which every
-    second element is wanted; `take` gathers those in C++.
+    The starts and ends are the offsets of an array over the whole buffer, without a copy. Every second
+    element is needed; `take` gathers these in C++.
     """
     offsets = np.empty(2 * len(start), dtype=np.int32)
     offsets[0::2] = start
@@ -333,7 +339,7 @@ def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> 
 
 
 def _text(values: pa.Array, what: str) -> pa.Array:
-    """Binary to string, with a check; rows that are not UTF-8 are reported as bad."""
+    """Convert binary to string. Rows that are not UTF-8 are reported as bad."""
     text = pa.Array.from_buffers(pa.string(), len(values), values.buffers(), offset=values.offset)
     try:
         text.validate(full=True)
@@ -344,9 +350,7 @@ def _text(values: pa.Array, what: str) -> pa.Array:
 
 
 def _offset_ids(rows: Rows) -> pa.Array:
-    """The id that names a record by where it lies: hex of store host, port and physical offset (32 or 56
-    digits).
-    """
+    """Return the offset ids: the hex form of store host, port and physical offset (32 or 56 digits)."""
     host = rows.place("store_host")
     sixteen = np.empty((len(host), 16), dtype=np.uint8)
     sixteen[:, :8] = items_at(rows.data, host, _HOST).view(np.uint8).reshape(-1, 8)
@@ -366,7 +370,7 @@ def _offset_ids(rows: Rows) -> pa.Array:
 
 
 def _hosts(rows: Rows, column: str) -> pa.Array:
-    """'address:port' of each row. There are few hosts in a batch: each is formatted once."""
+    """Return 'address:port' of each row. A batch has few hosts, so each is formatted once."""
     start = rows.place(column)
     long = (rows.sys_flag & (BORN_V6 if column == "born_host" else STORE_V6)) != 0
     raw = items_at(rows.data, start, _HOST).view(">u8").astype(np.uint64)
@@ -387,7 +391,7 @@ def _hosts(rows: Rows, column: str) -> pa.Array:
 
 
 def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
-    """The records that begin at `start`, but those whose lengths do not add up."""
+    """Return the records that begin at `start`, without those whose lengths are inconsistent."""
     fits = (start >= 0) & (start + MIN_SIZE <= len(data))
     for position in start[~fits].tolist():
         raw = data[max(position, 0) :][:MAX_RAW_BYTES].tobytes()
@@ -397,7 +401,7 @@ def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
 
 
 def _without(rows: Rows, bad: list[BadRecord], drop: Ints, stage: str, problem: str) -> Rows:
-    """`rows` without those at the indices `drop`, which are added to `bad`."""
+    """Return `rows` without the indices `drop`, which are added to `bad`."""
     if not len(drop):
         return rows
     bad += [_bad_record(rows, row, stage, problem) for row in drop.tolist()]
@@ -414,7 +418,7 @@ def _bad_record(rows: Rows, row: int, stage: str, problem: str) -> BadRecord:
 
 
 def _strangers(rows: Rows, origins: Sequence[Origin]) -> Ints:
-    """Rows whose topic or queue id is not that of the queue they were read from."""
+    """Return the rows whose topic or queue id is not that of the queue they were read from."""
     strange = np.zeros(len(rows.start), dtype=bool)
     edges = np.searchsorted(rows.start, [origin.end for origin in origins])
     for origin, first, stop in zip(origins, [0, *edges[:-1]], edges, strict=True):

@@ -1,7 +1,7 @@
-"""How the records of a log follow each other: back to back, or as entries of a raft log.
+"""The framing of records in a log: plain, or as entries of a raft log.
 
-A raft log is kept as DLedger 0.3.1 does (docs/reference/storage.md, DLedger files): 48 bytes in front of each
-record make an entry of it, and another kind of blank closes a segment.
+A raft log is stored like DLedger 0.3.1's (docs/reference/storage.md, DLedger files): 48 bytes before each
+record make it an entry, and another kind of blank closes a segment.
 
     offset  type  field                      offset  type  field
     0       i4    magic: 1                   24      i8    log position of the entry
@@ -36,7 +36,7 @@ HEAD_KIND = np.dtype(
 
 
 class EntryHead(msgspec.Struct, frozen=True, gc=False):
-    """What stands in front of an entry's record."""
+    """The fields before an entry's record."""
 
     magic: int
     size: int
@@ -50,11 +50,11 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def read(cls, data: bytes | bytearray | memoryview, at: int = 0) -> EntryHead:
-        """The head at data[at:], which must hold it."""
+        """Return the head at data[at:], which must be complete."""
         return cls(*ENTRY.unpack_from(data, at))
 
     def holds(self, position: int) -> bool:
-        """Whether it can be the head of the entry at this log position."""
+        """Return whether this can be the head of the entry at a log position."""
         return (
             self.magic == ENTRY_MAGIC
             and self.position == position
@@ -65,8 +65,14 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool:
-    """Whether `head` is the head of the entry at log position `position`, with a record of this size, and can
-    stand behind the entry with the head `before` (none: behind any)."""
+    """Return whether `head` can be the head of the entry at a log position.
+
+    Args:
+        head: The encoded head.
+        before: The head of the previous entry, which must match; empty for none.
+        position: The log position of the entry.
+        record_size: The size of its record.
+    """
     if len(head) < ENTRY_SIZE:
         return False
     this = EntryHead.read(head)
@@ -77,34 +83,37 @@ def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool
 
 
 def encode_entry_head(index: int, term: int, position: int, record_size: int) -> bytes:
-    """The 48 bytes in front of a record."""
+    """Return the 48 bytes before a record."""
     size = record_size + ENTRY_SIZE
     return ENTRY.pack(ENTRY_MAGIC, size, index, term, position, 0, 0, 0, record_size)
 
 
 class Framing(NamedTuple):
-    """One of the two ways. gap: bytes in front of each record."""
+    """One of the two framings. `gap` is the number of bytes before each record."""
 
     gap: int
 
     def blank(self, rest: int) -> bytes:
-        """What closes a segment with `rest` bytes left."""
+        """Return the bytes that close a segment with `rest` bytes left."""
         return START.pack(ENTRY_BLANK_MAGIC, rest) if self.gap else encode_blank(rest)
 
     def is_blank(self, data: bytes | bytearray | memoryview, rest: int) -> bool:
-        """Whether the segment's last `rest` bytes, of which `data` are the first, are closed."""
+        """Return whether the last `rest` bytes of a segment, which begin with `data`, are a closing blank."""
         return bytes(data[:BLANK_SIZE]) == self.blank(rest)
 
     @property
     def magic_at(self) -> int:
-        """Where the magic number of a record lies behind the beginning of what is in front of it."""
+        """The distance from the start of an entry to the magic number of its record."""
         return self.gap + MAGIC_AT
 
     def heads_match(
         self, heads: NDArray[Any], position: NDArray[Any], size: NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """Whether each entry's head names its place and the size of the record at log position `position`,
-        and follows on the one before."""
+        """Return for each entry whether its head is consistent.
+
+        A consistent head contains the log position of its record and the record's size, and continues the
+        previous head.
+        """
         good = (heads["magic"] == ENTRY_MAGIC) & (heads["position"] == position - ENTRY_SIZE)
         good &= (heads["length"] == size) & (heads["size"] == size + ENTRY_SIZE) & (heads["term"] >= 0)
         index, term = heads["index"].astype(np.int64), heads["term"].astype(np.int64)

@@ -1,8 +1,7 @@
-"""Where everything lies in a commit-log record, which is also what pull, query and view replies carry
-(docs/reference/storage.md, Record). No other module knows it.
+"""The layout of a commit-log record, which pull, query and view responses contain, too.
 
     offset  type   field                          offset  type   field
-    0       i4     size of the whole record       56      i8     store time stamp, ms
+    0       i4     size of the whole record       56      i8     store timestamp, ms
     4       i4     magic: V1 or V2                64      8|20   store host
     8       i4     CRC-32 of the body, 31 bits    72      i4     reconsume times
     12      i4     queue id                       76      i8     prepared transaction offset
@@ -10,12 +9,13 @@
     20      i8     queue offset                   88      n      body
     28      i8     physical offset                        i1|i2  topic length (i2 in V2)
     36      i4     sysFlag                                n      topic
-    40      i8     born time stamp, ms                    i2     properties length
+    40      i8     born timestamp, ms                     i2     properties length
     48      8|20   born host                              n      properties
 
-A host is 4 address bytes (16 if sysFlag says IPv6) and a 4-byte port; an IPv6 host moves what follows by 12.
-Integers are big-endian and signed, but for the topic length. A segment is closed by a blank record: the
-number of bytes that are left, and BLANK_MAGIC.
+A host is 4 address bytes (16 if sysFlag marks IPv6) and a 4-byte port; an IPv6 host moves the following
+fields by 12 bytes. Integers are big-endian and signed, except for the topic length. A blank record closes a
+segment: the number of remaining bytes and BLANK_MAGIC. Only this module defines these positions
+(docs/reference/storage.md, Record).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAGICS_BEGIN = b"\xda\xa3\x20"
 BLANK_MAGIC_BYTES = BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
 START = Struct(">ii")
-"""Size and magic: the beginning of every record, and the whole of a blank one."""
+"""Size and magic: the beginning of every record, and the whole content of a blank one."""
 BLANK_SIZE = START.size
 
-# Bits of sysFlag.
+# The bits of sysFlag.
 COMPRESSED = 0x1
 TRANSACTION_MASK, PREPARED, COMMITTED, ROLLBACK = 0xC, 0x4, 0x8, 0xC
 BORN_V6 = 0x10
@@ -63,7 +63,7 @@ FIELDS = {
     "prepared_transaction_offset": "q",
     "body_length": "i",
 }
-"""The head: name -> struct format of each fixed field, with two IPv4 hosts."""
+"""The struct format of each fixed field, with two IPv4 hosts."""
 
 HEADS = {
     (born, store): Struct(
@@ -72,13 +72,13 @@ HEADS = {
     for born in (HOST_V4, HOST_V6)
     for store in (HOST_V4, HOST_V6)
 }
-"""(bytes of the born host, bytes of the store host) -> all fields of the head."""
+"""The fixed fields for each combination of host sizes (born host, store host) in bytes."""
 HEAD_V4 = HEADS[HOST_V4, HOST_V4]
 LENGTH = Struct(">H")
-"""Of a topic in V2, and of properties, where the sign bit is never set."""
+"""The length of a V2 topic, and of properties, where the sign bit is never set."""
 
 AT = {name: Struct(">" + "".join(list(FIELDS.values())[:number])).size for number, name in enumerate(FIELDS)}
-"""Bytes from the start of a record to a field, those of IPv6 hosts not counted."""
+"""The offset of each field in a record with IPv4 hosts."""
 BEHIND_BORN_HOST = frozenset(name for name, at in AT.items() if at > AT["born_host"])
 BEHIND_STORE_HOST = frozenset(name for name, at in AT.items() if at > AT["store_host"])
 BODY_CRC_AT = AT["body_crc"]
@@ -87,7 +87,7 @@ QUEUE_OFFSET_AT = AT["queue_offset"]
 SYS_FLAG_AT = AT["sys_flag"]
 
 MIN_SIZE = HEAD_V4.size + 3
-"""Two IPv4 hosts, nothing in body, topic and properties."""
+"""The minimum size of a record: two IPv4 hosts, empty body, topic and properties."""
 MAX_TOPIC_V1 = 127
 MAX_TOPIC_V2 = 32_767
 MAX_PROPERTIES = PROPERTIES_MAX_BYTES
@@ -98,5 +98,5 @@ _BY_V6_BITS = tuple(
 
 
 def head_for(sys_flag: int) -> Struct:
-    """The head of a record with this sysFlag."""
+    """Return the fixed fields of a record with this sysFlag."""
     return _BY_V6_BITS[sys_flag >> 4 & 3]

@@ -1,9 +1,8 @@
-"""Many records at once, read by numpy: `Rows` says where their parts lie, `Run` what dispatch needs of them.
+"""Reading many records with numpy: `Rows` locates their parts, `Run` holds what the dispatch needs.
 
-The walks of recovery, `verify` and `rebuild` see millions of records, nearly all of them valid. So records
-are taken by the thousand and their fields checked as arrays; a run ends in front of the first record that any
-check doubts, and that one is looked at by `record_facts`. The columns of arrow.py are cut out by the same
-`Rows`.
+Recovery, `verify` and `rebuild` read millions of records, nearly all of them valid. They read thousands at a
+time and check their fields as arrays. A group of records ends before the first one that fails any check;
+`record_facts` then examines that one. arrow.py builds its columns from `Rows`, too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
-SHORTEST_RUN = 24  # records; fewer are cheaper one by one
+SHORTEST_RUN = 24  # records; fewer are faster one by one
 LONGEST_RUN = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
@@ -48,8 +47,7 @@ Ints = NDArray[np.int64]
 
 
 def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
-    """The item of this kind at each place, which lies wholly in the data (the fastest of the numpy ways by 2
-    to 6 times)."""
+    """Return the item of this kind at each position. It is the fastest of the numpy ways by 2 to 6 times."""
     width = kind.itemsize
     if len(data) < width:
         return np.empty(0, kind)
@@ -58,7 +56,7 @@ def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _place(start: Ints, sys_flag: NDArray[np.int32], name: str) -> Ints:
-    """Where a field lies in each record."""
+    """Return the position of a field in each record."""
     place = start + AT[name]
     if name in BEHIND_BORN_HOST:
         place += np.where(sys_flag & BORN_V6, V6_EXTRA, 0)
@@ -68,11 +66,11 @@ def _place(start: Ints, sys_flag: NDArray[np.int32], name: str) -> Ints:
 
 
 class Rows(NamedTuple):
-    """The fixed fields of records in `data`, and where their variable parts lie."""
+    """The fixed fields of records in `data`, and the positions of their variable parts."""
 
     data: Bytes
     start: Ints
-    head: NDArray[Any]  # _HEAD; fields behind the born host are wrong where a host is IPv6: see `field`
+    head: NDArray[Any]  # _HEAD; fields after an IPv6 born host are wrong here, `field` corrects them
     sys_flag: NDArray[np.int32]
     body_start: Ints
     body_length: Ints
@@ -90,25 +88,28 @@ class Rows(NamedTuple):
         return bool((self.sys_flag & (BORN_V6 | STORE_V6)).any())
 
     def place(self, name: str) -> Ints:
-        """Where a field of the head begins."""
+        """Return the position of a fixed field in each record."""
         return _place(self.start, self.sys_flag, name)
 
     def field(self, name: str) -> NDArray[Any]:
-        """A field of the head that is a number."""
+        """Return the values of a numeric fixed field."""
         if name in BEHIND_BORN_HOST and self.any_v6:
             return items_at(self.data, self.place(name), _HEAD[name])
         values: NDArray[Any] = self.head[name]
         return values
 
     def pick(self, keep: NDArray[Any] | slice) -> Rows:
-        """Some of them."""
+        """Return the selected rows."""
         columns: tuple[Any, ...] = self[1:]
         return Rows(self.data, *(column[keep] for column in columns))
 
 
 def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
-    """(the records that begin at `start`, whether the lengths in each add up). The shortest record must fit
-    the data at each place. Of records that do not add up, places lie anywhere."""
+    """Return the records that begin at `start`, and whether the lengths in each are consistent.
+
+    The shortest record must fit into the data at each position. Positions within inconsistent records are
+    arbitrary.
+    """
     head = items_at(data, start, _HEAD)
     sys_flag = head["sys_flag"].astype(np.int32)
     end = start + head["store_size"]
@@ -144,7 +145,7 @@ def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
 
 
 def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
-    """Whether each body has the CRC-32 that its record gives."""
+    """Return for each record whether its body has the stored CRC-32."""
     places = map(slice, rows.body_start.tolist(), rows.body_end.tolist())
     found = np.fromiter(map(crc32, map(memoryview(buffer).__getitem__, places)), np.int64, len(rows.start))
     matches: NDArray[np.bool_] = found & 0x7FFFFFFF == rows.head["body_crc"]
@@ -153,9 +154,9 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
 
 @final
 class Run(NamedTuple):
-    """The facts of several valid records that follow each other, by columns; never empty.
+    """The facts of consecutive valid records, by column; never empty.
 
-    `names` are the topics that occur, `topic` the number of each record's one among them.
+    `names` are the topics that occur; `topic` is the index of each record's topic in it.
     """
 
     position: Ints
@@ -168,11 +169,11 @@ class Run(NamedTuple):
     names: list[str]
     properties: list[bytes]
     heads: NDArray[Any] | None = None
-    """In a raft log the head of each entry (framing.py)."""
+    """The head of each entry in a raft log (framing.py)."""
 
     @classmethod
     def of(cls, records: Sequence[Facts]) -> Run:
-        """A run of these records, which follow each other."""
+        """Create a group of consecutive records."""
         *numbers, topics, properties = zip(*records, strict=True)
         names = list(dict.fromkeys(topics))
         columns = np.array([*numbers, [names.index(topic) for topic in topics]], np.int64)
@@ -180,11 +181,11 @@ class Run(NamedTuple):
         return cls(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, names, list(properties))
 
     def last_ones(self, count: int) -> Run:
-        """Its last `count` records."""
+        """Return the last `count` records."""
         return self._part(slice(len(self.properties) - count, None))
 
     def first_ones(self, count: int) -> Run:
-        """Its first `count` records."""
+        """Return the first `count` records."""
         return self._part(slice(count))
 
     def _part(self, part: slice) -> Run:
@@ -194,23 +195,23 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position behind its last record."""
+        """The position after the last record."""
         return int(self.position[-1] + self.size[-1])
 
     @property
     def rolled_back(self) -> NDArray[np.bool_]:
-        """As `Facts.rolled_back`."""
+        """The values of `Facts.rolled_back`."""
         rolled_back: NDArray[np.bool_] = self.sys_flag & TRANSACTION_MASK == ROLLBACK
         return rolled_back
 
     @property
     def queued(self) -> NDArray[np.bool_]:
-        """As `Facts.queued`."""
+        """The values of `Facts.queued`."""
         queued: NDArray[np.bool_] = ~self.rolled_back & (self.sys_flag & TRANSACTION_MASK != PREPARED)
         return queued
 
     def facts(self, rows: Ints | None = None) -> Iterator[Facts]:
-        """The records one by one: those with these numbers, or all."""
+        """Yield the facts of the records with the given indices, or of all."""
         columns = self[:6] if rows is None else [column[rows] for column in self[:6]]
         numbers = self.topic if rows is None else self.topic[rows]
         texts: Sequence[bytes] = self.properties
@@ -223,9 +224,18 @@ class Run(NamedTuple):
 def valid_run(
     data: bytes, at: int, position: int, most: int, *, check_crc: bool = True, framing: Framing = PLAIN
 ) -> Run | None:
-    """The valid records that follow each other from data[at:], which is log position `position`: up to
-    `most`, fewer at the end of the data or in front of a doubtful one. None if there is none, and where so
-    few begin that they are better looked at one by one."""
+    """Return the consecutive valid records from data[at:] on, or None if there are too few for this function.
+
+    The group ends after `most` records, at the end of the data, or before an invalid record.
+
+    Args:
+        data: The bytes of the log.
+        at: The index of the first record in `data`.
+        position: The log position of the first record.
+        most: The maximum number of records.
+        check_crc: Whether to check the CRC of bodies.
+        framing: The framing of the log.
+    """
     starts, _ = record_starts(data, at, most=most, gap=framing.gap)
     if len(starts) < SHORTEST_RUN:
         return None
@@ -256,7 +266,7 @@ def _leading(good: NDArray[np.bool_]) -> int:
 
 
 def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
-    """(number of each record's topic, topics) of the first records, up to one whose topic cannot be."""
+    """Return the topic index of each record, and the topics, of the records before an invalid topic."""
     known: dict[bytes, int] = {}
     numbers: list[int] = []
     names: list[str] = []
@@ -278,7 +288,7 @@ def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
 
 
 def _properties(data: bytes, rows: Rows) -> list[bytes]:
-    """Properties of the first records, up to some with a NUL in them, which want a closer look."""
+    """Return the properties of the records before the first ones with a NUL, which need a closer check."""
     ends = (rows.properties_start + rows.properties_length).tolist()
     texts = [data[start:end] for start, end in zip(rows.properties_start.tolist(), ends, strict=True)]
     if b"\0" in b"".join(texts):

@@ -1,7 +1,6 @@
-"""One record of the commit log: to bytes, to a message, and to the facts that dispatch needs.
+"""The codec of a single commit-log record: to bytes, to a message, and to the facts that the dispatch needs.
 
-The store packs its records itself, many at a time (see layout.py). `encode_record` here does it with all
-checks, for one.
+The store encodes many records at a time itself (see layout.py). `encode_record` encodes one with all checks.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _offsets = struct.Struct(">qq").unpack_from  # queue offset, physical offset
 
 
 def body_crc(body: Buffer) -> int:
-    """CRC-32 with the top bit cleared; 0 for an empty body."""
+    """Return the CRC-32 of a body with the top bit cleared, or 0 for an empty body."""
     return crc32(body) & 0x7FFFFFFF
 
 
@@ -64,7 +63,7 @@ def body_crc(body: Buffer) -> int:
 
 
 def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
-    """The head for two hosts, and sysFlag with its two IPv6 bits set to what the hosts are."""
+    """Return the fixed fields for two hosts, and sysFlag with its two IPv6 bits set accordingly."""
     sys_flag &= ~_ANY_V6
     if len(born_host) == HOST_V6:
         sys_flag |= BORN_V6
@@ -78,7 +77,7 @@ def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.
 
 
 def topic_part(topic: str) -> tuple[bytes, int]:
-    """(length byte or bytes and the topic, magic) of a record: V2 for topics beyond 127 bytes."""
+    """Return the length and bytes of a topic, and the magic number: V2 for topics above 127 bytes."""
     name = topic.encode("utf-8", "replace")
     if len(name) <= MAX_TOPIC_V1:
         return bytes((len(name),)) + name, MAGIC_V1
@@ -106,8 +105,11 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """The bytes of a record; sysFlag's IPv6 bits are set from the hosts. Raises MessageIllegal for what it
-    cannot hold."""
+    """Return the bytes of a record, with the IPv6 bits of sysFlag set for the hosts.
+
+    Raises:
+        MessageIllegal: A value does not fit into a record.
+    """
     head, sys_flag = head_of(born_host, store_host, sys_flag)
     topic_bytes, magic = topic_part(topic)
     if len(properties) > MAX_PROPERTIES:
@@ -126,7 +128,7 @@ def encode_record(
 
 
 def encode_blank(remaining: int) -> bytes:
-    """The record that closes a segment with `remaining` bytes left."""
+    """Return the record that closes a segment with `remaining` bytes left."""
     return START.pack(remaining, BLANK_MAGIC)
 
 
@@ -134,8 +136,13 @@ def encode_blank(remaining: int) -> bytes:
 
 
 def _parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]:
-    """(fields of the head, body start, body end, topic start, topic end) of the record at `pos`. Its
-    properties begin two bytes behind the topic. Raises RecordError naming the field that does not add up."""
+    """Return the fixed fields, and the start and end of body and topic, of the record at `pos`.
+
+    The properties begin two bytes after the topic.
+
+    Raises:
+        RecordError: The record is inconsistent. The error names the field.
+    """
     left = len(data) - pos
     if pos < 0 or left < MIN_SIZE:
         raise _no_record(data, pos)
@@ -168,7 +175,7 @@ def _parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]
 
 
 def _no_record(data: Buffer, pos: int) -> RecordError:
-    """What is wrong with the size or the magic number at `pos`."""
+    """Return the error for an invalid size or magic number at `pos`."""
     left = len(data) - pos
     if pos < 0 or left < BLANK_SIZE:
         return RecordError(pos, "size", f"{max(left, 0)} bytes are left, a record needs {MIN_SIZE}")
@@ -191,10 +198,12 @@ def _topic_text(name: bytes) -> str:
 def decode_record(
     data: Buffer, pos: int = 0, *, broker_name: str = "", check_crc: bool = False
 ) -> MessageExt:
-    """The message of the record at `pos`; its size is `store_size`. Raises RecordError naming the field.
+    """Decode the record at `pos`. The size of the record is the message's `store_size`.
 
-    The body stays as it was stored (see compression). Text that is no UTF-8 is read as Java reads it:
-    replaced.
+    The body stays as stored (see compression). Text that is not UTF-8 is replaced, as in Java.
+
+    Raises:
+        RecordError: The record is invalid. The error names the field.
     """
     head, body_at, body_end, topic_at, topic_end = _parts(data, pos)
     (
@@ -226,13 +235,13 @@ def decode_record(
 
 
 def properties_of(data: Buffer, pos: int = 0) -> bytes:
-    """The property string of the record at `pos`, as it is stored. Raises RecordError."""
+    """Return the property string of the record at `pos` as stored. Raises RecordError."""
     head, _, _, _, topic_end = _parts(data, pos)
     return bytes(data[topic_end + 2 : pos + head[0]])
 
 
 def topic_of(data: Buffer, pos: int = 0) -> str:
-    """The topic of a record. Raises RecordError."""
+    """Return the topic of the record at `pos`. Raises RecordError."""
     _, _, _, topic_at, topic_end = _parts(data, pos)
     return _topic_text(bytes(data[topic_at:topic_end]))
 
@@ -240,10 +249,19 @@ def topic_of(data: Buffer, pos: int = 0) -> str:
 def record_starts(
     data: Buffer, begin: int = 0, end: int | None = None, most: int | None = None, gap: int = 0
 ) -> tuple[list[int], int]:
-    """Follow the chain of record lengths: (start of each record, position where the chain stops).
+    """Follow the chain of record lengths.
 
-    The chain stops at `end` when all is well; before it at a length or magic number that cannot be, or at a
-    record whose rest is missing; and behind the first `most` records. `gap`: bytes in front of each record.
+    Return the start of each record and the position where the chain stops.
+
+    The chain stops at `end` if all records are complete, before the first invalid length, invalid magic
+    number or incomplete record, and after `most` records.
+
+    Args:
+        data: The records.
+        begin: The start of the first record.
+        end: The end of the data to read.
+        most: The maximum number of records.
+        gap: The number of bytes before each record.
     """
     stop = len(data) if end is None else end
     starts: list[int] = []
@@ -258,12 +276,13 @@ def record_starts(
 
 
 def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False) -> Iterator[MessageExt]:
-    """The messages of records back to back, until the end or a blank record.
+    """Yield the messages of consecutive records, until the end or a blank record.
 
-    Raises RecordError at the first one that cannot be read, after the ones before it were yielded.
+    Nearly all records are V1 with IPv4 hosts. This function decodes them itself, in 1.6 µs with four
+    properties. `decode_record`, which takes 2.2 µs, decodes the others and reports errors.
 
-    Nearly all are V1 with IPv4 hosts. These are read here: 1.6 µs for one of four properties, 2.2 µs by
-    decode_record, which takes the others and says what is wrong.
+    Raises:
+        RecordError: A record is invalid. All records before it have been yielded.
     """
     data = bytes(data)
     pos = 0
@@ -316,7 +335,7 @@ def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False
 
 
 class Facts(NamedTuple):
-    """What dispatch needs to know of one valid record."""
+    """The facts about one valid record that the dispatch needs."""
 
     position: int
     size: int
@@ -329,19 +348,27 @@ class Facts(NamedTuple):
 
     @property
     def rolled_back(self) -> bool:
-        """Whether it ends a transaction that was rolled back; such a one has no entries in the index."""
+        """Whether the record rolls back a transaction. Such a record has no index entries."""
         return self.sys_flag & TRANSACTION_MASK == ROLLBACK
 
     @property
     def queued(self) -> bool:
-        """Whether it gets a unit in its queue: prepared messages and rollbacks get none."""
+        """Whether the record has a unit in its queue. Half messages and rollbacks have none."""
         return self.sys_flag & TRANSACTION_MASK not in (PREPARED, ROLLBACK)
 
 
 def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
-    """The record at data[at:], which should be the one of log position `position`; None if it is not valid:
-    its lengths do not add up, it names another position, its body has another CRC, or a sector of its topic
-    or properties reads as zeros."""
+    """Return the facts of the record at data[at:], or None if it is invalid.
+
+    A record is invalid if its lengths are inconsistent, it contains another log position, its body has
+    another CRC, or a sector of its topic or properties consists of zeros.
+
+    Args:
+        data: The bytes of the log.
+        at: The index of the record in `data`.
+        position: The log position of the record.
+        check_crc: Whether to check the CRC of the body.
+    """
     try:
         head, body_at, body_end, topic_at, topic_end = _parts(data, at)
     except RecordError:
@@ -360,9 +387,9 @@ def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True
 
 
 def _lost_sector(properties: bytes, position: int) -> bool:
-    """Whether some sector holds nothing but zeros of the properties: it never reached the device.
+    """Return whether a sector of the properties consists of zeros: it never reached the device.
 
-    The CRC does not cover them, and no client ends a property with NULs just there.
+    The CRC does not cover properties, and no client ends a property with NULs exactly there.
     """
     cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
     parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
@@ -373,26 +400,26 @@ def _lost_sector(properties: bytes, position: int) -> bool:
 
 
 def queue_offset_of(data: Buffer, pos: int) -> int:
-    """The queue offset of the record at `pos`."""
+    """Return the queue offset of the record at `pos`."""
     offset: int = _long(data, pos + QUEUE_OFFSET_AT)[0]
     return offset
 
 
 CLAIM_BYTES = AT["physical_offset"] + 8
-"""So much of a record `claim_of` reads."""
+"""The number of bytes that `claim_of` reads."""
 
 
 def claim_of(data: Buffer, pos: int = 0) -> tuple[int, int]:
-    """(size, log position) that the bytes at `pos` give, whether they are a record or not."""
+    """Return the size and log position that the bytes at `pos` contain, whether they are a record or not."""
     return _start(data, pos)[0], _long(data, pos + AT["physical_offset"])[0]
 
 
 PLACE_BYTES = AT["store_timestamp"] + V6_EXTRA + 8
-"""So much of a record `place_of` reads."""
+"""The number of bytes that `place_of` reads."""
 
 
 class Place(NamedTuple):
-    """Where a record stands in its queue and in the log, and when it was stored."""
+    """The offset of a record in its queue, its position in the log, and its store time."""
 
     queue_offset: int
     physical_offset: int
@@ -400,8 +427,10 @@ class Place(NamedTuple):
 
 
 def place_of(data: Buffer, pos: int = 0) -> Place | None:
-    """The place that the beginning of a record at `pos` gives; None if its magic number says it is none.
-    Nothing else is checked."""
+    """Return the place of the record at `pos`, or None if its magic number is not a record's.
+
+    Nothing else is checked.
+    """
     if _start(data, pos)[1] not in (MAGIC_V1, MAGIC_V2):
         return None
     shift = V6_EXTRA if _int(data, pos + SYS_FLAG_AT)[0] & BORN_V6 else 0

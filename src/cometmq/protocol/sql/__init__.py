@@ -1,5 +1,4 @@
-"""SQL92 filters: compiling an expression, and trying messages against it
-(docs/reference/storage.md, SQL92 filter)."""
+"""SQL92 filters: compiling an expression and evaluating it (docs/reference/storage.md, SQL92 filter)."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from cometmq.protocol.sql.java_values import Mismatch
 __all__ = ["LONGEST", "SqlFilter", "compile_sql"]
 
 LONGEST = 8_192
-"""Characters of an expression."""
+"""The maximum length of an expression in characters."""
 
 
 class SqlFilter:
@@ -23,7 +22,7 @@ class SqlFilter:
         self._evaluate = evaluate
 
     def value(self, get: Get) -> bool | None:
-        """True, False, or None for unknown; `get` gives the value of a property, None without one."""
+        """Return True, False, or None for unknown. `get` returns the value of a property, or None."""
         try:
             value: bool | None = self._evaluate(get)
         except Mismatch:
@@ -31,20 +30,25 @@ class SqlFilter:
         return value
 
     def matches(self, get: Get) -> bool:
-        """Whether a message with these properties passes."""
+        """Return whether a message with these properties matches."""
         return self.value(get) is True
 
 
 def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
-    """The filter that an expression says. Milliseconds, so not for the loop. Raises SqlError.
+    """Compile an expression. It takes milliseconds, so it must not run in the event loop.
 
-    string_words: with CONTAINS, STARTSWITH and ENDSWITH, as 5.x has them.
+    Args:
+        expression: The expression.
+        string_words: Whether CONTAINS, STARTSWITH and ENDSWITH are operators, as in 5.x.
+
+    Raises:
+        SqlError: The expression is invalid.
     """
     if len(expression) > LONGEST:
         raise SqlError(
             LONGEST + 1, f"the expression has {len(expression)} characters, at most {LONGEST} are read"
         )
-    # The parser takes 40 ms to import, and few programs need it.
+    # Importing the parser takes 40 ms, and few programs need it.
     from cometmq.protocol.sql.grammar import parse
 
     return SqlFilter(expression, parse(expression, string_words).evaluate)

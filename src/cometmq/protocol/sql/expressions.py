@@ -1,8 +1,7 @@
-"""What the parts of an SQL92 filter mean, as closures over a getter of properties
-(docs/reference/storage.md, SQL92 filter).
+"""The semantics of SQL92 filters: closures over a getter of properties.
 
-Logic has three values: True, False and None (null, unknown). Which parts may stand where is RocketMQ's rule;
-what it refuses raises SqlError.
+Logic has three values: True, False and None (null, unknown). RocketMQ's rules decide which operands an
+operator accepts; what RocketMQ refuses raises SqlError (docs/reference/storage.md, SQL92 filter).
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from cometmq.protocol.sql.java_values import (
 )
 
 Get = Callable[[str], str | None]
-"""The value of a property, None without one."""
+"""Returns the value of a property, or None."""
 Evaluate = Callable[[Get], Any]
 
 DEEPEST: Final = 64
-"""Parts within each other: each is a call in a call."""
+"""The maximum nesting depth of parts: each level is a nested call."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
@@ -41,7 +40,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _double(text: str) -> float:
-    """As it is compared with a literal, which is finite and not zero: there NaN is as high as infinity."""
+    """Return the number to compare with a literal, which is finite and not zero. NaN counts as infinity."""
     number = to_double(text)
     return number if number == number else math.inf
 
@@ -52,18 +51,21 @@ _READERS: dict[type, Callable[[str], Any]] = {
 
 
 class Kind(enum.Enum):
-    """What a part can be used for."""
+    """The possible uses of a part."""
 
     CONSTANT = 0
     PROPERTY = 1
-    NUMBER = 2  # behind a minus: a number, or null
+    NUMBER = 2  # after a minus: a number, or null
     CONDITION = 3
 
 
 class Part(msgspec.Struct, frozen=True):
     """A part of an expression.
 
-    at: its place in the text. constant: the value of a CONSTANT. name: of a PROPERTY.
+    Attributes:
+        at: The position in the text.
+        constant: The value of a CONSTANT.
+        name: The name of a PROPERTY.
     """
 
     at: int
@@ -75,7 +77,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def _within(at: int, *parts: Part) -> int:
-    """The depth of a part made of these. Raises SqlError."""
+    """Return the depth of a part that contains `parts`. Raises SqlError if it is too deep."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEEPEST:
         raise SqlError(at + 1, f"more than {DEEPEST} parts are within each other")
@@ -91,12 +93,12 @@ def _condition(evaluate: Evaluate, *parts: Part) -> Part:
 
 
 def constant(at: int, value: Value) -> Part:
-    """A literal."""
+    """Create the part for a literal."""
     return Part(at, Kind.CONSTANT, lambda _get: value, constant=value)
 
 
 def whole_number(at: int, text: str) -> Part:
-    """An integer literal: of 32 bits if it fits, whatever its suffix says."""
+    """Create the part for an integer literal, which has 32 bits if it fits, whatever its suffix."""
     number = int(text.rstrip("lL")[:20])
     if number > LONG_MAX:
         raise SqlError(at + 1, f"{shown(text)} is above {LONG_MAX}")
@@ -104,7 +106,7 @@ def whole_number(at: int, text: str) -> Part:
 
 
 def floating_number(at: int, text: str) -> Part:
-    """A literal with a point or an exponent: a positive double."""
+    """Create the part for a literal with a point or an exponent, which is a positive double."""
     number = float(text)
     if math.isinf(number) or not number:
         raise SqlError(at + 1, f"{shown(text)} is no positive double: write 0 for zero")
@@ -112,17 +114,17 @@ def floating_number(at: int, text: str) -> Part:
 
 
 def text_of(literal: str) -> str:
-    """The text between the quotes; two quotes within are one."""
+    """Return the text between the quotes, where two quotes stand for one."""
     return literal[1:-1].replace("''", "'")
 
 
 def named(at: int, name: str) -> Part:
-    """A property."""
+    """Create the part for a property."""
     return Part(at, Kind.PROPERTY, lambda get: get(name), name=name)
 
 
 def negative(at: int, part: Part) -> Part:
-    """Minus a number; null for everything else."""
+    """Create the negative of a number. The negative of any other value is null."""
     inner = part.evaluate
 
     def evaluate(get: Get) -> Value:
@@ -138,8 +140,10 @@ def negative(at: int, part: Part) -> Part:
 
 
 def as_condition(part: Part) -> Part:
-    """A part where a condition is wanted. A lone property is one that is False when it is there, for it is a
-    text; null when it is not."""
+    """Convert a part to a condition.
+
+    A property alone is False if the message has it, because it is text, and null otherwise.
+    """
     if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and isinstance(part.constant, bool | None)):
         return part
     if part.kind is not Kind.PROPERTY:
@@ -149,7 +153,7 @@ def as_condition(part: Part) -> Part:
 
 
 def negation(at: int, part: Part) -> Part:
-    """NOT, which binds more tightly than every comparison."""
+    """Create NOT, which binds more tightly than every comparison."""
     inner = as_condition(part).evaluate
 
     def evaluate(get: Get) -> bool | None:
@@ -160,12 +164,15 @@ def negation(at: int, part: Part) -> Part:
 
 
 def all_of(parts: Sequence[Part]) -> Part:
-    """AND: False if one is, else null if one is. What follows a False is not looked at."""
+    """Create AND: False if any part is False, else null if any is null.
+
+    Parts after a False are not evaluated.
+    """
     return _chain(parts, False)
 
 
 def any_of(parts: Sequence[Part]) -> Part:
-    """OR: True if one is, else null if one is. What follows a True is not looked at."""
+    """Create OR: True if any part is True, else null if any is null. Parts after a True are not evaluated."""
     return _chain(parts, True)
 
 
@@ -190,19 +197,19 @@ def _chain(parts: Sequence[Part], decisive: bool) -> Part:
 
 
 def is_null(part: Part) -> Part:
-    """IS NULL."""
+    """Create IS NULL."""
     inner = part.evaluate
     return _condition(lambda get: inner(get) is None, part)
 
 
 def is_not_null(part: Part) -> Part:
-    """IS NOT NULL."""
+    """Create IS NOT NULL."""
     inner = part.evaluate
     return _condition(lambda get: inner(get) is not None, part)
 
 
 def equal(left: Part, right: Part) -> Part:
-    """Null on the left alone is null, on the right alone False, on both True."""
+    """Create `=`. Null on the left only is null, on the right only False, on both sides True."""
     for part in (left, right):
         if part.kind is Kind.CONSTANT and part.constant is None:
             raise SqlError(part.at + 1, "nothing is equal to NULL: write IS NULL")
@@ -216,7 +223,7 @@ def equal(left: Part, right: Part) -> Part:
 
 
 def not_equal(left: Part, right: Part) -> Part:
-    """The negation of `equal`."""
+    """Create the negation of `equal`."""
     return negation(left.at, equal(left, right))
 
 
@@ -238,7 +245,7 @@ def _equality(left: Part, right: Part) -> Evaluate:
 
 
 def compared(left: Part, symbol: str, right: Part) -> Part:
-    """`>`, `>=`, `<` and `<=`: null with a null on either side. Two texts are compared as doubles."""
+    """Create `>`, `>=`, `<` or `<=`: null if either side is null. Two texts are compared as doubles."""
     for part in (left, right):
         if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and not _is_number(part.constant)):
             raise SqlError(part.at + 1, f"only numbers and properties can be compared by {symbol}")
@@ -262,7 +269,10 @@ def compared(left: Part, symbol: str, right: Part) -> Part:
 
 
 def _against(name: str, test: Callable[[Any, Any], bool], literal: Value) -> Evaluate:
-    """A property compared with a literal, by far the most frequent case: it is read as the literal's kind."""
+    """Compare a property with a literal.
+
+    It reads the property as the literal's kind (the most frequent case).
+    """
     read = _READERS[type(literal)]
 
     def evaluate(get: Get) -> bool | None:
@@ -277,7 +287,7 @@ def _is_number(value: Value) -> bool:
 
 
 def between(part: Part, low: Part, high: Part) -> Part:
-    """From `low` to `high`, both included."""
+    """Create BETWEEN; both limits are included."""
     found = all_of((compared(part, ">=", low), compared(part, "<=", high)))
     if low.kind is high.kind is Kind.CONSTANT and order(high.constant, low.constant) < 0:
         raise SqlError(
@@ -287,7 +297,7 @@ def between(part: Part, low: Part, high: Part) -> Part:
 
 
 def not_between(part: Part, low: Part, high: Part) -> Part:
-    """Below `low` or above `high`."""
+    """Create NOT BETWEEN: below `low` or above `high`."""
     return any_of((compared(part, "<", low), compared(part, ">", high)))
 
 
@@ -295,7 +305,7 @@ def not_between(part: Part, low: Part, high: Part) -> Part:
 
 
 def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
-    """IN, and NOT IN where `wanted` is False."""
+    """Create IN, or NOT IN if `wanted` is False."""
     if part.kind is not Kind.PROPERTY:
         raise SqlError(part.at + 1, "IN needs a property before it")
     name, listed = part.name, frozenset(texts)
@@ -308,8 +318,10 @@ def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
 
 
 def searched(part: Part, word: str, text: str, wanted: bool) -> Part:
-    """CONTAINS, STARTSWITH and ENDSWITH; with `wanted` False their NOT forms. What is no text, and an empty
-    `text`, is False either way."""
+    """Create CONTAINS, STARTSWITH or ENDSWITH, or their NOT forms if `wanted` is False.
+
+    Both forms are False for a value that is not text, and for an empty `text`.
+    """
     inner = part.evaluate
     test: Callable[[str], bool] = {
         "CONTAINS": lambda value: text in value,

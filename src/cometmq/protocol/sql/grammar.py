@@ -1,7 +1,8 @@
-"""The grammar of SQL92 filters, and reading a text by it (docs/reference/storage.md, SQL92 filter).
+"""The grammar and parser of SQL92 filters (docs/reference/storage.md, SQL92 filter).
 
-RocketMQ's parser reads as far as it can and ignores the rest: `a = 5 whatever` is `a = 5`. So tokens are fed
-one by one; the first that cannot stand where it does ends the text if what came before it is whole.
+RocketMQ's parser reads as far as it can and ignores the rest: `a = 5 whatever` is `a = 5`. Therefore this
+parser receives tokens one by one. The first token that is not possible ends the text, if the text before it
+is complete.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ BLANKS: /[ \t\n\r\f]+/
 
 OPERANDS = frozenset({"NAME", "STRING", "INTEGER", "FLOAT", "TRUE", "FALSE", "NULL"})
 MOST_OPERANDS = 512
-"""Properties and literals, those of an IN included."""
+"""The maximum number of properties and literals, including those of an IN."""
 SIGNS = frozenset({"MINUS", "PLUS", "NOT"})
 _WANTED = {
     "NAME": "a property or a literal",
@@ -87,7 +88,7 @@ _WANTED = {
 
 @v_args(inline=True)
 class Building(lark.Transformer[Token, Part]):
-    """Makes parts of what the parser has recognised, from the inside to the outside."""
+    """The transformer from recognised rules to parts, from the inside out."""
 
     def start(self, part: Part) -> Part:
         return expressions.as_condition(part)
@@ -171,10 +172,17 @@ def _parser() -> Lark:
 
 
 def parse(text: str, string_words: bool) -> Part:
-    """The condition that a text says. string_words: whether CONTAINS, STARTSWITH and ENDSWITH are words of
-    the language, or names like others. Raises SqlError."""
+    """Parse a condition.
+
+    Args:
+        text: The condition.
+        string_words: Whether CONTAINS, STARTSWITH and ENDSWITH are operators. Otherwise they are names.
+
+    Raises:
+        SqlError: The text is invalid.
+    """
     reading = _parser().parse_interactive()
-    operands = signs = 0  # signs: since the last operand
+    operands = signs = 0  # signs: the number of signs since the last operand
     last: Token | None = None
     refused: UnexpectedToken | None = None
     try:
@@ -208,7 +216,7 @@ def parse(text: str, string_words: bool) -> Part:
 
 
 def _unexpected(error: UnexpectedToken, end: int) -> SqlError:
-    """In words what is wrong with a token: of what might stand in its place the first that fits."""
+    """Return the error for an unexpected token, with the first of the possible tokens."""
     token = error.token
     ends = token.type == "$END"
     what = "the expression ends" if ends else f"{shown(str(token))} stands"

@@ -1,8 +1,7 @@
 """Java's values as SQL92 filters compare them (docs/reference/storage.md, SQL92 filter).
 
-Texts become numbers by the rules of Java, values of different kinds are compared by those of RocketMQ.
-
-`None` is null; `bool`, `str`, `int` (Integer), `Long` and `float` (Double) are the other kinds.
+Texts become numbers by Java's rules, and values of different kinds are compared by RocketMQ's. `None` is
+null; the other kinds are `bool`, `str`, `int` (Integer), `Long` and `float` (Double).
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Final
 
 
 class Mismatch(Exception):
-    """Java would throw here: the whole expression has no value, and the message does not match."""
+    """Java would throw an exception here: the expression has no value, and the message does not match."""
 
 
 class Long(int):
-    """A number that Java keeps in 64 bits; a plain `int` has 32."""
+    """A 64-bit number in Java. A plain `int` has 32 bits."""
 
     __slots__ = ()
 
@@ -28,9 +27,9 @@ Value = None | bool | int | float | str
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 _MOST_DIGITS: Final = 4_000
-"""Python refuses longer numbers, and Java finds them too large unless they begin with thousands of zeros."""
-_SURELY_FITS: Final = 9  # digits
-# No two neighbours here match the same characters: a long text would take the square of its length.
+"""The maximum number of digits. Python refuses longer numbers; for Java they are too large, too."""
+_SURELY_FITS: Final = 9  # digits that fit in any case
+# No two adjacent parts of these patterns match the same characters, so a long text takes linear time.
 _WHOLE = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+")
@@ -42,19 +41,19 @@ _BLANKS = "".join(map(chr, range(33)))
 
 
 def to_int(text: str) -> int:
-    """Integer.valueOf."""
+    """Return Java's Integer.valueOf."""
     return _whole(text, INT_MAX)
 
 
 def to_long(text: str) -> Long:
-    """Long.valueOf."""
+    """Return Java's Long.valueOf."""
     return Long(_whole(text, LONG_MAX))
 
 
 def _whole(text: str, most: int) -> int:
     if len(text) <= _SURELY_FITS and text.isascii() and text.isdigit():
         return int(text)
-    # Java looks at UTF-16 units: the digits beyond them are none for it.
+    # Java reads UTF-16 units, so digits beyond the basic plane are not digits for it.
     if len(text) > _MOST_DIGITS or not _WHOLE.fullmatch(text) or max(text) > "\uffff":
         raise Mismatch
     number = int(text)
@@ -64,7 +63,7 @@ def _whole(text: str, most: int) -> int:
 
 
 def to_double(text: str) -> float:
-    """Double.valueOf."""
+    """Return Java's Double.valueOf."""
     text = text.strip(_BLANKS)
     named = _NAMED.get(text)
     if named is not None:
@@ -82,7 +81,7 @@ def to_double(text: str) -> float:
 
 
 def to_bool(text: str) -> bool:
-    """Boolean.valueOf."""
+    """Return Java's Boolean.valueOf."""
     return text.lower() == "true"
 
 
@@ -90,9 +89,9 @@ _OF_KIND: dict[type, Callable[[str], Value]] = {bool: to_bool, int: to_int, Long
 
 
 def order(left: Value, right: Value) -> int:
-    """Below 0, 0 or above 0, as left is below, equal to or above right; neither is null.
+    """Compare two values that are not null: the result is below 0, 0 or above 0.
 
-    A text is read as what the other side is. Kinds that cannot be compared are never equal. Raises Mismatch.
+    Text is read as the other side's kind. Kinds that cannot be compared are never equal. Raises Mismatch.
     """
     kind, other = type(left), type(right)
     if kind is not other:
@@ -114,5 +113,5 @@ def order(left: Value, right: Value) -> int:
 
 
 def _place(number: float) -> tuple[bool, float, float]:
-    """Where Double.compare has it: NaN above everything, -0.0 below 0.0."""
+    """Return a sort key for the order of Double.compare: NaN above everything, -0.0 below 0.0."""
     return (True, 0.0, 0.0) if number != number else (False, number, math.copysign(1.0, number))
