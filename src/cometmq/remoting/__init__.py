@@ -1,4 +1,4 @@
-"""asyncio transport over protocol/: connections, server, client."""
+"""The asyncio transport over protocol/: connections, server, client."""
 
 from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
 from cometmq.remoting.addresses import listen, resolve

@@ -1,5 +1,4 @@
-"""Name servers from an HTTP address server, for clients and brokers
-(docs/reference/client.md, Name servers)."""
+"""Name server addresses from an HTTP address server (docs/reference/client.md, Name servers)."""
 
 from __future__ import annotations
 
@@ -22,20 +21,22 @@ DEFAULT_SUB_GROUP = "nsaddr"
 
 _EVERY_S = 120.0
 _AT_FIRST_S = 10.0
-"""Until the first answer."""
+"""The timeout of the first answer in seconds."""
 _LIMIT_S = 3.0
 _ANSWER_MAX = 64 << 10
-"""Bytes."""
+"""The maximum size of an answer in bytes."""
 _MOST_ADDRS = 64
 _NO_HTTP = (HTTPException, ValueError, ArithmeticError, OSError)
-"""What the standard library raises for such an answer."""
+"""The exceptions that the standard library raises for an invalid answer."""
 
 
 class AddressServer:
-    """Asks an address server for the name servers, every two minutes.
+    """Queries an address server for the name servers every two minutes. Its methods must run in the loop.
 
-    domain: its host, or host:port if the port is not 8080. unit: asks for the name servers of a unit. found:
-    called with the addresses whenever they came, at least one. Methods belong to the loop.
+    Args:
+        domain: The address server's host, or host:port if the port is not 8080.
+        unit: The unit whose name servers are requested.
+        found: Called with every received list of addresses, which has at least one.
     """
 
     def __init__(
@@ -55,12 +56,16 @@ class AddressServer:
         )
 
     async def start(self) -> None:
-        """Ask now, and from then on periodically. Raises ConnectError; it is asked again all the same."""
+        """Query now and then periodically.
+
+        Raises:
+            ConnectError: The first query failed. Further queries follow nevertheless.
+        """
         self._rounds.start()
         await self._ask()
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop the queries."""
         self._rounds.cancel()
         await self._rounds.stop()
 
@@ -110,7 +115,10 @@ class AddressServer:
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """A whole answer, or the first bytes of one that are too many. The server may keep it open."""
+    """Return a complete answer, or the beginning of one that is too long.
+
+    The server may keep the connection open.
+    """
     reader, writer = await asyncio.open_connection(host, port)
     try:
         named = f"[{host}]" if ":" in host else host
@@ -126,7 +134,7 @@ async def _get(host: str, port: int, path: str) -> bytes:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Whether an answer that says where it ends has come to its end."""
+    """Return whether an answer with a declared length is complete."""
     try:
         response, _ = _parsed(answer)
     except _NO_HTTP:
@@ -135,14 +143,14 @@ def _is_whole(answer: bytes) -> bool:
 
 
 def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
-    """The answer and its body. Raises what _NO_HTTP lists, also while some of it is missing."""
+    """Return the answer and its body. Raises the exceptions in _NO_HTTP, also for an incomplete answer."""
     response = HTTPResponse(cast(Any, _Received(answer)))
     response.begin()
     return response, response.read()
 
 
 class _Received:
-    """What HTTPResponse takes for a socket."""
+    """Received bytes in the form of a socket, as HTTPResponse expects."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

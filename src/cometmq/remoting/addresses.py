@@ -1,4 +1,4 @@
-"""Addresses out of settings: names to numbers, and ports to listen on, with errors that name the setting."""
+"""Addresses from settings: resolution of names, and ports to listen on. Errors name the setting."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from cometmq.errors import ConfigError
 from cometmq.remoting.server import RemotingServer
 
 RESOLVE_S = 10.0
-"""How long the machine's resolver may take for a name."""
+"""The timeout for the machine's resolver in seconds."""
 
 
 async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
-    """The numeric address of a host, one of IPv4 if it has any. The loop goes on meanwhile.
+    """Return the numeric address of a host, preferably IPv4, without blocking the loop.
 
-    Raises ConfigError, naming `key`, for a name that this machine does not know.
+    Raises:
+        ConfigError: The name cannot be resolved. The error names the setting `key`.
     """
     lookup = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     try:
@@ -34,16 +35,18 @@ async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
 
 
 async def listen(server: RemotingServer, host: str, port: int) -> int:
-    """Start a server where bindAddress and listenPort say. Returns the port.
+    """Start a server at the settings bindAddress and listenPort. Return the port.
 
-    Raises ConfigError for an address that is not this machine's, OSError.
+    Raises:
+        ConfigError: The address does not belong to this machine.
+        OSError: The port cannot be bound.
     """
     if host:
         await resolve("bindAddress", host)
     try:
         return await server.start(host, port)
     except OSError as error:
-        # asyncio of 3.13 skips addresses that are not available; its error that none was left has no errno.
+        # asyncio of Python 3.13 skips unavailable addresses. If none is left, its error has no errno.
         if error.errno in (errno.EADDRNOTAVAIL, None):
             raise ConfigError("bindAddress", host, "an address of this machine") from error
         raise

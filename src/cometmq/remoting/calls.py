@@ -1,6 +1,7 @@
-"""Requests of ours that wait for the peer's answer: one table per connection and direction.
+"""Requests that wait for the peer's response: one table per connection and direction.
 
-The opaque numbers here are those we hand out; the peer's own requests carry its numbers, which may be equal.
+The opaque numbers in a table are those of our own requests. The peer's requests have numbers of their own,
+which may be equal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.protocol.frame import Frame
 
 OPAQUE_MASK = 0x7FFF_FFFF
-# Deadlines closer together than this are served by one timer.
+# Deadlines closer together than this share one timer.
 TIMER_GRAIN_S = 0.02
 
 
@@ -28,7 +29,7 @@ class PendingCall:
 
 
 class CallTable:
-    """opaque -> pending call, with one timer for all of them."""
+    """The pending calls by opaque number, with one timer for all of them."""
 
     __slots__ = ("_loop", "_next_opaque", "_pending", "_timer", "_timer_at", "addr")
 
@@ -44,7 +45,7 @@ class CallTable:
         return len(self._pending)
 
     def next_opaque(self) -> int:
-        """A number that no outstanding call of this table carries."""
+        """Return a number that no outstanding call of this table uses."""
         pending = self._pending
         opaque = self._next_opaque
         while opaque in pending:
@@ -53,7 +54,7 @@ class CallTable:
         return opaque
 
     def add(self, opaque: int, code: int, timeout_s: float) -> asyncio.Future[Frame]:
-        """Register a call; its future gets the response, RequestTimeout, or what `fail_all` is given."""
+        """Register a call. Its future receives the response, RequestTimeout, or the error of `fail_all`."""
         deadline = self._loop.time() + timeout_s
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[opaque] = PendingCall(future, code, deadline, timeout_s)
@@ -65,12 +66,12 @@ class CallTable:
         return future
 
     def resolve(self, frame: Frame) -> bool:
-        """Hand a response to its caller; False if nobody waits for it (any more)."""
+        """Pass a response to its caller. Return False if no call waits for it."""
         call = self._pending.pop(frame.opaque, None)
         if call is None:
             return False
         if not call.future.done():
-            # The body lies in the receive buffer, which is used again before the caller runs.
+            # The body lies in the receive buffer, which is overwritten before the caller runs.
             if type(frame.body) is not bytes:
                 frame.body = bytes(frame.body)
             call.future.set_result(frame)

@@ -1,4 +1,4 @@
-"""The calling side: one connection per address, made when first needed and again after it was lost."""
+"""The client side: one connection per address, opened on first use and again after it was lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cometmq.text import seconds, shortened
 
 
 def parse_addr(addr: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[v6]:port". Raises ConnectError if it is neither."""
+    """Return host and port of "host:port" or "[v6]:port". Raises ConnectError for anything else."""
     parsed = parse_address(addr)
     if parsed is None:
         raise ConnectError(shortened(addr), "an address is host:port")
@@ -31,18 +31,19 @@ def parse_addr(addr: str) -> tuple[str, int]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # their numbers are none of the system's
-    # asyncio puts its own words into strerror; the system's say what happened.
+        return error.strerror or str(error)  # the error number is not an errno
+    # asyncio replaces strerror by its own text; the system's text describes the cause.
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 class RemotingClient:
-    """Calls servers by "host:port". To be made inside the running loop.
+    """Calls servers by "host:port". It must be created inside the running loop.
 
-    handlers: requests that servers send to us (request code -> handler), as in RemotingServer. outgoing:
-    called with each request of ours before it leaves, and may change it. address_map: what is connected in
-    the place of an address, `host:port` or a host alone on both sides; everybody goes on calling it by its
-    name.
+    Args:
+        handlers: Handlers by request code for requests of servers, as in RemotingServer.
+        outgoing: Called with each request before it is sent, and may change it.
+        address_map: The address to connect to in place of another one, as `host:port` or a host alone on both
+            sides. Callers keep using the original address.
     """
 
     def __init__(
@@ -74,15 +75,19 @@ class RemotingClient:
         self._closed = False
 
     def connection(self, addr: str) -> Connection | None:
-        """The open connection to `addr`, if there is one."""
+        """Return the open connection to `addr`, or None."""
         connection = self._by_addr.get(addr)
         return None if connection is None or connection.closed else connection
 
     async def connect(self, addr: str, timeout_s: float | None = None) -> Connection:
-        """The connection to `addr`, made if need be; callers waiting for the same address share one attempt.
+        """Return the connection to `addr`, and open it if necessary. Concurrent callers share one attempt.
 
-        Raises ConnectError if it is refused, or does not come about within `timeout_s` (at most the connect
-        time-out).
+        Args:
+            addr: The address.
+            timeout_s: The timeout in seconds, at most the client's connect timeout, which is the default.
+
+        Raises:
+            ConnectError: The connection was refused or timed out.
         """
         connection = self._by_addr.get(addr)
         if connection is not None and not connection.closed:
@@ -97,7 +102,7 @@ class RemotingClient:
         limit = self._limits.connect_timeout_s
         wait_s = limit if timeout_s is None else min(timeout_s, limit)
         try:
-            # Shielded: a caller that gives up must not take the attempt from the others.
+            # The attempt is shielded: a caller that times out must not cancel it for the others.
             return await asyncio.wait_for(asyncio.shield(task), wait_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(wait_s)}") from None
@@ -108,10 +113,17 @@ class RemotingClient:
             raise
 
     async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:
-        """Send a request and await its answer, connecting first if need be; `timeout_s` covers both.
+        """Send a request and return its response, after connecting if necessary.
 
-        Raises ConnectError (nothing was sent), SendFailed (the connection closed: the server may have got the
-        request) or RequestTimeout.
+        Args:
+            addr: The server's address.
+            frame: The request.
+            timeout_s: The timeout in seconds for connecting and for the response together.
+
+        Raises:
+            ConnectError: Nothing was sent.
+            SendFailed: The connection closed. The server may have received the request.
+            RequestTimeout: No response arrived in time.
         """
         connection = self._by_addr.get(addr)
         if connection is None or connection.closed:
@@ -124,7 +136,7 @@ class RemotingClient:
         return await connection.request(frame, timeout_s)
 
     async def close(self, grace_s: float = 3.0) -> None:
-        """Close all connections; outstanding calls fail. The client cannot be used any more."""
+        """Close all connections permanently. Outstanding calls fail."""
         self._closed = True
         running: list[asyncio.Task[Any]] = [*self._connecting.values(), *self._dispatcher.tasks]
         for task in running:
@@ -156,14 +168,15 @@ class RemotingClient:
         except OSError as error:
             raise ConnectError(addr, _reason(error)) from error
         except Exception as error:
-            # What resolvers and transports make of an odd address; whoever calls knows ConnectError only.
+            # Resolvers and transports raise various exceptions for odd addresses; callers handle only
+            # ConnectError.
             raise ConnectError(addr, repr(error)) from error
         return connection
 
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(addr, None)
         if not task.cancelled():
-            task.exception()  # seen: its waiters may have given up
+            task.exception()  # mark the exception as retrieved: all waiters may have timed out
 
     def _make_connection(self, addr: str) -> Connection:
         return Connection(

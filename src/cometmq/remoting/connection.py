@@ -1,12 +1,13 @@
-"""One TCP connection, either side of it: frames in, frames out, calls of ours awaiting answers.
+"""One TCP connection, on the server's or the client's side: frames, and calls that wait for responses.
 
-Reading. All connections of a loop read into one buffer (the loop fills and hands it over without a break),
-and frames are handled where they lie. A frame that is not complete yet leaves its beginning as `_tail`, put
-in front of the next read; one longer than TAIL_LIMIT gets a buffer of its own, which grows with what really
-arrived (a length word alone costs nothing), to at most twice that, and is dropped with the frame. A frame
-must come at a certain pace (`check`), and all buffers together are bounded (partial.py).
+Reading. All connections of a loop read into one buffer (the loop fills it and passes it on without
+interruption), and frames are handled where they lie. The beginning of an incomplete frame is kept as `_tail`
+and prepended to the next read. A frame longer than TAIL_LIMIT gets a buffer of its own, which grows with the
+bytes that have arrived (a length field alone costs nothing) to at most twice their number and is dropped with
+the frame. A frame must arrive at a minimum rate (`check`), and the total size of all buffers is limited
+(partial.py).
 
-Writing. `write` queues; the tick (see tick.py) sends everything queued by one write of the transport.
+Writing. `write` queues bytes; the tick (see tick.py) sends everything queued with one write of the transport.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ log = logs.logger(__name__)
 Bytes = bytes | bytearray | memoryview
 
 TAIL_LIMIT = 64 * 1024
-# Up to so many bytes queued replies are joined; more are handed over as they are, without one more copy.
+# Queued responses are joined up to this many bytes. Larger ones are passed on without a copy.
 JOIN_LIMIT = 64 * 1024
 MIN_PAYLOAD = 4  # the header word
 
-SHORTCUT_AT = 20  # bytes: length word, header word and as much of the header as shortcuts are found by
+SHORTCUT_AT = 20  # bytes: length word, header word and the part of the header by which shortcuts are found
 
 _length_at = struct.Struct(">I").unpack_from
 _words_and_prefix_at = struct.Struct(">II12s").unpack_from
@@ -44,9 +45,12 @@ _words_and_prefix_at = struct.Struct(">II12s").unpack_from
 class Connection(asyncio.BufferedProtocol):
     """A connection.
 
-    state: the owner's own data. peer: the other end, "ip:port". peer_host: the same as records hold it (4
-    or 16 bytes of address, 4 of port). addr: what errors name, the dialled address on a client's side, else
-    the peer. working: requests that are worked on outside the read, see Limits.handlers.
+    Attributes:
+        state: Data of the owner.
+        peer: The address of the other end, "ip:port".
+        peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
+        addr: The address for errors: on the client's side the one that was called, else the peer.
+        working: The number of requests processed outside the read, see Limits.handlers.
     """
 
     __slots__ = (
@@ -70,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own: it may change
+        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own dict, which may change
         self._tick = tick
         self._limits = limits
         self._on_open = on_open
@@ -80,18 +84,18 @@ class Connection(asyncio.BufferedProtocol):
         self._calls = CallTable(self._loop, addr)
         self._scratch = tick.scratch
         self._tail: bytes = b""
-        self._buf: memoryview | None = None  # own buffer: bytes _start to _end are unread
+        self._buf: memoryview | None = None  # a buffer of this connection: bytes _start to _end are unread
         self._start = 0
         self._end = 0
-        self._fresh = True  # the frame whose beginning is kept has begun since `check` ran
+        self._fresh = True  # the kept frame has begun since the last `check`
         self._frame_since = 0.0
-        self._backlog = False  # whole frames lie unread in _buf, because a callback's share was used up
+        self._backlog = False  # complete frames lie unread in _buf, because the callback's share was used up
         self._reading = True
         self._resuming = False  # _go_on is scheduled
-        self._ending = False  # nothing more is read; closes after this tick
+        self._ending = False  # nothing more is read; the connection closes after this tick
         self._out: list[Bytes] = []
         self._out_bytes = 0
-        self._sent_bytes = 0  # handed to the transport so far
+        self._sent_bytes = 0  # bytes passed to the transport so far
         self._write_paused = False
         self._stalled_at = 0.0
         self._stalled_sent = 0
@@ -107,9 +111,11 @@ class Connection(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: Bytes) -> None:
-        """Queue bytes of whole frames; they leave at the end of the tick. Ignored once closed.
+        """Queue the bytes of complete frames, which are sent at the end of the tick.
 
-        `data` must not change afterwards: much of it is handed to the transport as it is.
+        A closed connection ignores them.
+
+        `data` must not change afterwards, because most of it is passed to the transport without a copy.
         """
         if self.closed:
             return
@@ -128,12 +134,12 @@ class Connection(asyncio.BufferedProtocol):
         ext: dict[str, str] | None = None,
         body: bytes = b"",
     ) -> None:
-        """Answer `request` (nothing for a oneway one)."""
+        """Respond to `request`, unless it is one-way."""
         if not request.is_oneway:
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
 
     def flush(self) -> None:
-        """Send what is queued now. The tick does it; call it only before blocking work."""
+        """Send the queued bytes now. The tick does it; other code calls it only before blocking work."""
         out = self._out
         if not out:
             return
@@ -159,10 +165,10 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
 
-    # -- calls of ours
+    # -- our own calls
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
-        """Number and send a request; returns the future of its answer. Raises SendFailed if closed."""
+        """Number and send a request. Return the future of its response. Raises SendFailed if closed."""
         calls = self._calls
         if self.closed or self._transport is None:
             raise SendFailed(self.addr, frame.code)
@@ -175,11 +181,14 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     async def call(self, frame: Frame, timeout_s: float = 3.0) -> Frame:
-        """Send a request and await its answer. Raises RequestTimeout; SendFailed if the connection closes."""
+        """Send a request and return its response.
+
+        Raises RequestTimeout, or SendFailed if the connection closes.
+        """
         return await self.request(frame, timeout_s)
 
     def oneway(self, frame: Frame) -> None:
-        """Send a request that is never answered. Raises SendFailed if closed."""
+        """Send a request without a response. Raises SendFailed if closed."""
         calls = self._calls
         if self.closed or self._transport is None:
             raise SendFailed(self.addr, frame.code)
@@ -191,30 +200,30 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def outstanding(self) -> int:
-        """How many calls of ours await answers."""
+        """The number of our own calls that wait for responses."""
         return len(self._calls)
 
-    # -- requests that are not answered inline
+    # -- requests that are not answered within the read
 
     def hold(self, size: int = 0) -> None:
-        """A request with a body of `size` bytes is worked on, outside the read that brought it."""
+        """Count a request with a body of `size` bytes as processed outside the read."""
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """It is done."""
+        """Count such a request as done."""
         self.working -= 1 + size // HANDLER_BYTES
         if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
 
     @property
     def buffered(self) -> int:
-        """Bytes of the buffer that keeps what has come of a frame."""
+        """The size in bytes of the buffer for an incomplete frame."""
         return len(self._tail) if self._buf is None else len(self._buf)
 
     # -- closing
 
     def close(self) -> None:
-        """Send what is queued, then close. Outstanding calls fail."""
+        """Send the queued bytes, then close. Outstanding calls fail."""
         if self.closed:
             return
         self.flush()
@@ -224,26 +233,28 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what is unsent is lost."""
+        """Close immediately; unsent bytes are lost."""
         self.closed = True
         self._out.clear()
         if self._transport is not None:
             self._transport.abort()
 
     def cut(self, why: str) -> None:
-        """Abort, and say so in the log."""
+        """Abort and log the reason."""
         log.warning("%s: %s; cut", self.peer, why)
         self._buf = None
         self._tail = b""
         self.abort()
 
     def check(self, now: float) -> None:
-        """Housekeeping, once a second or so: close when idle, cut when the peer takes none of its answers or
-        does not finish a frame."""
+        """Close an idle connection, and abort one whose peer receives no response or finishes no frame.
+
+        Called about once per second.
+        """
         transport = self._transport
         if transport is None:
             return
-        if self.closed:  # the transport still waits for the peer to take the last answers
+        if self.closed:  # the transport still waits for the peer to receive the last responses
             if now - self._stalled_at >= self._limits.write_stall_s:
                 transport.abort()
             return
@@ -267,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def _frame_is_late(self, now: float) -> bool:
-        """Cut a peer that sends a frame too slowly."""
+        """Abort a connection whose peer sends a frame too slowly. Return whether it did."""
         if self._fresh or not self._reading:
             self._fresh = False
             self._frame_since = now
@@ -284,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The loop connected us."""
+        """Start to use the transport."""
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.peer, self.peer_host = describe_peer(name)
@@ -295,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
-        """The connection is gone, whoever closed it."""
+        """Fail outstanding calls and tell the owner, whichever side closed the connection."""
         self.closed = True
         self._out.clear()
         self._forget()
@@ -309,26 +320,26 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
 
     def eof_received(self) -> bool:
-        """The peer sends no more, but may still read: answers of this tick leave before we close."""
+        """Close after the responses of this tick: the peer sends no more, but may still read."""
         self._end_soon()
         # A TLS transport cannot stay half open.
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
-        """Too much is unsent: read nothing more from a peer that does not read."""
+        """Stop reading from a peer that receives too slowly."""
         self._write_paused = True
         self._stalled_at = self._loop.time()
         self._stalled_sent = -1
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer took enough of its answers."""
+        """Read again: the peer has received enough of its responses."""
         self._write_paused = False
         self._tick.unsent.drop(self)
         self._resume_soon()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
-        """Where the next read goes."""
+        """Return the buffer for the next read."""
         buf = self._buf
         if buf is not None:
             return buf[self._end :]
@@ -364,7 +375,10 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames
 
     def _handle(self, buf: memoryview, pos: int, end: int) -> int:
-        """Handle the whole frames of buf[pos:end], at most a callback's share; returns where it stopped."""
+        """Handle the complete frames in buf[pos:end], at most a callback's share.
+
+        Return the end of the last one.
+        """
         limits = self._limits
         max_payload = limits.max_frame - 4
         write_high = limits.write_high
@@ -413,15 +427,17 @@ class Connection(asyncio.BufferedProtocol):
                     left = 0
                 elif monotonic() >= until:
                     left = 0
-                    self._pause_reading()  # the loop may read several times before it turns to others
+                    self._pause_reading()  # the loop may read again before it serves others
                     self._resume_soon()
             if self.closed:
                 return end
         return pos
 
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
-        """Keep buf[pos:end], what was not handled, for the next read. fresh: it begins with another frame
-        than what was kept before."""
+        """Keep the unhandled bytes buf[pos:end] for the next read.
+
+        `fresh` marks bytes that begin with another frame than the ones kept before.
+        """
         if pos == end or self.closed:
             self._forget()
             return
@@ -431,7 +447,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tick.partial.keep(self, self.buffered, self._limits.partial_total, fresh)
 
     def _forget(self) -> None:
-        """Nothing is kept any more."""
+        """Drop all kept bytes."""
         self._tail = b""
         self._buf = None
         self._tick.partial.drop(self)
@@ -456,7 +472,7 @@ class Connection(asyncio.BufferedProtocol):
             self._start = pos
             self._end = end
         else:
-            # Grow with what came, not with what the length word promises.
+            # The buffer grows with the bytes that arrived, not with the length that the frame declares.
             self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 2 * rest)))
 
     def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:
@@ -475,7 +491,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Take up reading again: first the frames that were left, then the socket."""
+        """Continue reading: first the frames that were left, then the socket."""
         self._resuming = False
         if self.closed or self._ending or self._write_paused or self.working >= self._limits.handlers:
             return
@@ -494,14 +510,14 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _refuse(self, error: FrameError) -> None:
-        """A frame nobody can read closes the connection; the requests before it are still answered."""
+        """Close the connection after an invalid frame. The requests before it are still answered."""
         log.info("%s sent a bad frame: %s; closed", self.peer, error)
         self._backlog = False
         self._pause_reading()
         self._end_soon()
 
     def _end_soon(self) -> None:
-        """Close after this tick, whose callbacks may still answer."""
+        """Close after this tick, whose callbacks may still respond."""
         if not self._ending:
             self._ending = True
             self._tick.schedule()
@@ -509,7 +525,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def describe_peer(name: Any) -> tuple[str, bytes]:
-    """("ip:port", address and 4-byte port as commit-log records hold them) of a socket name."""
+    """Return a socket's name as "ip:port", and as address and 4-byte port in the form of records."""
     if not isinstance(name, tuple):
         return "", b"\0" * 8
     host, port = name[0], name[1]

@@ -1,4 +1,4 @@
-"""From a request's code to its handler, and from what the handler did to the answer."""
+"""The dispatch of requests to handlers by code, and the response for what a handler returns or raises."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 log = logs.logger(__name__)
 
 Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
-# Called with the connection, the buffer, where the header begins and ends and where the frame ends: takes the
-# request as bytes, or returns False and has done nothing.
+# A shortcut handles an encoded request and returns True, or does nothing and returns False. Its arguments are
+# the connection, the buffer, the start and end of the header, and the end of the frame.
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
-REMARK_MAX = 4096  # characters: errors repeat what was sent
+REMARK_MAX = 4096  # characters: errors repeat parts of the request
 
 
 class LogBudget:
-    """At most `per_second` lines a second: what a peer can cause must not fill the disk."""
+    """A limit of `per_second` log lines, so that peers cannot fill the disk."""
 
     __slots__ = ("_left", "_per_second", "_second")
 
@@ -37,7 +37,7 @@ class LogBudget:
         self._left = per_second
 
     def allows(self) -> bool:
-        """Whether one more line may be written now."""
+        """Return whether another line may be written now."""
         second = int(time.monotonic())
         if second != self._second:
             self._second = second
@@ -49,7 +49,7 @@ class LogBudget:
 
 
 class Dispatcher:
-    """Calls handlers, and turns what they return or raise into the answer."""
+    """Calls handlers and converts what they return or raise to the response."""
 
     __slots__ = ("_budget", "_default", "handlers", "tasks")
 
@@ -60,10 +60,10 @@ class Dispatcher:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, connection: Connection, request: Frame) -> None:
-        """Handle one request inline; an async handler goes on as a task."""
+        """Handle one request. An asynchronous handler continues as a task."""
         handler = self.handlers.get(request.code, self._default)
         if handler is None:
-            # Apache's words, leading blank included.
+            # This is Apache's text, including the leading blank.
             remark = f" request type {request.code} not supported"
             connection.respond(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
             return
@@ -77,7 +77,7 @@ class Dispatcher:
             self._fail(connection, request, error)
 
     def _start_task(self, connection: Connection, request: Frame, answer: Awaitable[Frame | None]) -> None:
-        # The handler's own code has not begun to run yet, so it never sees the view into the receive buffer.
+        # The handler's own code has not started yet, so it never sees the view into the receive buffer.
         if type(request.body) is not bytes:
             request.body = bytes(request.body)
         size = len(request.body)
@@ -107,8 +107,8 @@ class Dispatcher:
             code, remark, ext = error.code, error.remark, error.ext
         else:
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
-            # A request that cannot be read is its sender's fault, and the answer says so. A FrameError is
-            # ours: the answer is too long.
+            # A request that cannot be decoded is its sender's fault, and the response reports it. A
+            # FrameError is our own fault: the response is too long.
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
             if ours and self._budget.allows():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)

@@ -1,4 +1,4 @@
-"""The connections of one server or client, looked over once a second or so while there are any."""
+"""The periodic check of the connections of one server or client, about once per second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cometmq.remoting.connection import Connection
 
 
 class ConnectionTable:
-    """Open connections; idle and stalled ones are closed by a scan (one timer, however many connections)."""
+    """The open connections. One timer for all of them closes idle and stalled ones."""
 
     __slots__ = ("_empty", "_loop", "_period_s", "_timer", "connections")
 
@@ -21,14 +21,14 @@ class ConnectionTable:
         self.connections: set[Connection] = set()
 
     def add(self, connection: Connection) -> None:
-        """A connection opened."""
+        """Add an open connection."""
         self.connections.add(connection)
         self._empty.clear()
         if self._timer is None:
             self._timer = self._loop.call_later(self._period_s, self._scan)
 
     def discard(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -37,7 +37,7 @@ class ConnectionTable:
                 self._timer = None
 
     async def close_all(self, grace_s: float) -> None:
-        """Close every connection; those that cannot send their last answers within `grace_s` are cut."""
+        """Close every connection; after `grace_s` seconds abort those with unsent responses."""
         for connection in list(self.connections):
             connection.close()
         try:

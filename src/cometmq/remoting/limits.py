@@ -1,4 +1,4 @@
-"""The numbers that bound what one connection may cost. Sizes in bytes, times in seconds."""
+"""The limits for the cost of one connection. Sizes are in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ HANDLER_BYTES = 64 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one side's connections; the defaults are RocketMQ's where it has such a number.
+    """The limits of one side's connections. The defaults are RocketMQ's where it has such a limit.
 
-    max_frame: a whole frame, length word included (RocketMQ's `com.rocketmq.remoting.frameMaxLength`).
-    frames_per_callback: frames of one connection handled before the other connections get their turn.
-    callback_s: when the frames of a callback have taken so long, the others get their turn sooner.
-    write_high, write_low: unsent bytes at which reading from the peer stops, and starts again.
-    write_evict: unsent bytes at which the connection is cut: replies held back for it (long polls) still
-        arrive after reading has stopped.
-    write_total: the same of all connections of a loop together: 64 of the largest frames. Beyond it the one
-        that has not taken its answers for longest is cut.
-    write_stall_s: a peer that takes nothing of what waits for it for so long is cut.
-    idle_s: neither read nor written for so long: closed, as both Apache's sides do.
-    frame_grace_s, frame_rate: a frame may be under way for so long; from then on as many bytes of it must
-        have come for each further second, or the connection is cut. A body of 4 MiB passes at 26 KiB/s.
-    partial_total: bytes of the buffers for such frames, of all connections of a loop together: 16 of the
-        largest frames.
-    handlers: requests of one connection that are worked on outside its read (async handlers, reads of what is
-        not in memory); each HANDLER_BYTES of a body count as one more. Beyond that nothing more is read from
-        it until some are done. RocketMQ's clients have one connection for all threads.
-    handshake_s, handshakes: how long a TLS handshake with a client may take, and how many of a server may be
-        under way.
+    Attributes:
+        max_frame: The size of a frame, including its length word (RocketMQ's
+            `com.rocketmq.remoting.frameMaxLength`).
+        frames_per_callback: The frames of one connection that are handled before other connections are
+            served.
+        callback_s: The time after which other connections are served, even after fewer frames.
+        write_high, write_low: The unsent bytes at which reading from the peer stops and starts again.
+        write_evict: The unsent bytes at which the connection is aborted. Responses to parked pulls still
+            accumulate after reading has stopped.
+        write_total: The unsent bytes of all connections of a loop: 64 of the largest frames. Above it, the
+            connection that has not received for the longest time is aborted.
+        write_stall_s: The time after which a peer that receives none of its responses is aborted.
+        idle_s: The time without reads and writes after which a connection is closed, as Apache's sides do.
+        frame_grace_s, frame_rate: The time that a frame may take, and the bytes that must have arrived for
+            each further second. A body of 4 MiB passes at 26 KiB/s.
+        partial_total: The buffered bytes of incomplete frames of all connections of a loop: 16 of the largest
+            frames.
+        handlers: The requests of one connection that are processed outside its read (asynchronous handlers,
+            reads from disk). Each HANDLER_BYTES of a body count as one more. Above it, nothing more is read
+            until some are done. RocketMQ's clients have one connection for all threads.
+        handshake_s, handshakes: The time that a TLS handshake may take, and the number of concurrent
+            handshakes of a server.
     """
 
     max_frame: int = 16 * MIB

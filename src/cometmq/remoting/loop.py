@@ -1,5 +1,4 @@
-"""The event loop the servers run on (uvloop where it is installed, asyncio's own elsewhere), and how a child
-process learns on it that its parent is gone."""
+"""The servers' event loop: uvloop where it is installed, asyncio's own elsewhere."""
 
 from __future__ import annotations
 
@@ -12,14 +11,13 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# How long a thread waits before it asks the loop to let go of the interpreter, in seconds (Python's own:
-# 5 ms). Threads here do little but wait for the device; they should not wait for a busy loop as well, before
-# and after that.
+# The time in seconds that a thread waits before it requests the interpreter's lock from the loop (Python's
+# default: 5 ms). Threads here mostly wait for the device and should not also wait for a busy loop.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A fresh loop: uvloop's if it can be imported."""
+    """Return a new loop, uvloop's if it can be imported."""
     try:
         import uvloop
     except ImportError:
@@ -28,15 +26,18 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """`asyncio.run` on such a loop, for a process that is a server and nothing else."""
+    """Run a coroutine on such a loop, like `asyncio.run`, in a process that is a server and nothing else."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
 
 def stop_accepting(listener: asyncio.Server) -> None:
-    """Close a server that listens. asyncio leaves open for ever what is accepted in the turn of that, so it
-    accepts nothing more at once, and is closed with the next turn."""
+    """Close a listening server.
+
+    asyncio never closes a connection that is accepted in the turn in which its server is closed. Therefore
+    the server first stops accepting, and is closed in the next turn.
+    """
     loop = listener.get_loop()
     for listening in listener.sockets:
         with suppress(NotImplementedError):
@@ -45,14 +46,14 @@ def stop_accepting(listener: asyncio.Server) -> None:
 
 
 class Run(Protocol):
-    """Runs a coroutine on a loop of another thread and waits for its result."""
+    """Runs a coroutine on a loop of another thread and returns its result."""
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 @contextmanager
 def loop_in_thread(name: str, timeout_s: float = 30.0) -> Iterator[Run]:
-    """A loop in a thread of its own while the block runs. Each wait for it ends after `timeout_s`."""
+    """Run a loop in a separate thread while the block runs. Each call waits at most `timeout_s` seconds."""
     loop = new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
     thread.start()
@@ -80,5 +81,5 @@ class _EndOfInput(asyncio.Protocol):
 
 
 async def end_of_input(event: asyncio.Event) -> None:
-    """Have the event set when the standard input ends: the parent has closed its end, or lives no more."""
+    """Set the event at the end of the standard input, when the parent has closed it or has ended."""
     await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(event), sys.stdin)

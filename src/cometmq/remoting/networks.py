@@ -1,4 +1,4 @@
-"""Hosts whose connections are made in memory instead of by sockets: how tests run servers and clients."""
+"""Connections in memory instead of sockets, by host: tests run servers and clients with them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ MakeProtocol = Callable[[], asyncio.BufferedProtocol]
 
 
 class Network(Protocol):
-    """Makes and accepts the connections of a host. Both methods are called in a running loop."""
+    """Opens and accepts the connections of a host. Both methods are called in a running loop."""
 
     def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
-        """What `make` made, connected. Raises ConnectionRefusedError if nobody listens."""
+        """Connect a protocol created by `make` and return it.
+
+        Raises ConnectionRefusedError if no server listens.
+        """
         ...
 
     def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
-        """(port, what ends it); port 0 takes a free one. Raises OSError if the port is taken."""
+        """Listen on a port, 0 for a free one. Return the port and a function that ends listening.
+
+        Raises OSError.
+        """
         ...
 
 
@@ -26,13 +32,13 @@ _networks: dict[str, Network] = {}
 
 
 def network_of(host: str) -> Network | None:
-    """The network that serves a host; None: sockets do."""
+    """Return the network of a host, or None if it uses sockets."""
     return _networks.get(host)
 
 
 @contextmanager
 def serving(host: str, network: Network) -> Iterator[None]:
-    """While the block runs, all connections of this process to and at `host` are this network's."""
+    """While the block runs, use `network` for all connections of this process to and at `host`."""
     _networks[host] = network
     try:
         yield

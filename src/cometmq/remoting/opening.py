@@ -1,7 +1,7 @@
-"""A connection of a server with TLS until it is known what it is: its first byte says whether it speaks TLS.
+"""A new connection of a server with TLS, until its first byte shows whether the client uses TLS.
 
-A plain connection is handed to its `Connection` with the bytes that have come, and nothing stands between the
-two from then on. One that speaks TLS is handed over when the handshake is done.
+A plain connection is passed to its `Connection` with the bytes received so far, and from then on nothing
+stands between them. A TLS connection is passed on after its handshake.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cometmq.remoting.limits import Limits
 log = logs.logger(__name__)
 
 HANDSHAKE = 0x16
-"""How a TLS record begins that opens a connection; a plain frame of 369 MB would begin so."""
+"""The first byte of a TLS handshake. A plain frame with this byte would have 369 MB."""
 READ_SIZE = 4096
 EARLY_MAX = 1 << 20
-"""Bytes that may come behind a handshake before its end is noticed, one turn of the loop later."""
+"""The maximum number of bytes after a handshake before its end is noticed, one turn of the loop later."""
 
 
 class Tls(Protocol):
-    """See tls.ServerTls."""
+    """The interface of tls.ServerTls."""
 
     enforcing: bool
     context: ssl.SSLContext
 
 
 class Openings:
-    """The connections of a server that are being opened: bounded in number and time."""
+    """The new connections of a server, limited in number and time."""
 
     def __init__(self, tls: Tls, limits: Limits, make: Callable[[], Connection]) -> None:
         self.tls = tls
@@ -49,12 +49,12 @@ class Openings:
         return Opening(self)
 
     def refused(self, peer: str, why: str) -> None:
-        """Say so, within limits: everybody can cause it."""
+        """Log a refused connection. The rate of lines is limited, because any client can cause them."""
         if self._budget.allows():
             log.info("%s: %s; closed", peer, why)
 
     async def close_all(self) -> None:
-        """End what is not open yet, and what was accepted and comes later."""
+        """Close the new connections, and those that are accepted later."""
         self.closed = True
         for opening in list(self.open):
             opening.abort()
@@ -64,7 +64,7 @@ class Openings:
 
 
 class Opening(asyncio.BufferedProtocol):
-    """One of them. What comes before its Connection takes over is kept in `_early`."""
+    """One new connection. `_early` holds the bytes that arrive before its Connection takes over."""
 
     __slots__ = ("_buffer", "_early", "_openings", "_peer", "_secure", "_timer", "_transport")
 
@@ -108,7 +108,7 @@ class Opening(asyncio.BufferedProtocol):
             self._begin_handshake()
 
     def abort(self) -> None:
-        """End the connection."""
+        """Abort the connection."""
         self._done()
         if self._transport is not None:
             self._transport.abort()
@@ -123,7 +123,7 @@ class Opening(asyncio.BufferedProtocol):
             self._timer.cancel()
 
     def _hand_over(self, transport: asyncio.Transport | None) -> None:
-        """From now on all is the Connection's, what has come first of all."""
+        """Pass the transport and the bytes received so far to the Connection."""
         self._done()
         if transport is None or transport.is_closing():
             return
@@ -143,11 +143,11 @@ class Opening(asyncio.BufferedProtocol):
         task = openings.loop.create_task(self._shake_hands())
         openings.handshakes.add(task)
         task.add_done_callback(openings.handshakes.discard)
-        # Behind the task's first step and what that has scheduled, and before the next read.
+        # This runs after the task's first step and what that has scheduled, and before the next read.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 
     def _feed_handshake(self, hello: bytearray) -> None:
-        """Give the protocol that now reads the connection what was read before."""
+        """Pass the bytes already read to the protocol that now reads the connection."""
         transport = self._transport
         assert transport is not None
         if not transport.is_closing():
@@ -173,7 +173,7 @@ class Opening(asyncio.BufferedProtocol):
 
 
 def feed(protocol: asyncio.BufferedProtocol, data: bytes | bytearray) -> None:
-    """Have a protocol take bytes as if they had just been read."""
+    """Pass bytes to a protocol as if they had just been read."""
     view = memoryview(data)
     while view:
         buffer = memoryview(protocol.get_buffer(len(view)))

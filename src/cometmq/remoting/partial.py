@@ -1,9 +1,8 @@
-"""Frames that have not come whole, and answers that are not taken: what all connections of a loop keep of
-them, bounded together.
+"""The total size of incomplete frames and of unsent responses of all connections of a loop.
 
-A connection may keep a frame's beginning for a while; thousands that do so must not take the memory of all.
-Beyond the budget the one whose frame is the oldest is cut: an honest peer's frame is whole within seconds. In
-the same way the one goes whose answers have waited longest.
+A connection may keep the beginning of a frame for a while, but thousands of them must not fill the memory.
+Above the limit, the connection with the oldest frame is aborted: an honest peer's frame is complete within
+seconds. In the same way, the connection whose responses have waited longest is aborted.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Protocol
 
 
 class Partial(Protocol):
-    """A connection, as far as this table knows it; see there."""
+    """The part of a connection that this table uses."""
 
     def cut(self, why: str) -> None: ...
 
 
 class PartialFrames:
-    """Connection -> bytes of its buffer, the oldest frame first. what: these, for the log."""
+    """The buffered bytes by connection, the oldest frame first. `what` names them in the log."""
 
     __slots__ = ("_kept", "_what", "total")
 
@@ -28,8 +27,14 @@ class PartialFrames:
         self.total = 0
 
     def keep(self, connection: Partial, size: int, most: int, fresh: bool) -> None:
-        """`connection` has a buffer of `size` bytes. most: bytes of all together; fresh: its frame is not the
-        one that it had when this was called last."""
+        """Record that `connection` has a buffer of `size` bytes.
+
+        Args:
+            connection: The connection.
+            size: The size of its buffer in bytes.
+            most: The limit for all connections together in bytes.
+            fresh: Whether its frame is another one than at the previous call.
+        """
         kept = self._kept
         self.total += size - (kept.pop(connection, 0) if fresh else kept.get(connection, 0))
         kept[connection] = size
@@ -39,5 +44,5 @@ class PartialFrames:
             oldest.cut(f"{self._what} of all connections take more than {most} bytes")
 
     def drop(self, connection: Partial) -> None:
-        """`connection` has no buffer any more; one that had none is ignored."""
+        """Record that `connection` has no buffer. An unknown connection is ignored."""
         self.total -= self._kept.pop(connection, 0)

@@ -1,4 +1,4 @@
-"""The listening side: accepts connections and hands their requests to handlers."""
+"""The server side: accepts connections and passes their requests to handlers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ BACKLOG = 1024
 
 
 class RemotingServer:
-    """Serves `handlers` (request code -> handler) on one or more addresses. Made inside the running loop.
+    """Serves requests on one or more addresses. It must be created inside the running loop.
 
-    A handler runs inline as `handler(connection, request)` and returns the response frame, or None if it
-    answers later (`connection.respond`) or never; or it is an async function, which runs as a task and gets
-    its body as bytes. What an inline handler keeps of `request.body` it must copy: the bytes are gone when
-    it returns. CommandError(code, remark) is answered so; any other exception with code 1 and "<type>:
-    <message>".
+    A handler is called as `handler(connection, request)` and returns the response frame, or None if it
+    responds later (`connection.respond`) or never. A handler may also be an async function, which runs as a
+    task and receives the body as bytes. Other handlers must copy the parts of `request.body` that they keep,
+    because the bytes are overwritten after they return. CommandError(code, remark) becomes a response with
+    that code; any other exception becomes code 1 and "<type>: <message>".
 
-    tls: connections may speak TLS, or must; those made in memory never do.
-
-    shortcuts: by the first 12 bytes of a JSON header, what may take a request before it is decoded.
+    Args:
+        handlers: The handlers by request code.
+        tls: TLS for the connections, optional or required. Connections in memory never use it.
+        shortcuts: Functions that may handle a request before it is decoded, by the first 12 bytes of a JSON
+            header.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class RemotingServer:
         if tls is not None:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
-        self._listeners: list[Callable[[], None]] = []  # each ends when it is called
+        self._listeners: list[Callable[[], None]] = []  # calling one ends it
         self._stopped = False
 
     @property
@@ -68,10 +70,9 @@ class RemotingServer:
         return self._table.connections
 
     def divert(self, codes: Collection[int], handler: Handler) -> None:
-        """From now on `handler` gets the requests of these codes, as far as they are served here. No
-        shortcut is taken meanwhile. Without codes each goes to its own handler again.
+        """Pass the requests with these codes to `handler` instead of their own handlers, without shortcuts.
 
-        What is not diverted pays nothing for it.
+        Without codes, each request goes to its own handler again. Other requests cost nothing more.
         """
         diverted = dict.fromkeys(self._handlers.keys() & set(codes), handler)
         self._dispatcher.handlers = self._handlers | diverted
@@ -80,7 +81,10 @@ class RemotingServer:
             self._shortcuts.update(self._all_shortcuts)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; port 0 takes a free one. Returns the port. May be called again for another address."""
+        """Listen on an address and return the port; port 0 selects a free one.
+
+        Several addresses are possible.
+        """
         network = network_of(host)
         if network is not None:
             bound, close = network.listen(self._make_connection, port)
@@ -93,13 +97,13 @@ class RemotingServer:
         return bound
 
     def stop_listening(self) -> None:
-        """Accept no more connections; those that are open go on."""
+        """Stop accepting connections. Open connections continue."""
         for close in self._listeners:
             close()
         self._listeners.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Stop listening, let async handlers finish for up to `drain_s`, send what is queued, close all."""
+        """Stop listening, wait up to `drain_s` seconds for async handlers, send responses, close everything."""
         self.stop_listening()
         self._stopped = True
         if self._openings is not None:
@@ -126,7 +130,7 @@ class RemotingServer:
         )
 
     def _on_open(self, connection: Connection) -> None:
-        if self._stopped:  # it was accepted before the listeners were closed
+        if self._stopped:  # the connection was accepted before the listeners were closed
             connection.abort()
             return
         self._table.add(connection)

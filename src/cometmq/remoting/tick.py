@@ -1,8 +1,8 @@
-"""The end of a loop iteration: work that all connections have in common is done once.
+"""The end of a loop iteration, where work for all connections is done once.
 
-Every connection that handled frames or has something to send asks for a tick. It runs after the reads of this
-loop iteration: first the owner's callbacks (the broker writes its records to disk and answers them), then
-every connection with queued replies sends them in one write.
+Every connection that has handled frames or has bytes to send requests a tick, which runs after the reads of
+this loop iteration: first the owner's callbacks (the broker writes its records to disk and responds), then
+every connection with queued responses sends them in one write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCRATCH_SIZE = 256 * 1024
 
 
 class Flushable(Protocol):
-    """A connection, as far as the tick knows it; see there."""
+    """The part of a connection that the tick uses."""
 
     def flush(self) -> None: ...
 
@@ -28,11 +28,14 @@ class Flushable(Protocol):
 
 
 class Tick:
-    """Runs callbacks and flushes connections once per loop iteration; servers of one broker share one.
+    """Runs callbacks and flushes connections once per loop iteration. The servers of one broker share one.
 
-    `scratch` is the buffer that all its connections read into: a loop fills it for one and has that handled
-    before the next; `partial` is what they keep of frames that have not come whole, `unsent` of answers that
-    the peers do not take. `scheduled`: a tick will end, there is no need to ask for one.
+    Attributes:
+        scratch: The buffer into which all connections read: a loop fills it for one connection and has it
+            handled before the next.
+        partial: The sizes of incomplete frames.
+        unsent: The sizes of responses that the peers have not received.
+        scheduled: Whether a tick is already scheduled.
     """
 
     __slots__ = ("_callbacks", "_dirty", "_loop", "partial", "scheduled", "scratch", "unsent")
@@ -47,15 +50,15 @@ class Tick:
         self.unsent = PartialFrames("unsent answers")
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Run `callback` at the end of every tick, in order of registration, before replies leave."""
+        """Run `callback` at the end of every tick, in order of registration, before responses are sent."""
         self._callbacks.append(callback)
 
     def remove(self, callback: Callable[[], None]) -> None:
-        """Stop running `callback`; unknown ones are ignored."""
+        """Stop running `callback`. An unknown one is ignored."""
         self._callbacks = [known for known in self._callbacks if known != callback]
 
     def schedule(self) -> None:
-        """Make sure that a tick ends after the current loop iteration's reads."""
+        """Schedule a tick after the reads of the current loop iteration."""
         # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
         if not self.scheduled:
             self.scheduled = True
@@ -68,7 +71,7 @@ class Tick:
             self.schedule()
 
     def run_now(self) -> None:
-        """End a tick here and now, before the loop would: callbacks run, replies leave."""
+        """Run the tick immediately: callbacks, then responses."""
         for callback in self._callbacks:
             try:
                 callback()
@@ -80,11 +83,11 @@ class Tick:
             for connection in dirty:
                 connection.flush()
         except BaseException:
-            # Nobody knows how much of this was sent. A peer whose connection ends asks again at once.
+            # It is unknown how much of this was sent. A peer whose connection closes repeats its request.
             for connection in dirty:
                 connection.abort()
             raise
         finally:
             self.scheduled = False
-            if self._dirty:  # written while others were flushed, by a close callback for instance
+            if self._dirty:  # written while others were flushed, for instance by a close callback
                 self.schedule()

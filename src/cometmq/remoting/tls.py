@@ -1,7 +1,7 @@
-"""TLS by RocketMQ's file of settings (docs/reference/remoting.md, TLS), for servers and clients.
+"""TLS with RocketMQ's settings file, for servers and clients (docs/reference/remoting.md, TLS).
 
-A server with TLS takes new certificates up when its files change. What its settings say is checked when it
-starts: half of it is a ConfigError.
+A server loads new certificates when its files change. Its settings are checked at the start; incomplete ones
+are a ConfigError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logs.logger(__name__)
 
 DISABLED, PERMISSIVE, ENFORCING = MODES = ("disabled", "permissive", "enforcing")
 LOOK_S = 5.0
-"""How often a server looks whether its files have changed."""
+"""The interval in seconds at which a server checks its files for changes."""
 
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
 _PATHS = ("keyPath", "certPath", "trustCertPath")
@@ -32,7 +32,7 @@ KEYS = (
 
 
 class TlsFile:
-    """What a file of settings says. Raises ConfigError for what is no such file; it blocks."""
+    """The content of a settings file. Creating it blocks. Raises ConfigError for an invalid file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -55,12 +55,12 @@ class TlsFile:
         return BOOLEANS[text] if text else default
 
     def stamps(self) -> list[tuple[int, int, int] | None]:
-        """What differs when the file itself, or one that it names, has been written."""
+        """Return values that change when the file, or one that it names, is written."""
         paths = [self.path, *(self.text(key) for key in KEYS if key.endswith("Path"))]
         return [_stamp(path) for path in paths if path]
 
     def server_context(self) -> ssl.SSLContext:
-        """For the listening side."""
+        """Return the context for the server side."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if not self.text("tls.server.certPath"):
             raise self._wrong("tls.server.certPath", "the file of a certificate: none is made here")
@@ -78,14 +78,17 @@ class TlsFile:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For the calling side. Servers are verified, unlike by RocketMQ's clients, unless the file says
-        otherwise; their names are as long as no trustCertPath says whom to believe."""
+        """Return the context for the client side.
+
+        Unlike RocketMQ's clients, it verifies servers unless the file disables that. It verifies host names
+        unless trustCertPath names the trusted certificates.
+        """
         if not self._wanted:
             raise self._wrong("tls.enable", "true, where this file is to have a client speak TLS")
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False  # RocketMQ's certificates name no hosts, and routes no names
+            context.check_hostname = False  # certificates contain no hosts, routes no names
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
             log.warning("servers are not verified: %s says so", self.path)
@@ -99,7 +102,7 @@ class TlsFile:
         key = f"tls.{side}.certPath"
         password = self.text(f"tls.{side}.keyPassword")
 
-        def ask() -> str:  # without it OpenSSL would ask at the terminal
+        def ask() -> str:  # without it OpenSSL would prompt at the terminal
             return password
 
         try:
@@ -118,8 +121,12 @@ class TlsFile:
 
 
 def client_tls(tls: ssl.SSLContext | str | os.PathLike[str] | bool | None) -> ssl.SSLContext | None:
-    """The context of what a client was given: its own, a file of settings, True for the system's trust, and
-    None or False for no TLS. Raises ConfigError."""
+    """Return the context for a client's `tls` argument. Raises ConfigError.
+
+    Args:
+        tls: A context, the path of a settings file, True for the system's certificates, None or False for no
+            TLS.
+    """
     if tls is None or tls is False:
         return None
     if isinstance(tls, ssl.SSLContext):
@@ -128,10 +135,10 @@ def client_tls(tls: ssl.SSLContext | str | os.PathLike[str] | bool | None) -> ss
 
 
 class ServerTls:
-    """TLS of the listening side: its mode, and the context for new connections. Made inside the loop."""
+    """TLS of the server side: its mode, and the context of new connections. It is created inside the loop."""
 
     def __init__(self, mode: str, file: TlsFile) -> None:
-        """Blocks. Raises ConfigError."""
+        """Load the certificates, which blocks. Raises ConfigError."""
         self.enforcing = mode == ENFORCING
         self._file = file
         self._stamps = file.stamps()
@@ -145,7 +152,7 @@ class ServerTls:
             )
 
     def start(self) -> None:
-        """Begin to look whether the files have changed."""
+        """Start to check the files for changes."""
         self._looks = Periodic(
             asyncio.get_running_loop(), LOOK_S, self.look, name="look at the files of certificates"
         )
@@ -156,7 +163,7 @@ class ServerTls:
             await self._looks.stop()
 
     async def look(self) -> None:
-        """Take up new certificates, if there are any; open connections keep theirs."""
+        """Load new certificates, if any. Open connections keep theirs."""
         await asyncio.to_thread(self._reload)
 
     def _reload(self) -> None:
@@ -166,7 +173,7 @@ class ServerTls:
         self._stamps = stamps
         try:
             file = TlsFile(self._file.path)
-            self._file, self._stamps = file, file.stamps()  # in front of the reading: a later change is seen
+            self._file, self._stamps = file, file.stamps()  # before reading: later changes are noticed
             self.context = file.server_context()
         except ConfigError as error:
             log.error("TLS goes on with the certificates it has: %s", error)
@@ -175,8 +182,10 @@ class ServerTls:
 
 
 async def server_tls(mode: str, path: str) -> ServerTls | None:
-    """What `tls.server.mode` and `tls.config.file` ask for; None: nothing. The mode may also stand in the
-    file; without one a file means permissive. Raises ConfigError."""
+    """Return the TLS for the settings `tls.server.mode` and `tls.config.file`, or None.
+
+    The file may contain the mode, too; a file without a mode means permissive. Raises ConfigError.
+    """
     if not path:
         if mode not in ("", DISABLED):
             raise ConfigError("tls.server.mode", mode, "tls.config.file too: it names the certificate")
