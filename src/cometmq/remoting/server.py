@@ -103,7 +103,7 @@ class RemotingServer:
         self._listeners.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Stop listening, wait up to `drain_s` seconds for async handlers, send responses, close everything."""
+        """Stop listening, wait up to `drain_s` seconds for async handlers, send responses, close all."""
         self.stop_listening()
         self._stopped = True
         if self._openings is not None:
