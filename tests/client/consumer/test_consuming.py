@@ -138,7 +138,11 @@ async def test_an_exception_means_later_and_the_worker_goes_on(failure: BaseExce
             raise failure
         return OK
 
-    assert await consumed(listener, 3, 1) == [(0, OK), (1, ConsumeStatus.RECONSUME_LATER), (2, OK)]
+    assert await consumed(bind_listener(listener, None, ConsumeStatus), 3, 1) == [
+        (0, OK),
+        (1, ConsumeStatus.RECONSUME_LATER),
+        (2, OK),
+    ]
 
 
 async def test_batches_of_a_dropped_queue_are_not_given_out() -> None:

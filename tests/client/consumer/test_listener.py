@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.listener import (
     ConsumeContext,
     ConsumeStatus,
     OrderlyStatus,
     bind_listener,
-    is_async,
 )
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue

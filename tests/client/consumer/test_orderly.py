@@ -191,6 +191,40 @@ async def test_nothing_overtakes_a_failed_message(
     assert broker.sent_back == []
 
 
+async def test_an_async_call_that_takes_too_long_is_cancelled(broker: FakeBroker, desk: Desk) -> None:
+    broker.store_numbers(2)
+    desk.open.clear()
+    async with desk.member(consume_timeout_s=0.05) as member:
+        await desk.has(2)
+        desk.open.set()
+        await desk.until(lambda: desk.ended == 2)
+        assert "longer than 0.05 s" in str(member.health().last_error)
+    assert desk.offsets == sorted(desk.offsets)
+    assert desk.tries[:2] == [0, 1]
+
+
+async def test_a_plain_call_that_takes_too_long_is_named_and_waited_for(
+    namesrv: FakeNamesrv, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.store_numbers(2)
+    go_on, offsets = threading.Event(), []
+
+    def listener(messages: list[MessageExt]) -> None:
+        offsets.append(messages[0].queue_offset)
+        go_on.wait(30)
+
+    member = push_consumer(namesrv, listener, orderly=True, consume_timeout_s=0.05, stall_after_s=0.05)
+    async with asyncio.timeout(20), member:
+        while "held T@broker-a:0 from offset 0 for over 0.05 s" not in caplog.text or member.health().ok:
+            await asyncio.sleep(0.01)
+        assert any("none of 2 messages held was done" in problem for problem in member.health().problems)
+        assert offsets == [0]
+        go_on.set()
+        while len(offsets) < 2:
+            await asyncio.sleep(0.01)
+    assert offsets == [0, 1]
+
+
 async def test_tries_are_counted_and_a_batch_stays_together(broker: FakeBroker, desk: Desk) -> None:
     broker.store_numbers(4)
     desk.answers = [AGAIN]

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from cometmq import logs
+from cometmq.client.cluster.workers import call_hook
 from cometmq.errors import ConfigError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, TransactionState
 from cometmq.remoting import LogBudget
@@ -121,7 +122,7 @@ def tell(hooks: Sequence[Any], method: str, subject: object) -> None:
     """Call this method of each hook."""
     for hook in hooks:
         try:
-            getattr(hook, method)(subject)
+            call_hook(getattr(hook, method), subject)
         except Exception as error:
             _failed(hook, error)
 
@@ -135,7 +136,7 @@ def kept(hooks: Sequence[FilterHook], messages: list[MessageExt]) -> list[Messag
 
 def _passes(hook: FilterHook, message: MessageExt) -> bool:
     try:
-        return bool(hook(message))
+        return bool(call_hook(hook, message))
     except Exception as error:
         _failed(hook, error)
         return True

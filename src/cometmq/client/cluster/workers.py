@@ -1,8 +1,10 @@
-"""The same thing done for many items, some at a time; functions of users in threads, and their end."""
+"""Work on many items, some at a time; and the one place where functions of users are called and ended."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sized
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -11,7 +13,16 @@ from typing import Any, TypeVar
 from cometmq import logs
 from cometmq.text import counted, seconds
 
-__all__ = ["again_if_cancelled", "cancel_all", "for_each", "in_thread"]
+__all__ = [
+    "again_if_cancelled",
+    "call_hook",
+    "call_in_thread",
+    "call_on_loop",
+    "call_user_function",
+    "cancel_all",
+    "for_each",
+    "is_async",
+]
 
 log = logs.logger("cometmq.client")
 
@@ -22,16 +33,101 @@ _CANCELLED_WITHIN_S = 1.0
 _AGAIN_S = 1.0
 
 
-async def in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
-    """What a plain function of the user's returns, called in a thread, in the context of the caller.
+def is_async(function: Callable[..., object]) -> bool:
+    """Return whether a call returns a coroutine, also for a functools.partial or an async `__call__`."""
+    call = type(function).__call__ if callable(function) else None
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
-    Raises RuntimeError for its sys.exit(): in a thread that ends the thread, and would end the loop here.
+
+async def call_user_function(executor: Executor | None, function: Callable[..., Any], *given: object) -> Any:
+    """Call a function of the user's: an async one in this task, a plain one in a thread of `executor`.
+
+    Raises:
+        RuntimeError: The function raised what is no ordinary error, see `call_on_loop`.
+    """
+    if is_async(function):
+        return await call_on_loop(function, *given)
+    return await call_in_thread(executor, function, *given)
+
+
+async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) -> R:
+    """Call an async function of the user's in this task.
+
+    Some exceptions mean more to the interpreter than "the call failed": StopIteration and its like, exits,
+    cancellations. Here they are the function's own failure, so they become a RuntimeError.
+
+    Raises:
+        RuntimeError: The function raised such an exception, which is the cause.
+        CancelledError: This task is being cancelled.
+        SystemExit, KeyboardInterrupt: The function raised it in the main thread: the program ends.
+    """
+    task = asyncio.current_task()
+    try:
+        return await function(*given)
+    except BaseException as error:
+        if _is_ordinary(error) or _is_for_program(error):
+            raise
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        if isinstance(error, GeneratorExit) and not _is_current(task):
+            raise  # this coroutine is being closed
+        raise _as_failure(error) from error
+
+
+async def call_in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
+    """Call a plain function of the user's in a thread, in the context of the caller.
+
+    Raises:
+        RuntimeError: The function raised what is no ordinary error. A future refuses a StopIteration, and
+            the call would never end; a sys.exit() would end the loop.
     """
     run = copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(executor, run, _call_here, function, *given)
+
+
+def _call_here(function: Callable[..., R], *given: object) -> R:
     try:
-        return await asyncio.get_running_loop().run_in_executor(executor, run, function, *given)
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"the function raised {error!r}, which ends its call only") from error
+        return function(*given)
+    except BaseException as error:
+        if _is_ordinary(error):
+            raise
+        raise _as_failure(error) from error
+
+
+def call_hook(function: Callable[..., R], *given: object) -> R:
+    """Call a plain function of the user's on the loop.
+
+    Raises:
+        RuntimeError: The function raised what is no ordinary error, see `call_on_loop`.
+        SystemExit, KeyboardInterrupt: The function raised it in the main thread: the program ends.
+    """
+    try:
+        return function(*given)
+    except BaseException as error:
+        if _is_ordinary(error) or _is_for_program(error):
+            raise
+        raise _as_failure(error) from error
+
+
+def _is_ordinary(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
+
+
+def _is_for_program(error: BaseException) -> bool:
+    """Return whether an exit ends the program: a loop in another thread belongs to other clients as well."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and isinstance(error, SystemExit | KeyboardInterrupt)
+
+
+def _is_current(task: asyncio.Task[Any] | None) -> bool:
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs in this thread
+        return False
+
+
+def _as_failure(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"the function raised {error!r}, which ends its call only")
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:

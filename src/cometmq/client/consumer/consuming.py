@@ -8,7 +8,6 @@ Orderly.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -36,17 +35,6 @@ _BATCHES_WITHOUT_YIELD = 32
 
 _FAILING = 3
 """Failures in a row after which a listener is a problem and no accident."""
-
-
-def _ends_us(error: BaseException) -> bool:
-    """Whether what a listener's call raised is meant for the task, or the program, in which it runs."""
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0  # otherwise something that it awaited was cancelled
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        # Only the main thread's end is the program's: a loop in a thread belongs to others as well.
-        return threading.current_thread() is threading.main_thread()
-    return isinstance(error, GeneratorExit)
 
 
 class Manner(Protocol[C, S]):
@@ -241,9 +229,7 @@ class Consuming(Generic[C, S]):
             if status not in self._manner.handled:
                 self._last_failure = "it asked for later"
             return status
-        except BaseException as error:
-            if _ends_us(error):
-                raise
+        except Exception as error:
             self.last_error = error
             self._last_failure = printable(repr(error))  # it may quote a body
             log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
-from cometmq.client.cluster.workers import in_thread
+from cometmq.client.cluster.workers import call_in_thread, call_on_loop, is_async
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 
@@ -22,8 +23,8 @@ __all__ = [
     "OrderlyListener",
     "OrderlyStatus",
     "bind_listener",
+    "cancelled_after",
     "check_listener",
-    "is_async",
     "name_of",
 ]
 
@@ -120,21 +121,31 @@ def bind_listener(
     if is_async(listener):
 
         async def on_loop(messages: list[MessageExt], context: object) -> S:
-            return _status(await (call(messages, context) if takes_context else call(messages)), statuses)
+            arguments = (messages, context) if takes_context else (messages,)
+            return _status(await call_on_loop(call, *arguments), statuses)
 
         return on_loop
 
     async def in_a_thread(messages: list[MessageExt], context: object) -> S:
         arguments = (messages, context) if takes_context else (messages,)
-        return _status(await in_thread(executor, call, *arguments), statuses)
+        return _status(await call_in_thread(executor, call, *arguments), statuses)
 
     return in_a_thread
 
 
-def is_async(listener: Callable[..., object]) -> bool:
-    """Whether a call gives a coroutine, also of a functools.partial or an object with an async __call__."""
-    call = type(listener).__call__ if callable(listener) else None
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
+def cancelled_after(timeout_s: float, listener: BoundListener[C, S]) -> BoundListener[C, S]:
+    """Return an async listener whose calls are cancelled, and fail, after `timeout_s` seconds."""
+
+    async def call(messages: list[MessageExt], context: C) -> S:
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await listener(messages, context)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the call took longer than {timeout_s:g} s and was cancelled") from error
+
+    return call
 
 
 def _takes_context(listener: Listener | OrderlyListener) -> bool:

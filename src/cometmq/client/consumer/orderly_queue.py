@@ -48,6 +48,11 @@ class OrderlyQueue(ProcessQueue):
         last = batches[-1].messages[-1].queue_offset
         return batches[0].first_offset, last, sum(len(batch.messages) for batch in batches)
 
+    def oldest_started_before(self, moment: float) -> Batch | None:
+        """Return the batch under way, if its call began before `moment` (monotonic seconds)."""
+        batch = self.under_way if self.called else None
+        return batch if batch is not None and 0 < batch.started_at < moment else None
+
     def take(self) -> Batch | None:
         """The next batch, None while another is under way, when none waits, or when the queue is given up."""
         if self.dropped or self.leaving or self.under_way or self._taken == len(self._batches):

@@ -30,7 +30,7 @@ from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
-from cometmq.client.consumer.listener import is_async
+from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token
 from enum import Enum
@@ -14,6 +14,7 @@ from typing import Any
 from cometmq import logs
 from cometmq.client.cluster.hooks import called_between
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
 from cometmq.client.consumer.giving import Giving
@@ -27,7 +28,7 @@ from cometmq.client.consumer.listener import (
     OrderlyListener,
     OrderlyStatus,
     bind_listener,
-    is_async,
+    cancelled_after,
 )
 from cometmq.client.consumer.membership import Held, Membership
 from cometmq.client.consumer.orderly import Orderly
@@ -101,23 +102,28 @@ class PushSession:
         self._order: Orderly | None = None
         self._hand_over: HandOver | None = None
         hooks = (lambda queue: self.members.made_room(queue), lambda batches: self.consuming.submit(batches))
+        overdue: Callable[[], object]
         if options.orderly:
             self._manner = self._order = Orderly(group, *hooks, lambda queues: self.members.lost(queues))
+            overdue = self._report_overdue
         else:
             if group.clustering and options.handover_timeout_s > 0:
                 self._hand_over = HandOver(group)
             self._manner = acknowledger = Acknowledger(group, *hooks, self._left)
             overdue = partial(self._send_back_overdue, acknowledger)
-            self._jobs.append(
-                Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
-            )
+        self._jobs.append(
+            Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
+        )
         self._bound: BoundListener[Any, Enum]
         self._bound = bind_listener(listener, self._executor, type(self._manner.later))
         self.consuming: Consuming[Any, Any] | Giving[Any, Any]
         if gives:
             self.consuming = Giving(self._manner, group)
         else:
-            listen = called_between(self._bound, options.consume_hooks, name)
+            listen = self._bound
+            if options.orderly and is_async(listener):
+                listen = cancelled_after(options.consume_timeout_s, listen)
+            listen = called_between(listen, options.consume_hooks, name)
             listen = traced(listen, client.traces, name, options.consume_timeout_s)
             if client.options.telemetry is not None:
                 listen = client.options.telemetry.processing(listen, name)
@@ -221,6 +227,19 @@ class PushSession:
                 if not batch.done:
                     break
         await self._let_go()
+
+    def _report_overdue(self) -> None:
+        """Log the calls of a plain orderly listener that take too long: a thread cannot be ended, and nothing
+        may overtake its messages."""
+        timeout_s = self.group.options.consume_timeout_s
+        before = asyncio.get_running_loop().time() - timeout_s
+        for queue, held in self.members.held.items():
+            batch = held.queue.oldest_started_before(before)
+            if batch is not None:
+                log.warning(
+                    "group %s: the listener has held %s from offset %d for over %g s; the queue waits for it",
+                    self.group.name, queue, batch.first_offset, timeout_s,
+                )  # fmt: skip
 
     async def _let_go(self) -> None:
         """A stream keeps nothing that nobody can acknowledge any more."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from cometmq import logs
-from cometmq.client.cluster.workers import for_each
+from cometmq.client.cluster.workers import call_hook, for_each
 from cometmq.client.group.allocate import hashing, share_of
 from cometmq.client.group.group import Group
 from cometmq.errors import CometError, NoRouteError
@@ -185,6 +185,6 @@ class Rebalance:
             return
         self._told[topic] = queues, mine
         try:
-            listener(topic, tuple(queues), tuple(mine))
+            call_hook(listener, topic, tuple(queues), tuple(mine))
         except Exception:
             log.exception("the queue listener of group %s failed for %s", self._group.name, topic)

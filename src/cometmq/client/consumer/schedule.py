@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cometmq import logs
-from cometmq.client.cluster.workers import again_if_cancelled, cancel_all
+from cometmq.client.cluster.workers import again_if_cancelled, call_on_loop, cancel_all
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.errors import ConfigError, shown
@@ -143,12 +143,9 @@ class Schedule:
 
     async def _call(self, queue: MessageQueue, turn: PullTurn) -> None:
         try:
-            await self.functions[queue.topic](queue, turn)
+            await call_on_loop(self.functions[queue.topic], queue, turn)
             _check_delay(turn.next_delay_s)
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # we are cancelled; otherwise something that the function awaited was
+        except Exception as error:
             text = printable(repr(error))
             if self.problems.get(queue) != text:
                 log.warning("%s: the scheduled function failed: %s", queue, text, exc_info=error)

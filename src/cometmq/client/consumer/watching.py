@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.workers import for_each, in_thread
+from cometmq.client.cluster.workers import call_user_function, for_each
 from cometmq.client.group.health import QueueHealth
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
@@ -153,9 +152,6 @@ class QueueWatch:
                 continue
             self._known[topic] = queues
             try:
-                if inspect.iscoroutinefunction(function):
-                    await function(topic, queues)
-                else:
-                    await in_thread(None, function, topic, queues)
+                await call_user_function(None, function, topic, queues)
             except Exception:
                 log.exception("what watches the queues of %s failed", topic)

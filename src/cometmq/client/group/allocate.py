@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from cometmq.client.cluster.workers import call_hook
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 
@@ -217,7 +218,8 @@ def share_of(
     Raises ConfigError for a strategy that fails.
     """
     try:
-        mine = list(strategy.allocate(client_id, sorted(set(queues)), sorted(set(client_ids))))
+        shared = sorted(set(queues)), sorted(set(client_ids))
+        mine = call_hook(lambda: list(strategy.allocate(client_id, *shared)))
         if not all(isinstance(queue, MessageQueue) for queue in mine):
             raise TypeError(f"allocate() gave {mine!r}")
     except ConfigError:

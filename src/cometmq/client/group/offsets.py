@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.workers import for_each
+from cometmq.client.cluster.workers import call_on_loop, for_each
 from cometmq.client.group.options import ConsumeFromWhere, OffsetStorage
 from cometmq.errors import CometError, Transient
 from cometmq.message import MessageQueue, PullResult
@@ -150,7 +150,7 @@ class OwnOffsets:
     async def read(self, queue: MessageQueue) -> int | None:
         try:
             async with asyncio.timeout(_STORAGE_S):
-                offset = await self._storage.read(queue)
+                offset = await call_on_loop(self._storage.read, queue)
             if offset is not None and not (isinstance(offset, int) and offset >= 0):
                 raise TypeError(f"read() gives an offset or None, not {offset!r}")
         except CometError:
@@ -162,7 +162,7 @@ class OwnOffsets:
     async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
         try:
             async with asyncio.timeout(_STORAGE_S):
-                await self._storage.write(dict(table))
+                await call_on_loop(self._storage.write, dict(table))
         except CometError as error:
             return dict.fromkeys(table, error)
         except Exception as error:

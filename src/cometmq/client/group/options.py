@@ -182,8 +182,9 @@ class PushOptions(MemberOptions):
     max_reconsume_times: int | None = None
     """Failures after which a message becomes a dead letter; None: 16, or orderly 2**31 - 1."""
     consume_timeout_s: float = 900.0
-    """A message whose listener runs longer is sent back, so that the queue's offset can move on. Not when
-    orderly: nothing may overtake it."""
+    """A message whose listener runs longer is sent back, so that the queue's offset can move on. When
+    orderly, nothing may overtake it: the call of an async listener is cancelled and fails; that of a plain
+    one is reported in the log, since a thread cannot be ended."""
     consume_hooks: Sequence[ConsumeHook] = ()
     """Told of each call of the listener."""
     filter_hooks: Sequence[FilterHook] = ()

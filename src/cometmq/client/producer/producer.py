@@ -23,7 +23,7 @@ from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
-from cometmq.client.cluster.workers import for_each
+from cometmq.client.cluster.workers import call_hook, for_each
 from cometmq.client.producer.latency import SlowBrokers
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
@@ -426,7 +426,7 @@ class Producer(LookingClient):
         """Ask the checks, and tell the hooks. Raises what a check raises."""
         sending = Sending(self.group, outgoing.messages, queue, self._master_of(queue), oneway)
         for check in self.options.check_forbidden:
-            check(sending)
+            call_hook(check, sending)
         tell(self.options.send_hooks, "before_send", sending)
         return sending
 
@@ -439,7 +439,7 @@ class Producer(LookingClient):
     def _select(
         self, selector: QueueSelector, queues: Sequence[MessageQueue], message: Message, argument: object
     ) -> MessageQueue:
-        queue = selector(queues, message, argument)
+        queue = call_hook(selector, queues, message, argument)
         if queue is None or queue.topic != message.topic:
             raise ValueError(f"the selector gave {queue!r} for a message of topic {message.topic}")
         return queue

@@ -20,7 +20,6 @@ producer of the group, and goes on asking while the answer is UNKNOWN.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +31,7 @@ from cometmq.client.cluster.hooks import EndingTransaction, tell
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.telemetry import spanned
-from cometmq.client.cluster.workers import again_if_cancelled, cancel_all, in_thread
+from cometmq.client.cluster.workers import again_if_cancelled, call_user_function, cancel_all
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare_half
 from cometmq.client.producer.producer import COMPRESS_HERE, Producer, check_kind
@@ -231,22 +230,16 @@ class TransactionProducer(Producer):
         self, method: Callable[..., Any], *given: object
     ) -> tuple[TransactionState, BaseException | None]:
         try:
-            if inspect.iscoroutinefunction(method):
-                state = await method(*given)
-            else:
-                if self._threads is None:
-                    name = f"cometmq-{self.group}"
-                    self._threads = ThreadPoolExecutor(self.options.transaction_threads, name)
-                state = await in_thread(self._threads, method, *given)
+            if self._threads is None:
+                name = f"cometmq-{self.group}"
+                self._threads = ThreadPoolExecutor(self.options.transaction_threads, name)
+            state = await call_user_function(self._threads, method, *given)
             if state is None:
                 return TransactionState.UNKNOWN, None
             if not isinstance(state, TransactionState):
                 raise TypeError(f"{method.__name__} returns a TransactionState or None, not {state!r}")
             return state, None
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # we are cancelled; otherwise something that the listener awaited was
+        except Exception as error:
             log.warning(
                 "%s of group %s failed, the transaction is UNKNOWN: %s",
                 method.__name__, self.group, printable(repr(error)), exc_info=error,
