@@ -1,4 +1,4 @@
-"""Where a broker is reached."""
+"""The addresses of a broker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.protocol.ids import pack_host
 
 HA_OFFSET = 1
-"""From listenPort to the port where slaves connect, unless haListenPort is set."""
+"""The offset from listenPort to the port where slaves connect, unless haListenPort is set."""
 
 
 @dataclass(eq=False)
 class BrokerAddress:
-    """The addresses of a broker; the ports are known once it listens. ip: the numeric address of brokerIP1.
+    """The addresses of a broker. The ports are known once it listens.
 
-    Records and answers have room for numbers only; clients and name servers are told the name of brokerIP1.
+    `ip` is the numeric address of brokerIP1: records and responses have room for numbers only. Clients and
+    name servers receive the name in brokerIP1.
     """
 
     config: BrokerConfig
@@ -25,27 +26,27 @@ class BrokerAddress:
 
     @property
     def interface(self) -> str:
-        """The interface to listen on: all of them unless one is set."""
+        """The interface to listen on; all interfaces unless one is set."""
         return self.config.bind_address or ("::" if ":" in self.ip else "0.0.0.0")
 
     @property
     def text(self) -> str:
-        """ "host:port", as the name servers know it."""
+        """The address "host:port" that the broker registers."""
         return host_port(self.config.broker_ip1, self.port)
 
     @property
     def ha_text(self) -> str:
-        """ "host:port" for slaves."""
+        """The address "host:port" for slaves."""
         return host_port(
             self.config.broker_ip2 or self.config.broker_ip1, self.ha_port or self.port + HA_OFFSET
         )
 
     @property
     def packed(self) -> bytes:
-        """8 or 20 bytes, as in records."""
+        """The address as in records, 8 or 20 bytes."""
         return pack_host(host_port(self.ip, self.port))
 
 
 def host_port(host: str, port: int) -> str:
-    """ "host:port", IPv6 in brackets."""
+    """Return "host:port", with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

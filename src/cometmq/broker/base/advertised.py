@@ -1,5 +1,7 @@
-"""Whether clients can use the address that a broker tells them (brokerIP1): an error or a warning at the
-start, instead of producers that fail one by one later."""
+"""Checks of the address that a broker advertises (brokerIP1).
+
+An unusable address is an error or a warning at the start, instead of producers that fail one by one later.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def check_usable(host: str, ip: str) -> None:
-    """Raises ConfigError for a brokerIP1 that nobody can connect to. ip: what it resolves to."""
+    """Check that clients can connect to brokerIP1.
+
+    Args:
+        host: The value of brokerIP1.
+        ip: The address that it resolves to.
+
+    Raises:
+        ConfigError: No client can connect to the address.
+    """
     found = _parsed(ip)
     for wrong, what in (
         (found.is_unspecified, "an address to listen on (that is bindAddress), none to connect to"),
@@ -30,8 +40,13 @@ def check_usable(host: str, ip: str) -> None:
 
 
 def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
-    """What may be wrong with an address that can be used. own: it is one of this machine's. problem: why a
-    connection to it from here failed, "" if it did not."""
+    """Return warnings about a usable address.
+
+    Args:
+        address: The address.
+        own: Whether it is an address of this machine.
+        problem: Why a connection to it from this machine failed, or "".
+    """
     told = f"brokerIP1={address.config.broker_ip1}"
     found = []
     if address.interface in ALL_INTERFACES and _parsed(address.ip).is_loopback:
@@ -50,8 +65,10 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
 
 
 def unguarded(address: BrokerAddress, port: int, who: str) -> str:
-    """What is to be said of a port of replication, which knows no accounts and no TLS, where the broker's own
-    port does; "" where nothing is. who: connects there."""
+    """Return a warning if a replication port is open although the broker's own port is protected, or "".
+
+    Replication ports support neither accounts nor TLS. `who` names the peers that connect to the port.
+    """
     config = address.config
     guards = {
         "aclEnable": config.acl_enable,
@@ -68,9 +85,9 @@ def unguarded(address: BrokerAddress, port: int, who: str) -> str:
 
 
 async def look(address: BrokerAddress) -> None:
-    """Warn of what may be wrong with the address of a broker that listens."""
+    """Log warnings about the address of a listening broker."""
     own = is_own(address.ip)
-    # A connection to an own address never leaves this machine, so it would prove nothing more.
+    # A connection to an address of this machine never leaves it, so it would prove nothing more.
     certain = own and address.interface in (*ALL_INTERFACES, address.ip)
     problem = "" if certain else await connect_problem(address.ip, address.port)
     for doubt in doubts(address, own=own, problem=problem):
@@ -78,7 +95,7 @@ async def look(address: BrokerAddress) -> None:
 
 
 async def connect_problem(ip: str, port: int) -> str:
-    """Why a connection fails; "" if it does not."""
+    """Return why a connection fails, or ""."""
     try:
         async with asyncio.timeout(ANSWER_S):
             _, writer = await asyncio.open_connection(ip, port)
@@ -92,7 +109,7 @@ async def connect_problem(ip: str, port: int) -> str:
 
 
 def is_own(ip: str) -> bool:
-    """Whether an address is one of this machine's."""
+    """Return whether an address belongs to this machine."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,7 +1,7 @@
-"""Attributes of topics: 5.x's option form `+key=value,-key`, and which keys there are.
+"""Attributes of topics: their keys, and 5.x's option form `+key=value,-key`.
 
-`retention.ms` and `retention.bytes` are ours; `message.type` is kept for 5.x's tools and clients, nothing
-here acts on it. Names and values are kept in topics.json as 5.x keeps them.
+`retention.ms` and `retention.bytes` are CometMQ's own. `message.type` is stored for 5.x's tools and clients
+and has no effect. topics.json contains names and values in 5.x's form.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ _HOUR_MS = 3_600_000
 
 
 def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours: int) -> dict[str, str]:
-    """A topic's attributes after a change. reserved_hours: fileReservedTime. Raises ConfigError with key,
-    value and expected form."""
+    """Return a topic's attributes after a change.
+
+    Args:
+        present: The attributes before.
+        text: The change, in the option form.
+        reserved_hours: The setting fileReservedTime.
+
+    Raises:
+        ConfigError: The change is invalid. The error contains key, value and expected form.
+    """
     result = dict(present or {})
     for part in (text or "").split(","):
         word = part.strip()
@@ -63,8 +71,7 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
 
 
 def limits(topics: Mapping[str, TopicConfig]) -> dict[str, TopicLimit]:
-    """What the store is to keep of topics that have a retention of their own; values that are no numbers
-    (a file edited by hand) count as none."""
+    """Return the retention limits of topics that have their own. Values that are not numbers are ignored."""
     found = {}
     for name, config in topics.items():
         age = _number(config.attributes, RETENTION_MS)

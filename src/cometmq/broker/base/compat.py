@@ -1,6 +1,7 @@
-"""Where RocketMQ's versions differ: what we do for which request. docs/server.md shows the same table.
+"""The differences between RocketMQ's versions, and CometMQ's behaviour for each request.
 
-The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; then 5.5.0's.
+The rule is 4.9.7's behaviour, unless the version or code of a request is 5.x's; then 5.5.0's. docs/server.md
+contains the same table.
 
 | point | 4.9 requests | 5.x requests |
 |---|---|---|
@@ -14,13 +15,13 @@ The rule: 4.9.7's behaviour, unless the request's version or code is of 5.x; the
 | group deletion (207) | removeOffset | cleanOffset; both are read |
 | retry sent by a client (310) | dead at the maximum, DELAY 0 | dead above it, or with locked queues; -1 |
 | send of a half message | | transactionId in its answer, property __transactionId__: its UNIQ_KEY |
-| end of a transaction (37), late | taken | 604 if the message's own time is over and nobody has asked |
+| end of a transaction (37), late | accepted | 604 if the message's own time is over and no check was sent |
 | maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | CONTAINS, STARTSWITH, ENDSWITH in SQL92 filters | names of properties | operators |
 | 18, 225, 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask every broker |
 
-What differs for everybody is listed below that table of docs/server.md.
+Differences that do not depend on the request are listed below that table in docs/server.md.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from cometmq.protocol.properties.values import put, value_of
 
 
 def is_5x(version: int) -> bool:
-    """Whether a request comes from a 5.x client or tool."""
+    """Return whether a request comes from a 5.x client or tool."""
     return version >= VERSION_5_0_0
 
 
 def invalid_parameter(version: int) -> int:
-    """The code for a bad topic name or queue id."""
+    """Return the response code for a bad topic name or queue id."""
     return int(ResponseCode.INVALID_PARAMETER if is_5x(version) else ResponseCode.SYSTEM_ERROR)
 
 
 def spreads_batch_properties(version: int) -> bool:
-    """Whether the properties of a batch itself are added to each of its messages."""
+    """Return whether the properties of a batch itself are added to each of its messages."""
     return not is_5x(version)
 
 
 def level_of_dead_letter(version: int) -> bytes:
-    """DELAY of a dead letter that a client's own send to a retry topic became."""
+    """Return the property DELAY of a dead letter that was a client's own send to a retry topic."""
     return b"-1" if is_5x(version) else b"0"
 
 
 def half_properties(version: int, properties: bytes) -> bytes:
-    """What is stored of a half message's properties."""
+    """Return the stored properties of a half message."""
     key = value_of(properties, b"UNIQ_KEY")
     return put(properties, b"__transactionId__", key) if key and is_5x(version) else properties
 
 
 def most_bytes(version: int, asked: int | None) -> int | None:
-    """The most bytes of messages that a pull wants beside the broker's own limits; None: no such wish."""
+    """Return the size limit in bytes that a pull requests, or None."""
     return max(100, min(asked, 128 << 20)) if asked is not None and is_5x(version) else None
 
 
 def search_mode(version: int, boundary_type: str | None) -> str | None:
-    """How code 29 searches: the nearest message (None), or a "LOWER" or "UPPER" boundary."""
+    """Return the search mode of request 29: None for the nearest message, or the boundary LOWER or UPPER."""
     if not is_5x(version):
         return None
     return "UPPER" if boundary_type is not None and boundary_type.upper() == "UPPER" else "LOWER"

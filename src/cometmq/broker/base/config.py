@@ -41,10 +41,11 @@ from cometmq.store import SLAVE, StoreConfig
 
 log = logs.logger(__name__)
 
-# What UPDATE_BROKER_CONFIG refuses: configBlackList and brokerConfigPath as Apache's broker does, and what
-# decides where the broker keeps things, who it is, where it is reached, and how long its files are. With a
-# wrong value for one of these it would not start again, or start as another broker. And what decides whether
-# the code of others is run (Apache's broker made a command of such settings: CVE-2023-33246).
+# UPDATE_BROKER_CONFIG refuses these settings: configBlackList and brokerConfigPath, as in Apache's broker,
+# and those that decide where the broker stores data, its identity, its address, and the lengths of its files.
+# With a wrong value the broker would not start again, or start as another broker. Settings that decide
+# whether uploaded code is run are refused, too (Apache's broker built a command from such settings:
+# CVE-2023-33246).
 NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
@@ -76,18 +77,16 @@ AT_NEXT_START = frozenset(
 MASTER_ID = 0
 """The brokerId of every master."""
 HELD_PULLS_MAX = 1 << 20
-"""The most that the settings of held pulls can be: each pull costs about a kilobyte."""
+"""The maximum of the settings for parked pulls: each pull takes about a kilobyte."""
 
 
 def host_name() -> str:
-    """This machine's name, the default broker name."""
+    """Return this machine's name, the default broker name."""
     return socket.gethostname() or "DEFAULT_BROKER"
 
 
 def local_address() -> str:
-    """The address other machines reach this one at, as far as the routing table knows; 127.0.0.1 without a
-    network.
-    """
+    """Return the address at which other machines reach this one by the routing table, else 127.0.0.1."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         probe.connect(("192.0.2.1", 9))  # a documentation address: no packet is sent by a datagram connect

@@ -1,7 +1,7 @@
-"""The delay levels: their texts, and what a message with a level becomes while it waits.
+"""Delay levels: their configuration, and the stored form of a message that waits.
 
 A delayed message is stored in SCHEDULE_TOPIC_XXXX, queue `level - 1`, with its destination in REAL_TOPIC and
-REAL_QID; its consume-queue entry carries the delivery time in ms instead of the tag hash
+REAL_QID. Its consume-queue entry contains the delivery time in ms instead of the tag hash
 (docs/reference/storage.md, Delay levels).
 """
 
@@ -13,40 +13,39 @@ import msgspec
 
 from cometmq.store import StoreConfig
 
-# What Apache's store adds to a schedule record of a level that the table does not know.
+# The delay that Apache's store uses for a level that the table does not contain.
 UNKNOWN_LEVEL_MS = 1_000
-# A wall clock that moves by less than this against the monotonic clock is being adjusted slowly. Messages
-# wait this much longer.
+# Smaller changes of the wall clock against the monotonic clock are slow adjustments. Messages wait this much
+# longer.
 STEP_MS = 10
 
 
 class DelayLevels(msgspec.Struct, frozen=True):
-    """Level (1-based) -> delay: `delays_ms[level - 1]`."""
+    """The delays of the levels, which count from 1: `delays_ms[level - 1]`."""
 
     delays_ms: tuple[int, ...]
 
     @classmethod
     def of(cls, config: StoreConfig) -> DelayLevels:
-        """The levels of the setting `messageDelayLevel`. Raises ConfigError."""
+        """Return the levels of the setting `messageDelayLevel`. Raises ConfigError."""
         return cls(tuple(config.delay_levels_ms.values()))
 
     def delay_ms(self, level: int) -> int:
-        """Delay of a level in ms; 1 s for one that does not exist."""
+        """Return the delay of a level in ms, 1 s for an unknown level."""
         return self.delays_ms[level - 1] if 0 < level <= len(self.delays_ms) else UNKNOWN_LEVEL_MS
 
     def effective(self, requested: int) -> int:
-        """The level a request for `requested` gets: 0 for none, never above the last."""
+        """Return the level for a requested one: 0 for none, at most the last level."""
         return min(max(requested, 0), len(self.delays_ms))
 
 
 class ClockSteps:
-    """By how much the monotonic clock was ahead of the wall clock that stamped the records of a queue, and
-    from which queue offset on. No I/O in here.
+    """The lead of the monotonic clock over the wall clock when the records of a queue were stored.
 
-    A record bears the wall time of its storing, but a wall clock steps: what it gained or lost between
-    storing and delivery would make messages early or late. So the monotonic clock measures delays, one that
-    counts sleep. There is no note for records from before the start: they count as stamped by the wall clock
-    of the start.
+    A record contains the wall time of its storing. If the wall clock is set between storing and delivery,
+    messages would be delivered early or late, so delays are measured by the monotonic clock that counts
+    sleep. Records from before the start count as stored by the wall clock of the start. The leads are kept by
+    queue offset, without I/O.
     """
 
     __slots__ = ("notes",)
@@ -55,13 +54,15 @@ class ClockSteps:
         self.notes = deque([(0, monotonic_ms - now_ms)])
 
     def note(self, offset: int, ahead_ms: int) -> None:
-        """The time stamp of the record at this offset is so far behind the monotonic clock."""
+        """Record the lead in ms for the record at this offset and those after it."""
         if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """What to add to a time of the record at this offset for one of the monotonic clock. Mostly it is
-        asked for the oldest."""
+        """Return what converts the store time of the record at this offset to the monotonic clock, in ms.
+
+        The oldest record is the most frequent case.
+        """
         found = self.notes[0][1]
         for first, ahead_ms in self.notes:
             if first > offset:
@@ -70,27 +71,27 @@ class ClockSteps:
         return found
 
     def passed(self, offset: int) -> None:
-        """Nobody asks any more for what is before this offset."""
+        """Remove the entries that concern only records before this offset."""
         while len(self.notes) > 1 and self.notes[1][0] <= offset:
             self.notes.popleft()
 
 
 class DueTimes:
-    """When the messages of one level are due, in milliseconds of the monotonic clock. No I/O in here.
+    """The delivery times of one level's messages, in ms of the monotonic clock. It does no I/O.
 
-    What was stored before the start counts as stored at the start if its time stamp is in the future.
+    A message stored before the start counts as stored at the start if its timestamp lies in the future.
     """
 
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
-        """stored: the queue's end at the start."""
+        """Create the times of a level whose queue ended at offset `stored` at the start."""
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # of what was stored at the start
+        self._latest_ms = monotonic_ms + delay_ms  # for messages stored before the start
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:
-        """When the message at this offset is due."""
+        """Return the delivery time of the message at this offset."""
         due_ms = store_timestamp_ms + self._delay_ms + self.steps.ahead_ms(offset) + STEP_MS
         return min(due_ms, self._latest_ms) if offset < self._stored else due_ms

@@ -1,4 +1,4 @@
-"""The members of a raft group as the settings name them."""
+"""The members of a raft group in the settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NUMBERED = re.compile(r"[A-Za-z]+([0-9]{1,6})").fullmatch
 
 
 class Peer(NamedTuple):
-    """A member of dLegerPeers."""
+    """A member in dLegerPeers."""
 
     member: str
     addr: str
 
 
 def peers_of(text: str) -> list[Peer]:
-    """The members in dLegerPeers, `n0-host:port;n1-host:port`. Raises ConfigError."""
+    """Return the members in dLegerPeers, `n0-host:port;n1-host:port`. Raises ConfigError."""
     peers = []
     for word in filter(None, (word.strip() for word in text.split(";"))):
         found = _PEER(word)
@@ -33,7 +33,7 @@ def peers_of(text: str) -> list[Peer]:
 
 
 def broker_id_of(member: str) -> int:
-    """The brokerId of a follower: the number in its name and one. Raises ConfigError."""
+    """Return the brokerId of a follower: the number in its name plus one. Raises ConfigError."""
     found = _NUMBERED(member)
     if found is None:
         raise ConfigError("dLegerSelfId", member, "letters and a number, like n0")
@@ -41,13 +41,12 @@ def broker_id_of(member: str) -> int:
 
 
 def preferred_of(text: str) -> list[str]:
-    """The members in preferredLeaderId, `;` between."""
+    """Return the members in preferredLeaderId, which are separated by `;`."""
     return list(filter(None, (word.strip() for word in text.split(";"))))
 
 
 def check_member(member: str, peers: str, preferred: str) -> None:
-    """Raises ConfigError for a member (dLegerSelfId) that is none of the peers (dLegerPeers), and for a
-    preferredLeaderId that names another than these."""
+    """Raise ConfigError unless dLegerPeers has the member (dLegerSelfId) and those in preferredLeaderId."""
     broker_id_of(member)
     known = dict(peers_of(peers))
     if member not in known:

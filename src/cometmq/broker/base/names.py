@@ -1,7 +1,7 @@
-"""Topic and group names in requests, refused in Apache's words (docs/reference/storage.md, Names).
+"""The check of topic and group names in requests, with Apache's remarks (docs/reference/storage.md, Names).
 
-Every request but the hot ones passes through `names_checked`, so a handler need not think of it; sends and
-pulls check a name that they see for the first time. Names in bodies are checked by those who decode them.
+All requests except the hot ones pass through `names_checked`, so handlers need not check. Sends and pulls
+check a name when they see it for the first time. The decoders of bodies check the names in them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ CHECK_BY_THEMSELVES = frozenset(
         RequestCode.LITE_PULL_MESSAGE,
     }
 )
-"""Requests on the hot path."""
+"""The requests on the hot path."""
 
 
 def check_topic(topic: str | None, version: int) -> str:
-    """The name, if it may be a topic's. Raises CommandError with 1, or 29 for requests of 5.x."""
+    """Return a valid topic name. Raises CommandError with code 1, or 29 for requests of 5.x."""
     return _checked(topic, "topic", TOPIC_LENGTH_MAX, version)
 
 
 def check_group(group: str | None, version: int) -> str:
-    """The name, if it may be a group's. Raises CommandError with 1, or 29 for requests of 5.x."""
+    """Return a valid group name. Raises CommandError with code 1, or 29 for requests of 5.x."""
     return _checked(group, "group", GROUP_LENGTH_MAX, version)
 
 
@@ -61,12 +61,11 @@ FIELDS: dict[str, Check] = {
     "destGroup": check_group,
     "compareGroup": check_group,
 }
-"""Ext fields that are names, in whatever request. The handler judges blank ones: many are
-optional."""
+"""The ext fields that contain names, in any request. Handlers check for blank ones: many are optional."""
 
 
 def names_checked(handler: Handler) -> Handler:
-    """The handler, behind a check of the names in the ext fields."""
+    """Return the handler with a check of the names in the ext fields before it."""
 
     def checked(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         ext = frame.ext

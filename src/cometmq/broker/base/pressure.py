@@ -1,6 +1,6 @@
-"""Which requests a broker refuses because it cannot keep up, and in which words. No clock and no I/O in here.
+"""The decision which requests an overloaded broker refuses, and with which remark. It does no I/O.
 
-docs/server.md, Back-pressure, defines each reason and its limit; the words before the reason are those of
+docs/server.md, Back-pressure, defines each reason and its limit. The text before the reason is that of
 Apache's broker (docs/reference/storage.md, Overload).
 """
 
@@ -18,7 +18,7 @@ SENDS = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
-# Requests -> the setting that says how late the loop may be for them: those that share a queue in Apache's
+# The setting with the maximum delay of the loop, for each group of requests that share a queue in Apache's
 # broker.
 LATENESS = {
     SENDS: "wait_time_mills_in_send_queue",
@@ -32,11 +32,13 @@ MARKS = {LAG: "TIMEOUT_CLEAN_QUEUE", FLUSH: "PCBUSY_CLEAN_QUEUE", PENDING: "OVER
 
 
 class Load(NamedTuple):
-    """What was measured of a broker at one moment.
+    """The measured load of a broker at one moment.
 
-    lag_ms: how late the loop was, both now and the time before: the smaller of the two. sync_ms: how long the
-    sync has taken that senders wait for, 0 with ASYNC_FLUSH. waiting: senders that wait for the device.
-    unflushed: bytes of the log that are not on the device.
+    Attributes:
+        lag_ms: The delay of the loop: the smaller one of the last two measurements.
+        sync_ms: The duration of the sync that senders wait for; 0 with ASYNC_FLUSH.
+        waiting: The number of senders that wait for the device.
+        unflushed: The bytes of the log that are not on the device.
     """
 
     lag_ms: int = 0
@@ -46,7 +48,7 @@ class Load(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """A limit that is exceeded: the measured value and the limit, in ms or bytes."""
+    """An exceeded limit: the measured value and the limit, in ms or bytes."""
 
     reason: str
     measured: int
@@ -59,7 +61,7 @@ class Excess(NamedTuple):
 
 
 def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
-    """Request code -> the limits for it that are exceeded; requests without any are left out."""
+    """Return the exceeded limits by request code."""
     if not config.broker_fast_failure_enable:
         return {}
     of_sends = []
@@ -80,7 +82,7 @@ def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
 
 
 def remark(excess: list[Excess], load: Load) -> str:
-    """Apache's words for a busy broker, then what is exceeded, and by how much."""
+    """Return Apache's remark for a busy broker, followed by the exceeded limits."""
     waited = max(load.lag_ms, load.sync_ms)
     return (
         f"[{MARKS[excess[0].reason]}]broker busy, start flow control for a while, "

@@ -1,7 +1,7 @@
-"""Back-pressure: measures how far a broker keeps up, and refuses what it would only keep waiting.
+"""Back-pressure: measures the load of a broker and refuses requests that it could not serve in time.
 
-A timer looks 50 times a second. What is refused is diverted from its handlers in the server's table, so a
-request that is not refused pays nothing. pressure.py decides.
+A timer measures 50 times per second. Refused requests get another handler in the server's table, so accepted
+requests cost nothing more. pressure.py decides.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cometmq.store import MessageStore
 log = logs.logger(__name__)
 
 LOOK_S = 0.02
-REST_S = 10.0  # from one line of the log about it to the next
+REST_S = 10.0  # the minimum interval between two log lines about refusals
 
 
 @dataclass(eq=False, kw_only=True)
 class Protection:
-    """Looks, and refuses. divert: has a handler take the requests of these codes (RemotingServer.divert)."""
+    """Measures the load and refuses requests. `divert` sets the handler of codes (RemotingServer.divert)."""
 
     config: BrokerConfig
     store: MessageStore
@@ -38,34 +38,34 @@ class Protection:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._late_ms = 0  # at the last look
+        self._late_ms = 0  # at the last measurement
         self._exceeded: dict[int, list[Excess]] = {}
         self._said_at = -REST_S
         self.load = Load()
         self.refused = 0
-        """Requests, since the start."""
+        """The number of refused requests since the start."""
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start to measure."""
         self._due = self._loop.time() + LOOK_S
         self._timer = self._loop.call_at(self._due, self._look)
 
     def stop(self) -> None:
-        """Look no more, and refuse nothing."""
+        """Stop to measure and refuse nothing more."""
         if self._timer is not None:
             self._timer.cancel()
         self._refuse({})
 
     @property
     def why(self) -> str:
-        """The limits that are exceeded now; "" when nothing is refused."""
+        """Return the limits that are exceeded now, or "" if no request is refused."""
         return "; ".join(dict.fromkeys(str(each) for excess in self._exceeded.values() for each in excess))
 
     def _look(self) -> None:
         late_ms = int((self._loop.time() - self._due) * 1000)
         flusher = self.store.flusher
         self.load = Load(
-            # One stall that is over does not count: the requests that waited are served best at once.
+            # A single stall that is over does not count: the waiting requests are best served immediately.
             lag_ms=min(late_ms, self._late_ms),
             sync_ms=int(flusher.syncing_s * 1000) if self.store.config.sync_flush else 0,
             waiting=self.writer.waiting,
@@ -73,7 +73,7 @@ class Protection:
         )
         self._late_ms = late_ms
         if 0 < self.config.max_unflushed_bytes <= 2 * self.load.unflushed:
-            flusher.request()  # whatever the flush interval is
+            flusher.request()  # independent of the flush interval
         self._refuse(exceeded(self.load, self.config))
         self.start()
 

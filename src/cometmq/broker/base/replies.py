@@ -1,7 +1,7 @@
-"""Answers to sends and pulls, formatted straight to bytes: the JSON header that Apache's 4.9 broker writes.
+"""Responses to sends and pulls, formatted directly as bytes with the JSON header of Apache's 4.9 broker.
 
-A success answer of a send must have extFields, and MSG_REGION in it: the Java client reads it unchecked
-(docs/reference/remoting.md, Sending). Whatever the request's serialization, JSON may be answered
+A successful response to a send must have extFields with MSG_REGION, because the Java client reads it without
+a check (docs/reference/remoting.md, Sending). JSON is a valid response to either serialisation
 (docs/reference/remoting.md, Serialisation of answers).
 """
 
@@ -19,8 +19,12 @@ from cometmq.store import TickMessage
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
-    """Who has sent a message, unless oneway. opaque: decimal digits; waits: the sender wants to know that the
-    message is as safe as the broker promises."""
+    """The sender of a message that expects a response.
+
+    Attributes:
+        opaque: The request's number in decimal digits.
+        waits: Whether the response must wait until the message is as durable as the broker promises.
+    """
 
     connection: Connection
     opaque: bytes
@@ -36,7 +40,8 @@ _SEND = (
     b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"%b'
     + _TAIL
 )
-# The same for success, to be filled in twice: with what holds for all answers, and with those of one message.
+# The template of a success. It is filled in two steps: the values of all responses, then those of one
+# message.
 _OK = (
     b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
     b'"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%b,"serializeTypeCurrentRPC":"JSON","version":'
@@ -48,18 +53,18 @@ _PULL = (
     + _TAIL
 )
 
-# Length word and header word of bodiless answers, by the size of the header.
+# Length word and header word of responses without a body, by the size of the header.
 _WORDS = [_lengths(4 + size, size) for size in range(512)]
 
 
 def frame_of(header: bytes, body_size: int = 0) -> bytes:
-    """Length word, header word and header of a JSON frame whose body follows."""
+    """Return length word, header word and header of a JSON frame with a body of `body_size` bytes."""
     size = len(header)
     return _lengths(4 + size + body_size, size) + header
 
 
 class SendReplies:
-    """Formats answers to 10, 310 and 320."""
+    """The formatter of responses to requests 10, 310 and 320."""
 
     __slots__ = ("_before", "_ids_prefix", "_ok", "_region", "_trace")
 
@@ -68,31 +73,31 @@ class SendReplies:
         self.configure(region, trace_on)
 
     def configure(self, region: str, trace_on: bool) -> None:
-        """What clients are told about message traces: regionId and traceOn."""
+        """Set the values for message traces that clients receive: regionId and traceOn."""
         self._region = json.dumps(region).encode().replace(b"%", b"%%")
         self._trace = b"true" if trace_on else b"false"
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """Everything that does not change between answers is filled in once."""
+        """Fill in the values that all responses share."""
         self._before = _SEND.replace(b"%b", self._region, 1).replace(b"%b", self._trace, 1)
         self._ok = _OK % (self._region, self._trace, self._ids_prefix, VERSION_4_9_7)
 
     def use_host(self, store_host: bytes) -> None:
-        """The broker's address and port, 8 or 20 bytes as in records: the first part of message ids."""
+        """Set the broker's address and port (8 or 20 bytes as in records), the first part of message ids."""
         self._ids_prefix = store_host.hex().upper().encode()
         self._fill_in()
 
     def message_id(self, physical_offset: int) -> bytes:
-        """The offset id of a record of this broker."""
+        """Return the offset id of a record of this broker."""
         return b"%b%016X" % (self._ids_prefix, physical_offset)
 
     def message_ids(self, physical_offsets: Sequence[int]) -> bytes:
-        """The offset ids of a batch, joined by commas, with one formatting for all of them."""
+        """Return the offset ids of a batch joined by commas, formatted in one step."""
         return b",".join([self._ids_prefix + b"%016X"] * len(physical_offsets)) % tuple(physical_offsets)
 
     def answer(self, messages: Iterable[TickMessage]) -> None:
-        """Tell the senders of plain messages that they succeeded."""
+        """Send the success responses for plain messages."""
         template = self._ok
         for message in messages:
             sender: Sender = message.sender
@@ -113,7 +118,7 @@ class SendReplies:
         recall_handle: str = "",
         transaction_id: str = "",
     ) -> bytes:
-        """Any answer that carries ids: success, or stored but not flushed or replicated in time."""
+        """Return a response with message ids: success, or stored but not flushed or replicated in time."""
         more = b',"recallHandle":"%b"' % recall_handle.encode() if recall_handle else b""
         if transaction_id:
             more += b',"transactionId":' + json.dumps(transaction_id).encode()
@@ -128,7 +133,10 @@ def pull_reply(
     suggested_broker: int = 0,
     body_size: int = 0,
 ) -> bytes:
-    """Header of a pull's answer. offsets: (next begin, min, max); the body of `body_size` bytes follows."""
+    """Return the header of the response to a pull, which is followed by a body of `body_size` bytes.
+
+    `offsets` holds the next offset, the minimum and the maximum offset.
+    """
     next_begin, minimum, maximum = offsets
     more = b',"remark":"%b"' % remark
     return frame_of(_PULL % (code, maximum, minimum, next_begin, suggested_broker, opaque, more), body_size)

@@ -1,4 +1,4 @@
-"""Times as a broker counts and shows them."""
+"""The clocks of a broker, and times as text."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from cometmq.store import Clock
 
 
 def mono_ms(clock: Clock) -> int:
-    """Time in ms that goes on steadily, whatever is done to the wall clock, and while the machine sleeps."""
+    """Return a monotonic time in ms that includes the machine's sleep."""
     return int(clock.boottime() * 1000)
 
 
 def awake_ms(clock: Clock) -> int:
-    """The same without sleep, by which clients are silent: after it they get their time to report."""
+    """Return a monotonic time in ms without the machine's sleep, after which clients get time to report."""
     return int(clock.monotonic() * 1000)
 
 
 def time_text(when_ms: int) -> str | None:
-    """A time as Apache prints it: 2026-11-20#10:31:57:286, in local time; None for no time."""
+    """Return a local time in Apache's form, 2026-11-20#10:31:57:286, or None for no time."""
     if when_ms < 0:
         return None
     return time.strftime("%Y-%m-%d#%H:%M:%S", time.localtime(when_ms / 1000)) + f":{when_ms % 1000:03d}"
 
 
 def span_text(elapsed_ms: int) -> str:
-    """How long the broker has run, in Apache's words."""
+    """Return a duration in Apache's form."""
     minutes, seconds = divmod(elapsed_ms // 1000, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

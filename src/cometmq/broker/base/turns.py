@@ -1,4 +1,4 @@
-"""Requests about many queues let the loop do its other work in between."""
+"""Requests about many queues, which yield to the loop in between."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cometmq.protocol.bodies import Body
 T = TypeVar("T")
 
 QUEUES_PER_TURN = 64
-"""A queue costs up to 20 µs, so that a turn lasts about a millisecond."""
+"""The number of queues per turn. A queue costs up to 20 µs, so a turn takes about a millisecond."""
 ENTRIES_INLINE = 512
-"""Entries of an answer that are encoded in the loop, at some 3 µs each; more are encoded by a thread."""
+"""The number of entries of a response that are encoded in the loop, at 3 µs each. A thread encodes more."""
 
 
 class Turns:
-    """One request's count of the queues, topics or groups that it has looked at."""
+    """The number of queues, topics or groups that one request has processed."""
 
     __slots__ = ("_left",)
 
@@ -25,7 +25,7 @@ class Turns:
         self._left = QUEUES_PER_TURN
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """The items; after every 64 of all calls the rest of the loop has its turn."""
+        """Yield the items, with a turn of the loop after every 64 items of all calls."""
         for item in items:
             self._left -= 1
             if not self._left:
@@ -35,7 +35,7 @@ class Turns:
 
 
 async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence[T]]:
-    """Parts of a long list that came with a request, with a turn for the rest of the loop between them."""
+    """Yield parts of a long list from a request, with a turn of the loop after each."""
     for at in range(0, len(items), size):
         if at:
             await asyncio.sleep(0)
@@ -43,5 +43,5 @@ async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence
 
 
 async def encoded(body: Body, entries: int) -> bytes:
-    """The bytes of a body that nobody changes any more."""
+    """Return the bytes of a body that does not change any more."""
     return body.encode() if entries <= ENTRIES_INLINE else await asyncio.to_thread(body.encode)

@@ -1,4 +1,4 @@
-"""Consumer offsets: the next offset each group wants of each queue, and its file consumerOffset.json."""
+"""Consumer offsets: the next offset of each group in each queue, and the file consumerOffset.json."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from cometmq.protocol.codes import GROUP_LENGTH_MAX, STORED_LENGTH_MAX, is_legal
 log = logs.logger(__name__)
 
 SEPARATOR = "@"
-# Offsets of all groups in all queues: clients of 4.9 may store them for topics and queues that do not exist.
-# 1,000 groups on 1,000 queues; 130 MB.
+# The maximum number of offsets of all groups in all queues: 1,000 groups on 1,000 queues, 130 MB. Clients of
+# 4.9 may store offsets for topics and queues that do not exist.
 MOST_OFFSETS = 1_000_000
 NOT_FOUND = -1
 
 
 class ConsumerOffsets:
-    """`topic@group` -> queue id -> next offset. Anything is stored: lower offsets and unknown topics too."""
+    """The next offset by `topic@group` and queue id.
+
+    Any value is stored, also lower offsets and unknown topics.
+    """
 
     def __init__(self) -> None:
         self.version: DataVersion | None = None
-        """In a raft group: which state of its leader's offsets these are."""
+        """In a raft group, the version of the leader's offsets that this table holds."""
         self._table: dict[str, dict[int, int]] = {}
-        # The keys of the table by group and by topic: requests often ask for those of one.
+        # The keys of the table by group and by topic, which many requests need.
         self._topics: dict[str, set[str]] = {}
         self._groups: dict[str, set[str]] = {}
         self._count = 0
@@ -37,7 +40,7 @@ class ConsumerOffsets:
         return self._count
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Store an offset; False if there is no room for one more (MOST_OFFSETS)."""
+        """Store an offset. Return False if the table is full (MOST_OFFSETS)."""
         key = topic + SEPARATOR + group
         queues = self._table.get(key)
         if queues is None or queue_id not in queues:
@@ -51,28 +54,28 @@ class ConsumerOffsets:
         return True
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
-        """The stored offset, or -1."""
+        """Return the stored offset, or -1."""
         queues = self._table.get(topic + SEPARATOR + group)
         return NOT_FOUND if queues is None else queues.get(queue_id, NOT_FOUND)
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
-        """queue id -> offset of one topic and group (a copy)."""
+        """Return a copy of one group's offsets in one topic, by queue id."""
         return dict(self._table.get(topic + SEPARATOR + group, {}))
 
     def topics_of(self, group: str) -> set[str]:
-        """Topics in which the group has stored offsets (a copy)."""
+        """Return the topics in which the group has offsets."""
         return set(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups that have stored offsets in the topic (a copy)."""
+        """Return the groups that have offsets in the topic."""
         return set(self._groups.get(topic, ()))
 
     def groups(self) -> set[str]:
-        """Every group with an offset."""
+        """Return the groups with an offset."""
         return set(self._topics)
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """Give `target` the offsets of `source` in one topic."""
+        """Copy the offsets of `source` in one topic to `target`."""
         queues = self._table.get(topic + SEPARATOR + source)
         if queues is not None and source != target:
             key = topic + SEPARATOR + target
@@ -82,9 +85,17 @@ class ConsumerOffsets:
                 self.commit(target, topic, queue_id, offset)
 
     def lower(self, end_of: Callable[[str, int], int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-        """After a crash took the ends of queues: bring offsets beyond them down to them, lest the messages
-        that follow be passed over. end_of(topic, queue id): the queue's end. Yields each key with its
-        changes (queue id, offset, new offset)."""
+        """Lower offsets beyond the end of a queue to that end, and yield each key with its changes.
+
+        A crash may have removed the ends of queues; groups with higher offsets would skip the messages that
+        follow.
+
+        Args:
+            end_of: Returns the end of a queue for a topic and a queue id.
+
+        Yields:
+            The key and a list of queue id, old offset and new offset.
+        """
         for key, queues in self._table.items():
             topic, _ = split_key(key)
             lowered = [(q, was, end) for q, was in queues.items() if was > (end := end_of(topic, q))]
@@ -94,17 +105,17 @@ class ConsumerOffsets:
                 yield key, lowered
 
     def remove_group(self, group: str) -> None:
-        """Forget every offset of a group."""
+        """Remove all offsets of a group."""
         for topic in self.topics_of(group):
             self._remove(topic, group)
 
     def remove_topic(self, topic: str) -> None:
-        """Forget every offset in a topic."""
+        """Remove all offsets in a topic."""
         for group in self.groups_of(topic):
             self._remove(topic, group)
 
     def _new(self, key: str) -> dict[int, int]:
-        """An empty entry in the place of whatever the key had."""
+        """Create an empty entry for a key and replace an existing one."""
         topic, group = split_key(key)
         self._topics.setdefault(group, set()).add(topic)
         self._groups.setdefault(topic, set()).add(group)
@@ -120,14 +131,14 @@ class ConsumerOffsets:
         self.dirty = True
 
     def to_table(self) -> dict[str, Any]:
-        """The content of the file, and of the answer to GET_ALL_CONSUMER_OFFSET."""
+        """Return the content of the file, which GET_ALL_CONSUMER_OFFSET returns, too."""
         table: dict[str, Any] = {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
         if self.version is not None:
             table["dataVersion"] = msgspec.to_builtins(self.version)
         return table
 
     def replace(self, offsets: Mapping[str, Mapping[int, int]], version: DataVersion | None = None) -> None:
-        """Take a master's offsets in the place of these; what is equal is not touched."""
+        """Replace the offsets by a master's. Equal entries are not touched."""
         self.version = version
         for key in self._table.keys() - offsets.keys():
             self._remove(*split_key(key))
@@ -139,7 +150,7 @@ class ConsumerOffsets:
                 self.dirty = True
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Replace everything by a file's content; integer keys may come as text."""
+        """Replace the offsets by a file's content, whose integer keys may be text."""
         for index in (self._table, self._topics, self._groups):
             index.clear()
         illegal = []
@@ -162,6 +173,6 @@ def _is_legal(key: str) -> bool:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """(topic, group) of a table key. Neither may hold the separator, so the first one is it."""
+    """Return topic and group of a key. The first separator counts: neither name may contain one."""
     topic, _, group = key.partition(SEPARATOR)
     return topic, group

@@ -1,12 +1,11 @@
-"""The tables that outlive a broker: topics, groups, consumer offsets, delay offsets and the mark of the
-timers, each with its file.
+"""The persistent tables of a broker: topics, groups, consumer offsets, delay offsets, timer checkpoint.
 
-Topics and groups are written on each change, offsets every few seconds if they have changed, and everything
-at the end (docs/reference/storage.md, Writing tables).
+Each has a file. Topics and groups are written with each change, offsets every few seconds if they have
+changed, and everything at the end (docs/reference/storage.md, Writing tables).
 
-Offsets never outlive the log that they refer to: before they are written, the log is flushed up to where it
-ended when they were read. Otherwise a power failure could leave the cursor of a delayed message, or the
-offset behind a message that was sent back, without the copy of that message.
+Offsets never outlive the log that they refer to: before they are written, the log is flushed up to its end at
+the time when they were read. Otherwise a power failure could leave the cursor of a delayed message, or the
+offset after a message that was sent back, without the copy of that message.
 """
 
 from __future__ import annotations
@@ -43,40 +42,46 @@ from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, Messag
 log = logs.logger(__name__)
 
 NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
-"""Topics of the broker's own that no table has, or that it makes itself."""
+"""Topics of the broker itself that no table contains, or that the broker creates itself."""
 
-# Apache's broker waits this long before it first writes offsets.
+# The time before offsets are written first, as in Apache's broker.
 FIRST_WRITE_S = 10.0
 
 
 class SettingsReplicas(Protocol):
-    """Those who have copies of the topics and groups."""
+    """The other brokers that have copies of the topics and groups."""
 
     def check(self) -> int:
-        """Since when this broker may change them. Raises CommandError if it may not."""
+        """Return the term since which this broker may change the tables.
+
+        Raises CommandError if it may not.
+        """
 
     async def confirm(self) -> int:
-        """The same as `check`, asked of the others, too."""
+        """Do the same as `check` with a confirmation by the other brokers."""
 
     async def keep(self, since: int) -> None:
-        """Come back when they are sure to have them as they are now. Raises CommandError, also if this broker
-        has not been the one to change them all the time `since`."""
+        """Return once the other brokers have the current tables.
+
+        Raises:
+            CommandError: They do not, or this broker was not the only one to change them `since` then.
+        """
 
 
 class DurableTables:
-    """The five tables of a broker and their files, under the store's directory `config`."""
+    """The five tables of a broker and their files in the store's directory `config`."""
 
     def __init__(
         self, config: BrokerConfig, clock: Clock, store: MessageStore, topics_changed: Callable[[], None]
     ) -> None:
-        """topics_changed: called after each change of the topic table."""
+        """Create empty tables. `topics_changed` is called after each change of the topic table."""
         self._config = config
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._topics_changed = topics_changed
         self.versions = Versions(clock.time_ms)
         self.replicas: SettingsReplicas | None = None
-        """Who must have a change of topics or groups before it is answered; None: nobody."""
+        """The brokers that must have a change of topics or groups before it is answered, or None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
         self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
         self.offsets = ConsumerOffsets()
@@ -107,7 +112,7 @@ class DurableTables:
         return Periodic(self._loop, lambda: next(waits), job, name=what)
 
     async def log_flushed(self) -> None:
-        """The log as it is now is on the device. Raises OSError if it does not get there."""
+        """Return once the current log is on the device. Raises OSError if that fails."""
         store = self._store
         done: asyncio.Future[bool] = self._loop.create_future()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
@@ -115,7 +120,7 @@ class DurableTables:
             raise store.flusher.failure or OSError(errno.ETIMEDOUT, "the commit log was not flushed in time")
 
     def load(self) -> None:
-        """Fill the tables from the files. Raises StoreCorrupt, OSError."""
+        """Load the tables from the files. Raises StoreCorrupt, OSError."""
         topics = TopicConfigTable.from_plain(self.topics_file.load())
         self.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
         groups = SubscriptionGroupTable.from_plain(self.groups_file.load())
@@ -128,7 +133,7 @@ class DurableTables:
         if not self._store.recovered.clean:
             version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
-                if version is not None:  # another member may have the table as it was: that one is newer
+                if version is not None:  # another member may have the table as it was; this one is newer
                     older = msgspec.structs.replace(version, counter=version.counter - 1)
                     self.offsets.version = older
                 log.warning(
@@ -139,11 +144,12 @@ class DurableTables:
         self.timers.load(self.timers_file.load_or_empty())
 
     def adopt(self) -> None:
-        """Have the topics and queues of the log that the table does not know: it was written before a kill,
-        or is a former master's as it was some seconds before the end.
+        """Add topics and queues that are in the log and not in the table.
 
-        Queues beyond those of a known topic count if they have a message that is newer than the table: else
-        somebody has taken them away."""
+        The log may be newer than the table after a kill, or if this is a former master's table from some
+        seconds before its end. Additional queues of a known topic are added only if they have a message newer
+        than the table; otherwise they were removed on purpose.
+        """
         topics, store = self.topics, self._store
         counts: dict[str, int] = {}
         for queue in store.queues:
@@ -158,31 +164,33 @@ class DurableTables:
         topics.adopt(counts)
 
     def _queues_with_messages(self, topic: str) -> int:
-        """How many queues a topic must have for all of its messages to be reached."""
+        """Return the number of queues that a topic needs to make all its messages readable."""
         queues = self._store.queues.of_topic(topic)
         return max((queue.queue_id + 1 for queue in queues if queue.max_offset > queue.min_offset), default=0)
 
     def start(self) -> None:
-        """Begin the periodic writes of offsets."""
+        """Start the periodic writes of offsets."""
         for timer in self._timers:
             timer.start()
 
     def check_changeable(self) -> int:
-        """To be asked before a change, and given to `topics_kept` or `groups_kept` afterwards. Raises
-        CommandError if topics and groups are changed elsewhere: at the leader of a raft group."""
+        """Return the value that `topics_kept` or `groups_kept` needs after a change.
+
+        Raises:
+            CommandError: Topics and groups are changed elsewhere, at the leader of a raft group.
+        """
         return 0 if self.replicas is None else self.replicas.check()
 
     async def confirm_changeable(self) -> int:
-        """The same before what cannot be taken back: a leader that has lost its group may not know it yet."""
+        """Check the same before an irreversible change: a deposed leader may not have noticed it yet."""
         return 0 if self.replicas is None else await self.replicas.confirm()
 
     async def topics_kept(self, since: int) -> None:
-        """Come back when every change of the topics so far outlives this broker's end. Raises OSError,
-        CommandError."""
+        """Return once all changes of topics so far are durable. Raises OSError, CommandError."""
         await self._kept(self.topics_file, since)
 
     async def groups_kept(self, since: int) -> None:
-        """The same of the groups."""
+        """Return once all changes of groups so far are durable. Raises OSError, CommandError."""
         await self._kept(self.groups_file, since)
 
     async def _kept(self, file: TableFile, since: int) -> None:
@@ -191,8 +199,10 @@ class DurableTables:
             await self.replicas.keep(since)
 
     def offsets_version(self) -> DataVersion | None:
-        """In a raft group: which state of its leader's offsets is here. A leader's own is a new one each time
-        it is asked for."""
+        """Return the version of the leader's offsets that this member of a raft group holds.
+
+        The leader's own version is a new one with each call.
+        """
         if self.versions.term is not None:
             self.offsets.version = self.versions.after(self.offsets.version or self.versions.first())
         return self.offsets.version
@@ -209,18 +219,18 @@ class DurableTables:
         self.groups_file.save()
 
     def save_offsets(self) -> None:
-        """Write consumer offsets soon, if they have changed."""
+        """Write consumer offsets soon if they have changed."""
         if self.offsets.dirty:
             self.offsets.dirty = False
             self.offsets_file.save()
 
     def save_delays(self) -> None:
-        """Write delay offsets soon, if they have changed."""
+        """Write delay offsets soon if they have changed."""
         if self.delays.take_changes():
             self.delays_file.save()
 
     def save_timers(self) -> None:
-        """Write how far timer messages are done soon, if that has changed."""
+        """Write the progress of timer messages soon if it has changed."""
         if self.timers.take_mark():
             self.timers_file.save()
 
@@ -236,6 +246,6 @@ class DurableTables:
 
 
 def plain(table: Body) -> dict[str, Any]:
-    """A table as plain JSON values."""
+    """Return a table as plain JSON values."""
     values: dict[str, Any] = msgspec.to_builtins(table)
     return values

@@ -1,6 +1,4 @@
-"""Subscription groups: their settings, automatic creation, and the file subscriptionGroup.json. No I/O in
-here.
-"""
+"""Subscription groups: their settings, their automatic creation, and the file subscriptionGroup.json."""
 
 from __future__ import annotations
 
@@ -25,15 +23,15 @@ from cometmq.protocol.codes import (
 
 log = logs.logger(__name__)
 
-# From so many groups on, none is created automatically; only administrators create more.
+# The number of groups from which on only administrators create further ones.
 MOST_BY_ITSELF = 15_000
-# From so many on, not even they do: 30 MB.
+# The number of groups from which on administrators cannot create further ones either: 30 MB.
 MOST_GROUPS = 50_000
 
 
 @dataclass(eq=False)
 class SubscriptionGroups:
-    """group -> settings. changed: called after each change."""
+    """The settings by group. `changed` is called after each change."""
 
     config: BrokerConfig
     versions: Versions
@@ -47,7 +45,7 @@ class SubscriptionGroups:
         self.version = self.versions.first()
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
-        """A group's settings, created if that is allowed; None if the group is unknown, or cannot be one."""
+        """Return a group's settings, created if allowed, or None for an unknown or invalid group."""
         known = self.table.get(group) if group else None
         if (
             known is None
@@ -64,8 +62,12 @@ class SubscriptionGroups:
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. Raises MessageIllegal for a name that is none, CommandError if there are
-        too many already."""
+        """Create or replace a group.
+
+        Raises:
+            MessageIllegal: The name is invalid.
+            CommandError: There are too many groups.
+        """
         check_group_name(config.group_name)
         if len(self.table) >= MOST_GROUPS and config.group_name not in self.table:
             raise CommandError(
@@ -76,7 +78,7 @@ class SubscriptionGroups:
         self.touch()
 
     def disable_consume(self, group: str) -> bool:
-        """Let a group's pulls be refused from now on; False if they are already, or it is not known."""
+        """Refuse a group's pulls from now on. Return False for an unknown or already disabled group."""
         known = self.table.get(group)
         if known is None or not known.consume_enable:
             return False
@@ -84,15 +86,17 @@ class SubscriptionGroups:
         return True
 
     def delete(self, group: str) -> bool:
-        """Forget a group; False if it was not known."""
+        """Remove a group. Return False for an unknown one."""
         if self.table.pop(group, None) is None:
             return False
         self.touch()
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Merge the file's entries over the built-in ones: the file wins, up to maxTopicQueueNums. Those with
-        illegal names are left out."""
+        """Merge the file's entries over the built-in ones.
+
+        Queue numbers are limited by maxTopicQueueNums. Entries with illegal names are omitted.
+        """
         most = self.config.max_topic_queue_nums
         legal = {name: config for name, config in groups.items() if is_legal_name(name, GROUP_LENGTH_MAX)}
         if len(legal) < len(groups):
@@ -109,12 +113,12 @@ class SubscriptionGroups:
             self.version = version
 
     def replace(self, version: DataVersion, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Take a master's table, with its version, in the place of this one."""
+        """Replace the table by a master's, with its version."""
         self.table.clear()
         self.load(version, groups)
         self.changed()
 
     def touch(self) -> None:
-        """Count the version up."""
+        """Increment the version."""
         self.version = self.versions.after(self.version)
         self.changed()

@@ -1,8 +1,8 @@
-"""One table of the broker and its file: the newest content, one write at a time, tried until it works.
+"""The file of one table: one write at a time, repeated until it succeeds.
 
-The table is turned into text in the loop, where it is consistent, and written by a thread; a newer content
-waits for the write under way. While the disk refuses (it may be full), the write is tried again, sooner when
-something changes; requests that promise a durable change wait for theirs and hear of its failure.
+The loop converts the table to text, so that it is consistent, and a thread writes it. Newer content waits for
+the current write. If the disk refuses (it may be full), the write is repeated, sooner after a further change.
+Requests that promise a durable change wait for their write and receive its failure.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from cometmq.store import Disk, JsonTable
 
 log = logs.logger(__name__)
 
-# The wait before a failed write is tried again; it doubles each time.
+# The delay before a failed write is repeated. It doubles each time.
 RETRY_S = 1.0
 MOST_RETRY_S = 30.0
 
 
 @dataclass(eq=False)
 class TableFile:
-    """Keeps one file up to date with its table. Loop thread only.
+    """Writes a table to its file. All methods belong to the loop.
 
-    content: the table as plain values. flush_first: awaited between taking the content and writing it;
-    raises OSError if it cannot.
+    Args:
+        content: Returns the table as plain values.
+        flush_first: Awaited after `content` and before the write. Raises OSError on failure.
     """
 
     disk: Disk
@@ -40,41 +41,47 @@ class TableFile:
         self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
         self._asked = 0  # changes so far
-        self._saved = 0  # those of them on the device
+        self._saved = 0  # changes on the device
         self._changed = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._ending = False
 
     def load(self) -> dict[str, Any]:
-        """What was written last; empty without a file. Raises StoreCorrupt, OSError."""
+        """Return what was last written, or an empty table without a file. Raises StoreCorrupt, OSError."""
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:
-        """The same, empty as well if it cannot be read: for what can be computed anew. Raises OSError."""
+        """Return the same, also empty for an unreadable file whose content can be recomputed.
+
+        Raises OSError.
+        """
         return self._file.load_or_empty()
 
     def save(self) -> None:
-        """The table has changed: write it soon, with the changes until then."""
+        """Schedule a write of the table after a change."""
         self._asked += 1
         self._changed.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def saved(self) -> None:
-        """Come back when every change so far is on the device. Raises OSError when it could not be written;
-        that is tried again all the same."""
+        """Return once all changes so far are on the device.
+
+        Raises:
+            OSError: The write failed. It is repeated nevertheless.
+        """
         if self._saved < self._asked:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((self._asked, waiter))
             await waiter
 
     async def save_now(self) -> None:
-        """`save` and `saved`."""
+        """Schedule a write and wait for it."""
         self.save()
         await self.saved()
 
     async def finish(self) -> None:
-        """Write what the table holds now, for the last time: a failure is final."""
+        """Write the table a last time. A failure is final."""
         self._ending = True
         self.save()
         if self._task is not None:
@@ -115,13 +122,13 @@ class TableFile:
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error
-        except Exception as error:  # whoever waits must hear of it, and later changes must be written
+        except Exception as error:  # waiters need the error, and later changes must be written
             log.exception("%s", self._file.path)
             return OSError(errno.EIO, repr(error))
         return None
 
     def _tell(self, asked: int, error: OSError | None) -> None:
-        """Answer those who wait for a change that this write had in it."""
+        """Complete the waiters whose change was part of this write."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

@@ -1,4 +1,4 @@
-"""How far timer messages are done, in timers.json, and how many wait for which topic."""
+"""The progress of timer messages (timers.json), and the number of waiting messages by topic."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import msgspec
 from cometmq.protocol.bodies import DataVersion
 from cometmq.store import TimerTable
 
-# Without changes a mark is written after so many bytes of log: the next start looks through them.
+# Without changes, the progress is written after this many bytes of log, because the next start scans them.
 MARK_EVERY = 64 << 20
 
 
 class TimerState:
-    """The last mark, and what is counted. `waiting`: how many messages wait, with
-    `recalls` among them. `counted`: how often the counts have changed since the start, and when last."""
+    """The last saved progress, and counters.
+
+    Attributes:
+        waiting: The number of waiting messages, including `recalls`.
+        counted: How often the counters have changed since the start, and when last.
+    """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -28,11 +32,11 @@ class TimerState:
         self.changes = 0
         self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
-        """Gives the present mark, if there can be one."""
-        self._taken = -1  # of the changes
+        """Returns the current progress, if it can be determined."""
+        self._taken = -1  # the number of changes included in the last progress
 
     def count(self, topic: str, change: int) -> None:
-        """So many more messages wait for a topic, or fewer."""
+        """Change the number of waiting messages of a topic."""
         now_ms = self._now_ms()
         count = self.counts.get(topic, 0) + change
         if count > 0:
@@ -44,11 +48,11 @@ class TimerState:
         self.changes += 1
 
     def counted_ms(self, topic: str) -> int:
-        """When the count of a topic has changed last; the start, if it has not changed since."""
+        """Return when a topic's counter last changed, or the start time."""
         return self._counted_ms.get(topic, self._began_ms)
 
     def take_mark(self) -> bool:
-        """Note the present state, to be written; False if it is as it was, or no mark can be taken now."""
+        """Record the current progress for the file. Return False if it is unchanged or unknown."""
         mark = self.take()
         if mark is None:
             return False
@@ -59,11 +63,11 @@ class TimerState:
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """The content of the file."""
+        """Return the content of the file."""
         table: dict[str, Any] = msgspec.to_builtins(self.mark)
         return table
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Go on with a file's content."""
+        """Continue with a file's content."""
         self.mark = TimerTable.from_plain(dict(table))
         self.counts = dict(self.mark.waiting)

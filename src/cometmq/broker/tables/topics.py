@@ -1,6 +1,6 @@
-"""The topic table: what exists, what is created by a send, and the file topics.json. No I/O in here.
+"""The topic table: existing topics, their creation by sends, and the file topics.json.
 
-Every change counts the data version up and is reported: the broker then writes the file and tells the name
+Every change increments the data version and is reported: the broker then writes the file and informs the name
 servers.
 """
 
@@ -41,21 +41,23 @@ from cometmq.protocol.codes import (
 log = logs.logger(__name__)
 
 READ_WRITE = Perm.READ | Perm.WRITE
-# A registration names all topics and must fit a frame (16 MiB), or the broker drops out of every route. From
-# so many bytes on, sends create no more topics, then groups no more retry and dead-letter topics, then
-# administrators none either.
+# A registration contains all topics and must fit into a frame (16 MiB), or the broker disappears from every
+# route. From these sizes on, no more topics are created by sends, then none for groups (retry and dead-letter
+# topics), then none by administrators.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
-# What a topic takes of a registration beside its attributes and its name, which stands there twice. Numbers
-# of any length fit. A full frame has fewer topics than the 100,000 that a name server accepts.
+# The size of a topic in a registration without its attributes and its name, which occurs twice. Numbers of
+# any length fit. A full frame has fewer topics than the 100,000 that a name server accepts.
 TOPIC_BYTES = 168
 
 
 @dataclass(eq=False)
 class TopicTable:
-    """topic -> configuration, with the data version that name servers compare. changed: called after each
-    change."""
+    """The topic configurations, with the data version that name servers compare.
+
+    `changed` is called after each change.
+    """
 
     config: BrokerConfig
     versions: Versions
@@ -65,11 +67,11 @@ class TopicTable:
         self.table: dict[str, TopicConfig] = {}
         self.version = self.versions.first()
         self.system: set[str] = set(SYSTEM_TOPICS)
-        self.registered_bytes = 0  # what name servers are told of all topics, at most
+        self.registered_bytes = 0  # the maximum size of all topics in a registration
         self._create_built_in()
 
     def _create_built_in(self) -> None:
-        """The topics that a broker makes (docs/reference/storage.md, Topics and groups at start)."""
+        """Create the topics of a broker (docs/reference/storage.md, Topics and groups at start)."""
         config = self.config
         inherit = Perm.INHERIT
         of_cluster = inherit | READ_WRITE if config.cluster_topic_enable else inherit
@@ -105,39 +107,42 @@ class TopicTable:
             )
 
     def get(self, topic: str) -> TopicConfig | None:
-        """A topic's configuration."""
+        """Return a topic's configuration, or None."""
         return self.table.get(topic)
 
     def existing(self, topic: str) -> TopicConfig:
-        """A topic's configuration. Raises CommandError without one."""
+        """Return a topic's configuration. Raises CommandError for an unknown topic."""
         known = self.table.get(topic)
         if known is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         return known
 
     def queue(self, topic: str, queue_id: int) -> MessageQueue:
-        """A queue of this broker."""
+        """Return a queue of this broker."""
         return MessageQueue(topic, self.config.broker_name, queue_id)
 
     def is_system(self, topic: str) -> bool:
-        """Whether administration may not create or delete it."""
+        """Return whether administration may neither create nor delete a topic."""
         return topic in self.system or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
     @staticmethod
     def is_sendable(topic: str) -> bool:
-        """Whether clients may send to it."""
+        """Return whether clients may send to a topic."""
         return topic not in UNSENDABLE_TOPICS
 
     def is_order(self, topic: str) -> bool:
-        """Whether the name server's configuration lists the topic as ordered."""
+        """Return whether the name server's configuration lists the topic as ordered."""
         known = self.table.get(topic)
         return known is not None and known.order
 
     def create_by_send(
         self, topic: str, default_topic: str | None, queue_nums: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Create a topic that a send names, after the template `default_topic`; None if it may not be. Raises
-        CommandError if there are too many already."""
+        """Create a topic for a send from the template `default_topic`. Return None if that is not allowed.
+
+        Raises:
+            CommandError: There are too many topics.
+        """
         known = self.table.get(topic)
         if known is not None:
             return known
@@ -159,8 +164,11 @@ class TopicTable:
         return created
 
     def ensure(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
-        """The topic, created with these values if it is missing (retry and dead-letter topics). Raises
-        CommandError if there are too many already."""
+        """Return a retry or dead-letter topic, created with these values if it is missing.
+
+        Raises:
+            CommandError: There are too many topics.
+        """
         known = self.table.get(topic)
         if known is None:
             self._check_room(topic, BYTES_BY_GROUPS, ResponseCode.SYSTEM_ERROR)
@@ -171,12 +179,16 @@ class TopicTable:
         return known
 
     def ensure_retry(self, group: str, queue_nums: int, unit_mode: bool | None) -> TopicConfig:
-        """The retry topic of a group, created if it is missing. Raises CommandError as `ensure` does."""
+        """Return the retry topic of a group, created if it is missing. Raises CommandError like `ensure`."""
         return self.ensure(RETRY_PREFIX + group, queue_nums, int(TopicSysFlag.UNIT_SUB) if unit_mode else 0)
 
     def put(self, config: TopicConfig) -> None:
-        """Create or replace a topic. Raises MessageIllegal for a name that is none, CommandError if there is
-        no room for it."""
+        """Create or replace a topic.
+
+        Raises:
+            MessageIllegal: The name is invalid.
+            CommandError: There are too many topics.
+        """
         name = config.topic_name
         check_topic_name(name)
         known = self.table.get(name)
@@ -188,7 +200,7 @@ class TopicTable:
         self.touch()
 
     def delete(self, topic: str) -> bool:
-        """Forget a topic; False if it was not known."""
+        """Remove a topic. Return False for an unknown one."""
         known = self.table.pop(topic, None)
         if known is None:
             return False
@@ -197,7 +209,7 @@ class TopicTable:
         return True
 
     def set_ordered(self, ordered: Mapping[str, str]) -> None:
-        """Take the name servers' ORDER_TOPIC_CONFIG: these topics are ordered, all others are not."""
+        """Apply the name servers' ORDER_TOPIC_CONFIG: only these topics are ordered."""
         changed = False
         for name, config in self.table.items():
             if config.order != (name in ordered):
@@ -207,7 +219,7 @@ class TopicTable:
             self.touch()
 
     def touch(self) -> None:
-        """Count the version up, also without a change of the table (brokerPermission changed)."""
+        """Increment the version, also without a change of the table (brokerPermission has changed)."""
         self.version = self.versions.after(self.version)
         self.changed()
 
@@ -217,11 +229,15 @@ class TopicTable:
         topics: Mapping[str, TopicConfig],
         stored: Callable[[str], int] = lambda _topic: 0,
     ) -> None:
-        """Merge the file's entries over the built-in ones: the file wins. Those with names that nobody may
-        give a topic are left out; a cluster or broker whose name is none has a topic of it all the same.
+        """Merge the file's entries over the built-in ones.
 
-        A topic with more queues than maxTopicQueueNums gets so many, or those that have messages, of which
-        `stored` says how many there are.
+        Entries with illegal names are omitted, except the topics of a cluster or broker with an illegal name.
+        A topic with more queues than maxTopicQueueNums gets that number, or as many as have messages.
+
+        Args:
+            version: The version in the file.
+            topics: The entries of the file.
+            stored: Returns the number of queues of a topic that have messages.
         """
         legal = {
             name: config
@@ -249,7 +265,7 @@ class TopicTable:
             self.version = version
 
     def adopt(self, counts: Mapping[str, int]) -> None:
-        """Have these topics, with as many queues at least. One for which there is no room is named."""
+        """Add topics with at least these numbers of queues. The log names a topic that exceeds the limits."""
         for topic, count in counts.items():
             known = self.table.get(topic)
             if known is None:
@@ -268,14 +284,14 @@ class TopicTable:
                 log.error("topic %s is not served: %s", topic, refusal)
 
     def replace(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> None:
-        """Take a master's table, with its version, in the place of this one."""
+        """Replace the table by a master's, with its version."""
         self.table.clear()
         self.load(version, topics)
         self.changed()
 
 
 def topic_of(name: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
-    """The configuration of a topic with as many queues to read from as to write to."""
+    """Return a configuration with equal numbers of read and write queues."""
     return TopicConfig(
         topic_name=name,
         read_queue_nums=queue_nums,
@@ -286,7 +302,7 @@ def topic_of(name: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicC
 
 
 def _bytes_of(config: TopicConfig) -> int:
-    """What a topic takes of a registration, at most."""
+    """Return the maximum size of a topic in a registration."""
     attributes = (config.attributes or {}).items()
     return (
         TOPIC_BYTES + 2 * len(config.topic_name) + sum(len(key) + len(value) + 6 for key, value in attributes)
@@ -294,7 +310,7 @@ def _bytes_of(config: TopicConfig) -> int:
 
 
 def sys_flag_of_send(topic: str, unit_mode: bool | None) -> int:
-    """topicSysFlag of a topic that a send creates."""
+    """Return the topicSysFlag of a topic that a send creates."""
     if not unit_mode:
         return 0
     return int(TopicSysFlag.UNIT_SUB if topic.startswith(RETRY_PREFIX) else TopicSysFlag.UNIT)

@@ -1,4 +1,4 @@
-"""The versions of tables: who may count them up, and which of two is the newer one. No I/O in here."""
+"""The versions of tables: which broker may increment them, and which of two is newer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from cometmq.protocol.bodies import DataVersion
 
 @dataclass(eq=False)
 class Versions:
-    """Gives tables their next version.
+    """Creates the next version of a table.
 
-    term: of the leader in a raft group, 5.x's stateVersion; None outside of one. counts: whether this broker
-    has the word: what a follower of a raft group adds for itself goes with the next copy of the leader's
-    table.
+    Attributes:
+        term: In a raft group the leader's term (5.x's stateVersion), else None.
+        counts: Whether this broker may change versions. A follower's own changes disappear with the next copy
+            of the leader's table.
     """
 
     now_ms: Callable[[], int]
@@ -22,17 +23,19 @@ class Versions:
     counts: bool = True
 
     def first(self) -> DataVersion:
-        """That of a table which nobody has changed."""
+        """Return the version of an unchanged table."""
         return DataVersion(timestamp=self.now_ms(), counter=0)
 
     def after(self, version: DataVersion) -> DataVersion:
-        """That of a table after a change."""
+        """Return the version of a table after a change."""
         if not self.counts:
             return version
         return DataVersion(timestamp=self.now_ms(), counter=version.counter + 1, state_version=self.term)
 
 
 def order(version: DataVersion | None) -> tuple[int, int]:
-    """The versions of a raft group's table in their order: each leader begins with the newest, and counts on
-    with its own term."""
+    """Return a sort key for the versions of a raft group's table.
+
+    Each leader continues the newest version with its own term.
+    """
     return (-1, -1) if version is None else (version.state_version or 0, version.counter)
