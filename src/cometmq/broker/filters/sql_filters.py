@@ -1,7 +1,7 @@
-"""SQL92 filters of a broker: compiled by a thread, kept in a bounded table, tried for a bounded time.
+"""The SQL92 filters of a broker: compiled by a thread, cached in a bounded table, run for a bounded time.
 
-What is refused, and with which code, is Apache's but for pulls that carry a wrong expression
-(docs/reference/storage.md, Pull answers).
+Refusals and their codes are Apache's, except for pulls with an invalid expression (docs/reference/storage.md,
+Pull answers).
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from cometmq.store import Buffer
 
 SQL92 = "SQL92"
 MOST_CHARACTERS = 1 << 20
-"""Of all expressions that are kept; each counts for some more. A character costs up to 60 bytes compiled."""
+"""The maximum number of characters of all cached expressions; each counts for some more.
+
+A compiled character takes up to 60 bytes.
+"""
 _EXTRA_CHARACTERS = 100
 REST = 4.0
-"""After an expression was compiled, the next waits for this many times as long: the loop shares the
-interpreter with the thread that does it."""
+"""The pause after a compilation as a multiple of its duration, because the thread slows the loop."""
 _LONGEST_REST_S = 0.1
 _MOST_SINGLE = 3  # properties of a record that are read without decoding the others
 
-Key = tuple[str, bool]  # expression, and whether CONTAINS and the like are words of the language
+Key = tuple[str, bool]  # expression, and whether CONTAINS and the like are operators
 
 
 class NotCompiled(Exception):
-    """This expression is not in the table yet."""
+    """The expression is not in the table yet."""
 
     def __init__(self, key: Key) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class NotCompiled(Exception):
 
 
 class SqlFilters:
-    """The compiled filters of a broker. Loop thread only."""
+    """The compiled filters of a broker. All methods belong to the loop."""
 
     def __init__(self, config: BrokerConfig, compiler: Callable[..., SqlFilter] = compile_sql) -> None:
         self._config = config
@@ -57,9 +59,17 @@ class SqlFilters:
         self._stopping = asyncio.Event()
 
     def find(self, expression: str | None, expression_type: str, version: int) -> SqlFilter:
-        """The filter of a subscription that is not by tags. version: of the request; 5.x knows more words.
+        """Return the filter of a subscription that is not by tags.
 
-        Raises NotCompiled, SqlError, and CommandError where property filters are switched off.
+        Args:
+            expression: The expression.
+            expression_type: Its type.
+            version: The version of the request; 5.x has more operators.
+
+        Raises:
+            NotCompiled: The expression must be compiled first.
+            SqlError: The expression is invalid.
+            CommandError: Property filters are disabled.
         """
         if not self._config.enable_property_filter:
             raise CommandError(
@@ -80,14 +90,18 @@ class SqlFilters:
         return found
 
     def stop(self) -> None:
-        """The broker stops: what waits for its turn is not compiled any more."""
+        """Cancel waiting compilations: the broker stops."""
         self._stopping.set()
 
     async def compile(self, key: Key, asker: Hashable) -> None:
-        """Put an expression into the table: its filter, or what is wrong with it. One at a time; those of one
-        asker (its connection) wait for each other first, so that they do not keep others waiting.
+        """Compile an expression and store its filter, or its error, in the table.
 
-        Raises CommandError once the broker stops."""
+        One compilation runs at a time. Those of one asker (its connection) wait for each other first, so that
+        they do not delay others.
+
+        Raises:
+            CommandError: The broker stops.
+        """
         own = self._turns_of.setdefault(asker, asyncio.Lock())
         async with own, self._turn:
             if key in self._table:
@@ -105,7 +119,7 @@ class SqlFilters:
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
-                found = SqlError(error.column, error.problem)  # without the frames that it came through
+                found = SqlError(error.column, error.problem)  # without the traceback
             self._not_before = loop.time() + min(REST * (loop.time() - began), _LONGEST_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -115,8 +129,10 @@ class SqlFilters:
 
 
 class Look:
-    """A filter for the records of one pull, until its time is over: then None says that a record was not
-    looked at. The first always is."""
+    """The filter of one pull, with a time limit.
+
+    After the time limit it returns None for records that it did not check. It always checks the first one.
+    """
 
     __slots__ = ("_asked", "_decoded", "_matches", "_now_s", "_over", "_properties", "_until")
 
@@ -132,7 +148,7 @@ class Look:
         self._decoded: dict[str, str] = {}
 
     def __call__(self, record: Buffer) -> bool | None:
-        """Whether a record passes. A damaged one does: its reader sees what is wrong with it."""
+        """Return whether a record matches. A damaged record matches, so that its consumer sees the damage."""
         if self._over:
             return None
         try:
@@ -145,7 +161,7 @@ class Look:
         return passes
 
     def _get(self, name: str) -> str | None:
-        """A property of the record. Most filters ask for few, which costs a third of decoding all."""
+        """Return a property of the record. For a few properties this costs a third of decoding all."""
         self._asked += 1
         if self._asked <= _MOST_SINGLE:
             value = value_of(self._properties, name.encode("utf-8", "replace"))

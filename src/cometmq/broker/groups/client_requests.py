@@ -1,4 +1,4 @@
-"""What clients say about themselves: heartbeats, unregistering, client checks and queue locks."""
+"""Requests of clients about themselves: heartbeats, unregistering, client checks and queue locks."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, Unregi
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
 
-# Groups and subscriptions of a heartbeat. They are counted before it is decoded, which takes 2 µs for each.
+# The maximum number of groups and subscriptions of a heartbeat. They are counted before decoding, which takes
+# 2 µs for each.
 MOST_OBJECTS = 50_000
 LONGEST_LANGUAGE = 32  # characters
-LONGEST_BROKER = 255  # characters of a broker's name; a queue of a longer one is nobody's to lock
+LONGEST_BROKER = 255  # characters of a broker's name; queues with a longer one cannot be locked
 
 
 @dataclass(eq=False, kw_only=True)
 class ClientProcessor:
-    """Handles what clients say about themselves, and tells groups when their membership changes."""
+    """Handles requests of clients about themselves, and notifies groups of changed membership."""
 
     clock: Clock
     store: MessageStore
@@ -66,7 +67,7 @@ class ClientProcessor:
     disagreements: Disagreements = field(default_factory=Disagreements)
 
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:
-        """The client's groups and subscriptions."""
+        """Register the client's groups and subscriptions."""
         objects = bytes(frame.body).count(b"{")
         if objects > MOST_OBJECTS:
             raise refused(f"a heartbeat with {objects} groups and subscriptions, at most {MOST_OBJECTS}")
@@ -82,8 +83,11 @@ class ClientProcessor:
         return frame.response()
 
     def _check(self, connection: Connection, data: HeartbeatData) -> dict[str, int]:
-        """Refuse a heartbeat that would make its connection cost more than the broker has for one; returns
-        what each consumer group of it weighs."""
+        """Return the weight of each consumer group of a heartbeat.
+
+        Raises:
+            CommandError: The connection would exceed its limits.
+        """
         check_client_id(data.client_id)
         for consumer in data.consumer_data_set:
             if len(consumer.subscription_data_set) > MOST_TOPICS:
@@ -115,7 +119,7 @@ class ClientProcessor:
         group = data.group_name
         settings = self.tables.groups.find(group)
         if settings is not None and has_retry_topic(group):
-            with contextlib.suppress(CommandError):  # without room for it the group consumes all the same
+            with contextlib.suppress(CommandError):  # the group can consume without a retry topic
                 self.tables.topics.ensure_retry(group, settings.retry_queue_nums, data.unit_mode)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = self.consumers.register(
@@ -123,13 +127,13 @@ class ClientProcessor:
         )
         if changed:
             self.notices.changed(group)
-        # A pull consumer says what it is about to read, each member something else.
+        # Pull consumers list what they are about to read, which differs between members.
         pushed = data.consume_type == "CONSUME_PASSIVELY"
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.look(group, self.consumers.groups[group])
 
     def unregister_client(self, connection: Connection, frame: Frame) -> Frame:
-        """The client leaves the groups that are named."""
+        """Remove the client from the named groups."""
         header = frame.header(UnregisterClientRequestHeader)
         if header.producer_group:
             self.producers.unregister(header.producer_group, connection)
@@ -138,14 +142,16 @@ class ClientProcessor:
         return frame.response(ext={})
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone: its clients leave, and their groups hear of it."""
+        """Remove the clients of a closed connection, and notify their groups."""
         self.producers.channel_closed(connection)
         for group in self.consumers.channel_closed(connection):
             self.notices.changed(group)
 
     def expire(self) -> None:
-        """Every 10 s: close the connections of clients that were silent for 120 s, forget locks that have
-        run out, and say what the log had no room for."""
+        """Close the connections of clients that were silent for 120 s, and remove expired locks.
+
+        It runs every 10 s and also logs what the log's rate limit had held back.
+        """
         self.locks.expire(mono_ms(self.clock))
         self.disagreements.look_again(self.consumers.groups)
         now_ms = awake_ms(self.clock)
@@ -157,7 +163,7 @@ class ClientProcessor:
             self.notices.changed(group)
 
     def get_consumer_list_by_group(self, _connection: Connection, frame: Frame) -> Frame:
-        """The client ids of a group."""
+        """Return the client ids of a group."""
         group = frame.header(GetConsumerListByGroupRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
@@ -165,7 +171,7 @@ class ClientProcessor:
         return frame.response(body=ConsumerList(consumer_id_list=known.client_ids()).encode())
 
     async def check_client_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Whether a subscription other than by tags would be served."""
+        """Check whether the broker supports a subscription that is not by tags."""
         subscription = CheckClientRequestBody.decode(frame.body).subscription_data
         if subscription is None or is_tag_type(subscription.expression_type):
             return frame.response()
@@ -181,8 +187,10 @@ class ClientProcessor:
         return frame.response()
 
     async def lock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
-        """Take or renew queue locks; answers those held now. They are the master's: of two brokers that give
-        them out each would give a queue to somebody else."""
+        """Take or renew queue locks, and return those held now.
+
+        Only the master gives out locks: two brokers would give a queue to two clients.
+        """
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE, "queues are locked at the master")
         body = _queues(frame)
@@ -195,7 +203,7 @@ class ClientProcessor:
         return frame.response(body=await encoded(LockBatchResult(lock_ok_mq_set=held), len(held)))
 
     async def unlock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
-        """Give queue locks up."""
+        """Release queue locks."""
         body = _queues(frame)
         async for queues in slices(body.mq_set):
             self.locks.unlock(body.consumer_group, body.client_id, queues)
@@ -203,18 +211,18 @@ class ClientProcessor:
 
 
 def refused(why: str) -> CommandError:
-    """The answer to a request that exceeds a limit."""
+    """Return the error for a request that exceeds a limit."""
     return CommandError(ResponseCode.SYSTEM_ERROR, why)
 
 
 def check_client_id(client_id: str) -> None:
-    """Raises CommandError for one that is too long to be kept."""
+    """Raise CommandError for a client id that is too long to be stored."""
     if len(client_id) > LONGEST_CLIENT_ID:
         raise refused(f"the client id has {len(client_id)} characters, at most {LONGEST_CLIENT_ID}")
 
 
 def weight_of(data: ConsumerData) -> int:
-    """How many groups this one counts for in its connection's limit, by the length of what is kept of it."""
+    """Return the weight of a group in its connection's limit, by the length of its stored data."""
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0
     for each in data.subscription_data_set:
@@ -225,24 +233,25 @@ def weight_of(data: ConsumerData) -> int:
 
 
 def _check_names(data: HeartbeatData, version: int) -> None:
-    """Refuse a heartbeat with an illegal name, before any part of it takes effect."""
+    """Refuse a heartbeat with an illegal name before any part of it takes effect."""
     for producer in data.producer_data_set:
         check_group(producer.group_name, version)
     for consumer in data.consumer_data_set:
         group = check_group(consumer.group_name, version)
         for subscription in consumer.subscription_data_set:
-            # Clients subscribe the retry topic of a group even if the group's name is too long to have one.
+            # Clients subscribe to the retry topic of a group even if the group's name is too long to have
+            # one.
             if subscription.topic != RETRY_PREFIX + group:
                 check_topic(subscription.topic, version)
 
 
 def _queues(frame: Frame) -> LockBatchBody:
-    """The queues that a client locks or unlocks."""
+    """Return the queues that a client locks or unlocks."""
     body = LockBatchBody.decode(frame.body)
     check_group(body.consumer_group, frame.version)
     return body
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Whether such a queue can exist: others are not kept."""
+    """Return whether such a queue can exist. Others are not stored."""
     return is_legal_name(queue.topic, TOPIC_LENGTH_MAX) and len(queue.broker_name) <= LONGEST_BROKER

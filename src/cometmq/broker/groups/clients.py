@@ -1,8 +1,8 @@
-"""Who is connected: producer groups, consumer groups, their clients and subscriptions. No sockets and no
-clock in here; times are those of a clock that is never set and counts no sleep, in ms.
+"""The connected clients: producer groups, consumer groups, their members and subscriptions.
 
-Heartbeats bring groups; only an unregister request, a lost connection or 120 s of silence takes them away: a
-group missing from a later heartbeat stays (docs/reference/remoting.md, Heartbeats).
+Callers pass times in ms of a monotonic clock that does not count sleep. Heartbeats add groups; only an
+unregister request, a lost connection or 120 s of silence removes them. A group that is missing from a later
+heartbeat stays (docs/reference/remoting.md, Heartbeats).
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from cometmq.remoting import LogBudget
 
 log = logs.logger(__name__)
 
-# No heartbeat for so long: the connection of the client is closed.
+# A client's connection is closed after this time without a heartbeat.
 EXPIRED_MS = 120_000
-# Most consumer groups, and producer groups, of one connection; a group with long subscriptions counts for
-# several. Real clients have a few.
+# The maximum number of consumer groups, and of producer groups, of one connection. A group with long
+# subscriptions counts as several. Real clients have a few groups.
 MOST_GROUPS = 1_000
-WEIGHT_CHARACTERS = 16_384  # of the description of a group that count as one more
-MOST_TOPICS = 1_000  # that a group subscribes
-LONGEST_CLIENT_ID = 1_024  # characters; clients make up about 40
+WEIGHT_CHARACTERS = 16_384  # of a group's description that count as one more group
+MOST_TOPICS = 1_000  # subscriptions of a group
+LONGEST_CLIENT_ID = 1_024  # characters; clients create about 40
 
 Client = tuple[str, str, int]  # client id, language, version
 
 
 class ClientInfo(msgspec.Struct):
-    """One client of a group on one connection. wants, settings: what it subscribes, and how it consumes, if
-    it is a push consumer."""
+    """One client of a group on one connection.
+
+    wants and settings hold a push consumer's subscriptions and consume settings.
+    """
 
     channel: Any
     client_id: str
@@ -41,13 +43,13 @@ class ClientInfo(msgspec.Struct):
     version: int
     seen_ms: int
     retry_limit: int | None = None
-    """The most retries of a message, by what it handed back last; None: it has handed nothing back."""
+    """The retry limit in the client's last send-back, or None before the first one."""
     wants: Wants = frozenset()
     settings: Settings = frozenset()
 
 
 class Group:
-    """The clients of one group, by the connection of each."""
+    """The clients of one group, by connection."""
 
     __slots__ = ("by_channel",)
 
@@ -55,11 +57,11 @@ class Group:
         self.by_channel: dict[Hashable, ClientInfo] = {}
 
     def client_ids(self) -> list[str]:
-        """Every client id once, in order of arrival."""
+        """Return every client id once, in order of arrival."""
         return list(dict.fromkeys(client.client_id for client in self.by_channel.values()))
 
     def find(self, client_id: str) -> ClientInfo | None:
-        """A client on its newest connection."""
+        """Return a client on its newest connection, or None."""
         newest = reversed(self.by_channel.values())
         return next((client for client in newest if client.client_id == client_id), None)
 
@@ -74,22 +76,23 @@ class ConsumerGroup(Group):
 
     def __init__(self) -> None:
         super().__init__()
-        self.consume_type = self.message_model = self.consume_from_where = ""  # a heartbeat says them
+        self.consume_type = self.message_model = self.consume_from_where = ""  # set by heartbeats
         self.subscriptions: dict[str, SubscriptionData] = {}
-        self.limits_told = False  # the log names members with different retry limits
-        self.own_limit_told = RETRY_MAX_TIMES  # the group's own, of which the log says that it does not count
+        self.limits_told = False  # whether the log has reported members with different retry limits
+        self.own_limit_told = RETRY_MAX_TIMES  # the configured limit that was logged as ineffective
 
     def wants(self) -> dict[str, Wants]:
-        """Client id -> what it subscribes, as its newest connection says."""
+        """Return the subscriptions of each client id on its newest connection."""
         return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def settings(self) -> dict[str, Settings]:
-        """Client id -> how it consumes, as its newest connection says."""
+        """Return the consume settings of each client id on its newest connection."""
         return {client.client_id: client.settings for client in self.by_channel.values()}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Take a heartbeat's list: True if a topic came or went. A known topic is replaced by a higher
-        version only.
+        """Apply a heartbeat's subscriptions. Return whether a topic was added or removed.
+
+        The subscription to a known topic is replaced only by a higher version.
         """
         changed = False
         listed = set()
@@ -111,16 +114,19 @@ G = TypeVar("G", bound=Group)
 
 
 class ClientTable(Generic[G]):
-    """Group name -> its clients. Groups are there while they have clients."""
+    """The clients by group name. A group exists while it has clients."""
 
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self.groups_of: dict[Hashable, dict[str, int]] = {}  # channel -> its groups with their weights
+        self.groups_of: dict[Hashable, dict[str, int]] = {}  # the groups of each channel with their weights
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
-        """A heartbeat names the group, which counts for `weight` among those of the channel. True if the
-        client is new on this channel."""
+        """Add a client to a group, which counts as `weight` groups of the channel.
+
+        Returns:
+            Whether the client is new on this channel.
+        """
         known = self.groups.get(group)
         if known is None:
             known = self.groups[group] = self._new_group()
@@ -134,7 +140,7 @@ class ClientTable(Generic[G]):
         return not same
 
     def unregister(self, group: str, channel: Hashable) -> bool:
-        """The client leaves the group; True if it was in."""
+        """Remove a client from a group. Return whether it was a member."""
         groups = self.groups_of.get(channel, {})
         if groups.pop(group, None) is None:
             return False
@@ -147,14 +153,14 @@ class ClientTable(Generic[G]):
         return True
 
     def channel_closed(self, channel: Hashable) -> list[str]:
-        """The connection is gone: its clients leave every group. Returns the groups."""
+        """Remove the clients of a closed connection from every group. Return these groups."""
         groups = list(self.groups_of.get(channel, ()))
         for group in groups:
             self.unregister(group, channel)
         return groups
 
     def expire(self, now_ms: int) -> tuple[list[Any], list[str]]:
-        """Drop silent clients; returns (channels to close, groups that lost a client)."""
+        """Remove silent clients. Return the channels to close and the groups that lost a client."""
         silent = [
             (group, channel)
             for group, known in self.groups.items()
@@ -166,32 +172,36 @@ class ClientTable(Generic[G]):
         return [channel for _, channel in silent], list(dict.fromkeys(group for group, _ in silent))
 
     def online(self, group: str) -> list[ClientInfo]:
-        """The clients of a group."""
+        """Return the clients of a group."""
         known = self.groups.get(group)
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """The weights of a channel's groups together, once it is also in these."""
+        """Return the total weight of a channel's groups, including the ones in `more`."""
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
 class ProducerTable(ClientTable[Group]):
-    """Producer groups, and where each client is."""
+    """The producer groups, and the connection of each client."""
 
     def __init__(self, may_replace: Callable[[Any, Any], bool] = lambda _new, _old: True) -> None:
-        """may_replace: whether a connection may take the replies of a client that another one has named
-        before, and is still there."""
+        """Create an empty table.
+
+        Args:
+            may_replace: Decides whether a new connection may take over the replies of a client id from an
+                open one.
+        """
         super().__init__(Group)
         self._may_replace = may_replace
         self._channel_of: dict[str, Any] = {}
-        self._id_of: dict[Hashable, str] = {}  # channel -> client id, the one it has named last
+        self._id_of: dict[Hashable, str] = {}  # the last client id of each channel
 
     def channel(self, client_id: str) -> Any:
-        """The newest connection of a client, of those of one account; None if it has none."""
+        """Return the newest connection of a client among those of one account, or None."""
         return self._channel_of.get(client_id)
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
-        """See ClientTable."""
+        """Add a client to a group, see ClientTable."""
         if self._id_of.get(channel) != client[0]:
             self._forget(channel)
             self._id_of[channel] = client[0]
@@ -201,7 +211,7 @@ class ProducerTable(ClientTable[Group]):
         return super().join(group, channel, client, now_ms, weight)
 
     def unregister(self, group: str, channel: Hashable) -> bool:
-        """See ClientTable."""
+        """Remove a client from a group, see ClientTable."""
         left = super().unregister(group, channel)
         if channel not in self.groups_of:
             self._forget(channel)
@@ -214,7 +224,7 @@ class ProducerTable(ClientTable[Group]):
 
 
 class ConsumerTable(ClientTable[ConsumerGroup]):
-    """Consumer groups."""
+    """The consumer groups."""
 
     def __init__(self) -> None:
         super().__init__(ConsumerGroup)
@@ -230,16 +240,20 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         now_ms: int,
         weight: int = 1,
     ) -> bool:
-        """`join`, with what the heartbeat says of the group: `described` is (consume type, message model,
-        consume from where). Returns whether the membership or the subscriptions changed."""
+        """Add a client with the content of its heartbeat.
+
+        `described` holds consume type, message model and consume-from-where.
+
+        Returns:
+            Whether the membership or the subscriptions changed.
+        """
         joined = self.join(group, channel, client, now_ms, weight)
         known = self.groups[group]
         known.consume_type, known.message_model, known.consume_from_where = described
         return known.update_subscriptions(subscriptions) or joined
 
     def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Keep what a member subscribes, and how its heartbeat, which was just registered, says that it
-        consumes; True if it has not said so before."""
+        """Store a registered member's subscriptions and consume settings. Return whether they are new."""
         known = self.groups[group]
         member = known.by_channel[channel]
         wants = wants_of(subscriptions)
@@ -248,21 +262,24 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         )
         if (wants, settings) == (member.wants, member.settings):
             return False
-        # Thousands of members that want the same share it.
+        # Thousands of members with equal subscriptions share one object.
         others = known.by_channel.values()
         member.wants = next((other.wants for other in others if other.wants == wants), wants)
         member.settings = next((other.settings for other in others if other.settings == settings), settings)
         return True
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What the group's heartbeats say about a topic."""
+        """Return the group's subscription to a topic from its heartbeats, or None."""
         known = self.groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
     def note_retry_limit(self, group: str, channel: Hashable, limit: int, own: int) -> None:
-        """A member handed a message back with its own limit. If others have other ones, or the group was
-        given another (`own`), the log says so once: how often a message is tried depends on which member it
-        fails. What the log has no room for now is said at a later message."""
+        """Record the retry limit of a member's send-back.
+
+        If members have different limits, or the group's configured limit (`own`) differs, the log reports it
+        once, because the number of retries then depends on the member that fails. If the log's rate limit
+        holds the line back, a later send-back causes it.
+        """
         known = self.groups.get(group)
         client = None if known is None else known.by_channel.get(channel)
         if known is None or client is None:
@@ -291,5 +308,5 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         client.retry_limit = limit
 
     def groups_of_topic(self, topic: str) -> set[str]:
-        """Online groups that subscribe the topic."""
+        """Return the online groups that subscribe to the topic."""
         return {name for name, known in self.groups.items() if topic in known.subscriptions}

@@ -1,4 +1,4 @@
-"""Members of a group that subscribe different things, or consume in different ways: said in the log once."""
+"""Log lines about members of a group with different subscriptions or consume settings, each written once."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from cometmq.remoting import LogBudget
 
 log = logs.logger(__name__)
 
-MOST_KEPT = 1_000  # differences that were said; the oldest is forgotten, and may be said again
-AGAIN = 10  # groups that are looked at again in one round: each may be large
+MOST_KEPT = 1_000  # differences already logged; the oldest is dropped and may be logged again
+AGAIN = 10  # groups compared again at a time: each may be large
 
 
 @dataclass(eq=False)
 class Disagreements:
-    """Remembers what was said, as digests of (group, in what they differ, the different values), and up to
-    as many groups whose differences the log had no room for."""
+    """The logged differences, as digests of group, topic or setting, and values.
+
+    It also keeps as many groups whose differences the log's rate limit held back.
+    """
 
     _said: dict[bytes, None] = field(default_factory=dict)
     _owed: dict[str, None] = field(default_factory=dict)
     _budget: LogBudget = field(default_factory=LogBudget)
 
     def look(self, group: str, members: ConsumerGroup) -> None:
-        """A member has said something new: log in what the members differ, unless that was said before."""
+        """Log differences between the members that were not logged before, after a member has changed."""
         found = {
             f"what they subscribe of topic {topic}, so messages can be missed": said
             for topic, said in differences(members.wants()).items()
@@ -48,7 +50,7 @@ class Disagreements:
             log.warning("members of group %s differ in %s: %s", group, in_what, told(said))
 
     def look_again(self, groups: Mapping[str, ConsumerGroup]) -> None:
-        """Some time has passed: say what the log had no room for, if it is still so."""
+        """Log differences that the rate limit held back, if they still exist."""
         for group in list(islice(self._owed, AGAIN)):
             del self._owed[group]
             if group in groups:
@@ -56,6 +58,6 @@ class Disagreements:
 
 
 def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
-    """The same for the same values in any order: an expression can be long, and is not kept."""
+    """Return a digest that does not depend on the order. Expressions can be long and are not stored."""
     said = repr((group, in_what, sorted(values)))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()

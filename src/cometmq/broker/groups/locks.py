@@ -1,6 +1,7 @@
 """Queue locks: which client of a group may consume which queue.
 
-Orderly consumers need them; our others hand queues over with them (client/consumer/hand_over.py).
+Orderly consumers need them. CometMQ's other consumers use them to hand queues off
+(client/consumer/hand_over.py).
 """
 
 from __future__ import annotations
@@ -12,28 +13,30 @@ import msgspec
 from cometmq.message import MessageQueue
 from cometmq.protocol.codes import HAND_OVER_PREFIX
 
-# A lock that is not renewed for this long is free again. Clients renew it every 20 s and believe it for 30 s
-# (client/consumer/orderly_queue.py), so none believes in a lock that was given away.
+# A lock that is not renewed for this time is free. Clients renew it every 20 s and rely on it for 30 s
+# (client/consumer/orderly_queue.py), so no client relies on a lock that another one holds.
 LOCK_LIVE_MS = 60_000
-# Locks of a broker: a hundred groups on two thousand queues each. 70 MB at most. Those that only hand queues
-# over may take half of the room.
+# The maximum number of locks of a broker: a hundred groups on two thousand queues each, 70 MB. Locks for
+# handoffs may take half of it.
 MOST_LOCKS = 200_000
 
 
 class LockEntry(msgspec.Struct):
-    """One held queue."""
+    """The lock of one queue."""
 
     client_id: str
     renewed_ms: int
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether the lock has run out."""
+        """Return whether the lock has expired."""
         return now_ms - self.renewed_ms > LOCK_LIVE_MS
 
 
 class QueueLocks:
-    """group -> queue -> holder. As in Apache's broker, nobody asks whether the caller is in the group. Times
-    are those of a clock that is never set and counts sleep."""
+    """The locks by group and queue. As in Apache's broker, the caller's membership is not checked.
+
+    Times are in ms of a monotonic clock that counts sleep.
+    """
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[MessageQueue, LockEntry]] = {}
@@ -45,8 +48,10 @@ class QueueLocks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Take or renew; returns the queues that `client_id` holds now, in the order asked. Beyond
-        MOST_LOCKS nothing more is locked."""
+        """Take or renew locks. Return the queues that `client_id` holds now, in the given order.
+
+        At most MOST_LOCKS queues are locked.
+        """
         held = self.groups.get(group, {})
         hands_over = group.startswith(HAND_OVER_PREFIX)
         got = []
@@ -69,17 +74,17 @@ class QueueLocks:
         return got
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give up those of `queues` that `client_id` holds; others' locks stay."""
+        """Release the locks that `client_id` holds. Locks of other clients stay."""
         held = self.groups.get(group, {})
         mine = [queue for queue in dict.fromkeys(queues) if queue in held]
         self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])
 
     def any_held(self, group: str, now_ms: int) -> bool:
-        """Whether any member of the group holds a queue."""
+        """Return whether any member of the group holds a lock."""
         return any(not entry.is_over(now_ms) for entry in self.groups.get(group, {}).values())
 
     def expire(self, now_ms: int) -> None:
-        """Forget the locks that have run out: nobody may ever ask for those queues again."""
+        """Remove expired locks, because their queues may never be locked again."""
         for group, held in list(self.groups.items()):
             self._drop(group, [queue for queue, entry in held.items() if entry.is_over(now_ms)])
 

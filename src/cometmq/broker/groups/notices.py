@@ -1,5 +1,7 @@
-"""What a broker says to clients on its own: oneway requests on the client's connection
-(docs/reference/remoting.md, Requests to clients)."""
+"""Notifications of clients: one-way requests on the client's connection.
+
+See docs/reference/remoting.md, Requests to clients.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,16 @@ from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
-# A group is told of a change at once, and of further changes at most once in this many seconds.
+# A group is notified of a change immediately, and of further changes at most once per this many seconds.
 REST_S = 0.2
 
 
 @dataclass(eq=False)
 class GroupNotices:
-    """Tells the members of a group that its membership changed (NOTIFY_CONSUMER_IDS_CHANGED), in the next
-    iteration of the loop: once, however often it did.
+    """Notifies the members of a group of changed membership (NOTIFY_CONSUMER_IDS_CHANGED).
 
-    A client that comes and goes, or subscribes this and that in turn, must not keep a group of thousands
-    busy with rebalancing.
+    All changes within one iteration of the loop cause one notification in the next. A client that repeatedly
+    joins and leaves, or changes its subscriptions, must not keep a group of thousands busy with rebalancing.
     """
 
     config: BrokerConfig
@@ -37,10 +38,10 @@ class GroupNotices:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed: dict[str, bool] = {}  # of groups that rest or are about to be told
+        self._changed: dict[str, bool] = {}  # groups that wait for the interval, or will be notified
 
     def changed(self, group: str) -> None:
-        """Tell the group."""
+        """Notify the group of a change."""
         if group not in self._changed:
             self._loop.call_soon(self._next, group)
         self._changed[group] = True
@@ -65,7 +66,7 @@ class GroupNotices:
 
 
 def send_oneway(channel: Connection, frame: Frame) -> None:
-    """Send, unless the connection is gone, whose close tells the tables."""
+    """Send a one-way request unless the connection is closed, which is handled elsewhere."""
     if channel.closed:
         return
     try:

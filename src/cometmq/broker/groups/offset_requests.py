@@ -1,4 +1,4 @@
-"""Consumer offsets, and the bounds and times of queues."""
+"""Requests about consumer offsets, and about the offsets and times of queues."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from cometmq.store import MessageStore, Reads
 
 @dataclass(eq=False, kw_only=True)
 class OffsetProcessor:
-    """Handles what consumers and tools ask about offsets."""
+    """Handles requests of consumers and tools about offsets."""
 
     store: MessageStore
     tables: DurableTables
 
     def query_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
-        """The stored offset; 0 for a group that is new to a young queue; else 22
-        (docs/reference/remoting.md, Consumer offsets).
+        """Return the stored offset, 0 for a group that is new to a young queue, or else code 22.
 
-        Never any other code: a 4.9.8 consumer takes every error for "no offset stored" and jumps to the end.
+        No other error code is possible: a 4.9.8 consumer takes every error for "no offset stored" and starts
+        at the end (docs/reference/remoting.md, Consumer offsets).
         """
         header = frame.header(QueryConsumerOffsetRequestHeader)
         offset = self.tables.offsets.query(header.consumer_group, header.topic, header.queue_id)
@@ -47,7 +47,7 @@ class OffsetProcessor:
         return offset_answer(frame, offset)
 
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
-        """The offset of a group that has none in this queue yet."""
+        """Return the offset of a group without an offset in this queue."""
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.off_loop.ask(
@@ -64,9 +64,9 @@ class OffsetProcessor:
         return offset_answer(frame, 0)
 
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store an offset; mostly oneway."""
+        """Store an offset. Most of these requests are one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
-        if not (header.topic and header.consumer_group):  # what else they may be is checked already
+        if not (header.topic and header.consumer_group):  # other rules were checked before
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
@@ -81,7 +81,7 @@ class OffsetProcessor:
         return frame.response()
 
     def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:
-        """What 5.x refuses and 4.9 stores."""
+        """Refuse offsets that 5.x refuses and 4.9 stores."""
         if self.tables.groups.find(header.consumer_group) is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!"
@@ -98,7 +98,7 @@ class OffsetProcessor:
             )
 
     async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Every stored offset, for a slave."""
+        """Return every stored offset to a slave."""
         offsets = self.tables.offsets
         table: dict[str, dict[int, int]] = {}
         entries = 0
@@ -114,7 +114,7 @@ class OffsetProcessor:
         return frame.response(body=await encoded(body, entries))
 
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
-        """The offset of a point in time."""
+        """Return the offset for a point in time."""
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self.store
@@ -123,17 +123,17 @@ class OffsetProcessor:
         return offset_answer(frame, max(offset, 0))
 
     def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """The offset that the next message will get."""
+        """Return the offset of the next message."""
         header = frame.header(GetMaxOffsetRequestHeader)
         return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
     def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """The first offset that can be read."""
+        """Return the first readable offset."""
         header = frame.header(GetMinOffsetRequestHeader)
         return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
     async def get_earliest_msg_storetime(self, _connection: Connection, frame: Frame) -> Frame:
-        """When the first message that can be read was stored (ms), -1 without one."""
+        """Return the store time of the first readable message in ms, or -1."""
         header = frame.header(GetEarliestMsgStoretimeRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
@@ -144,14 +144,15 @@ class OffsetProcessor:
 
 
 def offset_answer(frame: Frame, offset: int) -> Frame:
-    """The answer that is an offset."""
+    """Return the response with an offset."""
     return frame.response(ext={"offset": str(offset)})
 
 
 def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, reads: Reads) -> bool:
-    """Whether a message lies so far behind the log's end that it counts as being on disk only.
+    """Return whether a message lies so far before the log's end that it counts as being on disk only.
 
-    The share of memory that counts is accessMessageInMemoryMaxRatio. False for a message that does not exist.
+    accessMessageInMemoryMaxRatio sets the share of memory that counts. The result is False for a missing
+    message.
     """
     queue = store.queues.find(topic, queue_id)
     if queue is None or not queue.min_offset <= offset < queue.max_offset:

@@ -1,5 +1,4 @@
-"""Subscription expressions: what a tag expression lets through, on tag hashes alone
-(docs/reference/storage.md, Tag filter)."""
+"""Tag subscriptions: the tag hashes that match an expression (docs/reference/storage.md, Tag filter)."""
 
 from __future__ import annotations
 
@@ -11,24 +10,28 @@ ALL = "*"
 SEPARATOR = "||"
 TAG = "TAG"
 LONGEST_EXPRESSION = 32_767
-"""Characters: no message has a longer tag. Hashing takes 40 ns each."""
+"""The maximum length of an expression in characters: no tag is longer. Hashing takes 40 ns per character."""
 _LONGEST_REMEMBERED = 256
-"""Results for expressions up to this length are cached by the thousand, which takes 30 MB at worst; longer
-ones are rare, and a few dozen are cached."""
+"""The maximum length of expressions that are cached by the thousand, which takes at most 30 MB.
+
+Longer expressions are rare; a few dozen are cached.
+"""
 
 
 class ExpressionError(ValueError):
-    """The expression cannot be parsed, or is too long; answered with code 23."""
+    """The expression is invalid or too long; the response has code 23."""
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Whether an expressionType means tags: it says TAG, or nothing (C++ clients)."""
+    """Return whether an expressionType means tags: TAG, or an empty one (C++ clients)."""
     return not expression_type or expression_type == TAG
 
 
 def tag_codes(expression: str | None) -> frozenset[int] | None:
-    """Tag hashes (signed 32 bit) that pass; None lets everything through. Blank tags only: nothing passes.
-    Raises ExpressionError."""
+    """Return the matching tag hashes (signed 32 bits), or None if all messages match.
+
+    With blank tags only, no message matches. Raises ExpressionError.
+    """
     if not expression or expression == ALL:
         return None
     if len(expression) <= _LONGEST_REMEMBERED:
@@ -41,7 +44,7 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
 
 
 def _codes(expression: str) -> frozenset[int]:
-    # Java's split drops empty pieces at the end: an expression of separators only has none left.
+    # Java's split drops empty pieces at the end: an expression of separators only has no pieces.
     if not expression.replace(SEPARATOR, ""):
         raise ExpressionError("subString split error")
     return frozenset(java_hash(tag) for tag in map(str.strip, expression.split(SEPARATOR)) if tag)

@@ -1,13 +1,13 @@
-"""Readers that drain what is not in memory, and how much of the loop they get while messages are sent.
+"""Consumers that read from disk, and their share of the loop while messages are sent.
 
-Such a reader asks again as soon as it is answered, and a pull of 32 costs the loop as much as six sends: left
-alone, draining a few queues halves the rate of sends. So its pulls wait until the answers of the tick have
-left. After a tick with sends they get a part of the CPU time that the loop spends on everything else, and
-several are served at once, because every answer wakes the loop with the next request. After a tick without
-sends the loop has nothing better to do. CPU time is what counts, because a busy machine takes the processor
-away from both.
+Such a consumer pulls again as soon as it has its response, and a pull of 32 messages costs the loop as much
+as six sends: without a limit, draining a few queues halves the rate of sends. So its pulls wait until the
+responses of the tick have been sent. After a tick with sends they get a share of the CPU time that the loop
+spends on everything else, and several are served together, because every response wakes the loop with the
+next request. After a tick without sends they have no limit. CPU time counts, because a busy machine takes the
+processor away from both.
 
-A reader counts as draining from its first miss until it has nearly caught up, however rarely it misses in
+A consumer counts as draining from its first miss until it has nearly caught up, however rarely it misses in
 between: the system reads ahead of it.
 """
 
@@ -21,23 +21,27 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # group, topic, queue id
 
-PART = 0.08  # of the CPU time of everything else; requests read and answers written cost as much again
-LEAST_SAVED_S = 0.0003  # CPU time that is worth a beginning beside sends
-NEAR = 64 << 20  # bytes of log before the reader at which it has nearly caught up
-MISS_S = 0.0003  # CPU time that a miss costs beside the pull itself: a task, a thread, the second look
+PART = 0.08  # of the CPU time of everything else; reading requests and writing responses cost as much again
+LEAST_SAVED_S = 0.0003  # the minimum CPU time saved before serving begins beside sends
+NEAR = 64 << 20  # the distance to the log's end, in bytes, at which a reader has nearly caught up
+MISS_S = 0.0003  # the CPU time of a miss in addition to the pull: a task, a thread, the second read
 MOST_SAVED_S = 0.001
 MOST_OWED_S = 0.002
-CALM_S = 0.005  # without a send for so long, several are served in one tick
+CALM_S = 0.005  # after this time without sends, several requests are served per tick
 AT_ONCE = 16
 MOST_READERS = MOST_WAITING = 1 << 14
 
 
 class Backlog(Generic[Request]):
-    """The readers and their waiting requests. Loop thread only.
+    """The draining readers and their waiting requests. All methods belong to the loop.
 
-    serve: answers a request, raises nothing. log_end: grows with every message that is sent. now_s: any
-    clock. cpu_s: CPU seconds of this thread. part: of the CPU time of everything else, beside sends. at_once:
-    served in one tick when there are none.
+    Args:
+        serve: Answers a request and raises nothing.
+        log_end: Returns a number that grows with every message sent.
+        now_s: Any clock in seconds.
+        cpu_s: Returns the CPU seconds of this thread.
+        part: The share of the CPU time of everything else, beside sends.
+        at_once: The number of requests served per tick without sends.
     """
 
     __slots__ = (
@@ -65,20 +69,23 @@ class Backlog(Generic[Request]):
         self._line: deque[Request] = deque()
         self._end = log_end()
         self._sent_at = now_s()
-        self._left_at = cpu_s()  # when requests were served last
-        self._saved_s = 0.0  # CPU time that they may use beside sends; below 0 they have used too much
-        self._begun = False  # they may use what is saved
+        self._left_at = cpu_s()  # when requests were last served
+        self._saved_s = 0.0  # the CPU time available beside sends; below 0 too much was used
+        self._begun = False  # whether the available time may be used
 
     def missed(self, reader: Reader) -> None:
-        """What this reader asked for is not in memory: from now on its requests should wait."""
+        """Make the requests of this reader wait from now on: it requested what is not in memory."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MOST_READERS:  # those who still miss will be here again
+        if len(self.readers) >= MOST_READERS:  # readers that still miss will return
             self.readers.clear()
         self.readers.add(reader)
 
     def wait(self, request: Request) -> bool:
-        """Serve this request when it is its turn; the caller sees to it that there is a tick. False: too many
-        wait already, whoever sends so many should be kept busy with answers."""
+        """Queue a request; the caller schedules a tick.
+
+        Returns:
+            False if too many requests wait already. Its sender is best kept busy with responses.
+        """
         if len(self._line) >= MOST_WAITING:
             return False
         self._line.append(request)
@@ -88,7 +95,7 @@ class Backlog(Generic[Request]):
         return len(self._line)
 
     def serve_some(self) -> bool:
-        """After a tick: serve those whose turn it is. True if others are left, for another tick."""
+        """Serve the requests that are due after a tick. Return whether others are left for another tick."""
         line = self._line
         if not line:
             return False
@@ -112,6 +119,6 @@ class Backlog(Generic[Request]):
         return bool(line)
 
     def serve_all(self) -> None:
-        """Serve everything that waits: the broker stops."""
+        """Serve all waiting requests: the broker stops."""
         while self._line:
             self._serve(self._line.popleft())

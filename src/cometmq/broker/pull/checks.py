@@ -1,4 +1,4 @@
-"""Which pulls are served: Apache's checks, in its order and words."""
+"""The checks of pulls, with Apache's order and remarks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection
 
-SUBSCRIPTION = 4  # sysFlag: the pull carries its subscription
-READ = int(Perm.READ)  # a flag of an enum costs 1 µs a test
+SUBSCRIPTION = 4  # sysFlag: the pull contains its subscription
+READ = int(Perm.READ)  # testing an enum flag costs 1 µs
 
 Wanted = frozenset[int] | SqlFilter | None
-"""Which messages a pull gets: those with one of these tag codes, those that pass the filter, or all."""
+"""The messages that a pull requests: those with these tag codes, those that match the filter, or all."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,8 +34,12 @@ class PullChecks:
     filters: SqlFilters
 
     def check(self, connection: Connection, version: int, header: PullMessageRequestHeader) -> Wanted:
-        """Apache's checks in their order (docs/reference/storage.md, Pull answers); returns what passes.
-        Raises CommandError, and NotCompiled for an SQL92 filter that has to be compiled first."""
+        """Make Apache's checks in their order (docs/reference/storage.md, Pull answers). Return what matches.
+
+        Raises:
+            CommandError: The pull is refused.
+            NotCompiled: An SQL92 filter must be compiled first.
+        """
         config = self.config
         if not config.broker_permission & READ:
             raise CommandError(
@@ -84,7 +88,7 @@ class PullChecks:
             ) from None
 
     def _subscription(self, header: PullMessageRequestHeader, broadcast_allowed: bool) -> SubscriptionData:
-        """What the group's heartbeats say about the topic of a pull that does not carry it."""
+        """Return the group's subscription from its heartbeats, for a pull that does not contain it."""
         known = self.consumers.groups.get(header.consumer_group)
         if known is None:
             raise CommandError(

@@ -1,13 +1,13 @@
-"""Held pulls: who waits for which queue, since when and until when. No sockets and no clock in here.
+"""Parked pulls: which pull waits for which queue, and until when. It uses no sockets and no clock.
 
-A pull that found nothing new is parked under (topic, queue id). An arrival wakes those whose filter takes the
-new message; a deadline wakes the rest. Every 5 s each queue is compared with what it holds, without looking
-at tags, so that an offset advances over messages that a filter refuses
-(docs/reference/storage.md, Long polling).
+A pull that found nothing new is parked under (topic, queue id). An arrival wakes the pulls whose filter
+matches the new message; a deadline wakes the others. Every 5 s each queue is compared with its parked pulls
+regardless of tags, so that an offset advances over messages that a filter refuses (docs/reference/storage.md,
+Long polling).
 
 The pulls of a queue are grouped by filter: an arrival is compared with each filter once, however many pulls
-share it. The number of pulls of a connection, of pulls on a queue and of filters on a queue is bounded
-(`has_room`). A pull that exceeds a bound can be put aside: arrivals do not wake it, only its deadline does.
+share it. The number of pulls of a connection, of pulls on a queue and of filters on a queue is limited
+(`has_room`). A pull above a limit can be put aside: arrivals do not wake it, only its deadline does.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 from cometmq.store import tag_matches
 
-# Deadlines are grouped by this grain: an answer may be this late; Apache's is up to 5 s late.
+# Deadlines are grouped by this interval, so a response may be this late. Apache's is up to 5 s late.
 DEADLINE_GRAIN_MS = 50
-# The recheck that does not know the tag.
+# The interval of the comparison regardless of tags.
 RECHECK_MS = 5_000
-# A client may not park a pull longer than this, whatever it asks for.
+# The maximum time for which a client may park a pull, whatever it requests.
 MAX_HOLD_MS = 300_000
-# Filters on one queue, for groups with tags of their own. Each message is compared with all; 256 cost 25 µs.
+# The maximum number of filters on one queue, for groups with different tags. Each message is compared with
+# all of them; 256 cost 25 µs.
 MOST_FILTERS = 256
 
 Key = tuple[str, int]  # topic, queue id
@@ -34,15 +35,17 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """One parked request. `request` is whatever the pull processor needs to run it again; weight: how much of
-    its owner's room it takes."""
+    """One parked request. `request` is what the pull processor needs to run it again.
+
+    `weight` is its share of the owner's limit.
+    """
 
     owner: object
     request: Any
     pull_from: int
     codes: Codes
     weight: int = 1
-    # Its places in the tables.
+    # The positions of the pull in the tables.
     bucket: int = 0
     key: Key = ("", 0)
     on_queue: OnQueue | None = None
@@ -50,7 +53,7 @@ class HeldPull:
 
 
 class OnQueue:
-    """The pulls parked on one queue, by their filter."""
+    """The pulls parked on one queue, by filter."""
 
     __slots__ = ("count", "filters")
 
@@ -60,7 +63,7 @@ class OnQueue:
 
 
 class OfOwner:
-    """The pulls of one connection, and their weights together."""
+    """The pulls of one connection, and their total weight."""
 
     __slots__ = ("pulls", "weight")
 
@@ -73,7 +76,7 @@ class LongPoll:
     """The parked pulls of a broker."""
 
     def __init__(self) -> None:
-        # Read only, for others: every queue that somebody waits for, and those that are watched for good.
+        # Other modules only read this: every queue with parked pulls, and those that are always watched.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
         self._buckets: dict[int, dict[HeldPull, None]] = {}
@@ -84,12 +87,12 @@ class LongPoll:
         return self._count
 
     def watch(self, topic: str, queue_id: int) -> None:
-        """Keep a queue among `queues`, whether pulls wait for it or not."""
+        """Keep a queue among `queues`, even without parked pulls."""
         self._watched.add((topic, queue_id))
         self.queues.setdefault((topic, queue_id), OnQueue())
 
     def has_room(self, topic: str, queue_id: int, pull: HeldPull, most_of_owner: int, most_here: int) -> bool:
-        """Whether `pull` may be parked on a queue."""
+        """Return whether `pull` may be parked on a queue."""
         owner = self._owners.get(pull.owner)
         if pull.weight + (0 if owner is None else owner.weight) > most_of_owner:
             return False
@@ -99,7 +102,7 @@ class LongPoll:
         return here.count < most_here and (len(here.filters) < MOST_FILTERS or pull.codes in here.filters)
 
     def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
-        """Hold `pull` for `hold_ms`; returns the time (ms) at which `expire` must run for it."""
+        """Park `pull` for `hold_ms`. Return the time (ms) at which `expire` must run for it."""
         key = pull.key = (topic, queue_id)
         here = self.queues.get(key)
         if here is None:
@@ -110,7 +113,7 @@ class LongPoll:
         return self.put_aside(pull, now_ms, hold_ms)
 
     def put_aside(self, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
-        """The same, but no message wakes it."""
+        """Park `pull` so that only its deadline wakes it. Return the time (ms) at which `expire` must run."""
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
         pull.bucket = bucket
         add(self._buckets, bucket, pull)
@@ -124,9 +127,7 @@ class LongPoll:
         return bucket * DEADLINE_GRAIN_MS
 
     def arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int) -> list[HeldPull]:
-        """A message with this tag code has become readable; returns the pulls it wakes, removed from the
-        tables.
-        """
+        """Return the pulls that a readable message with this tag code wakes, removed from the tables."""
         here = self.queues.get((topic, queue_id))
         if here is None:
             return []
@@ -138,7 +139,7 @@ class LongPoll:
         return self._unpark(woken)
 
     def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
-        """Wake every pull whose queue has something newer, whatever its tag."""
+        """Return every pull whose queue has newer messages, whatever their tags, removed from the tables."""
         woken: list[HeldPull] = []
         for (topic, queue_id), here in self.queues.items():
             newest = max_offset(topic, queue_id)
@@ -147,7 +148,7 @@ class LongPoll:
         return self._unpark(woken)
 
     def expire(self, now_ms: int) -> list[HeldPull]:
-        """Wake the pulls whose time is over."""
+        """Return the pulls whose time is over, removed from the tables."""
         grain = now_ms // DEADLINE_GRAIN_MS
         over = [
             pull
@@ -157,26 +158,26 @@ class LongPoll:
         return self._unpark(over)
 
     def next_deadline(self) -> int | None:
-        """When `expire` has something to do (ms), None if nothing is parked."""
+        """Return when `expire` must run (ms), or None if no pull is parked."""
         return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
 
     def drop(self, owner: object) -> None:
-        """The connection of these pulls is gone."""
+        """Remove the pulls of a closed connection."""
         known = self._owners.get(owner)
         if known is not None:
             self._unpark(list(known.pulls))
 
     def wake_topic(self, topic: str) -> list[HeldPull]:
-        """Wake everything parked on a topic (it is deleted, for instance)."""
+        """Return all pulls parked on a topic, for instance a deleted one, removed from the tables."""
         here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
         return self._unpark([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
     def wake_all(self) -> list[HeldPull]:
-        """Wake everything: the broker stops."""
+        """Return all parked pulls, removed from the tables: the broker stops."""
         return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
 
     def _unpark(self, pulls: list[HeldPull]) -> list[HeldPull]:
-        """Take these pulls out of the tables."""
+        """Remove these pulls from the tables."""
         for pull in pulls:
             self._count -= 1
             here, owner = pull.on_queue, pull.of_owner
@@ -194,7 +195,7 @@ class LongPoll:
 
 
 def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
-    """Put a pull under a key of one of the tables."""
+    """Add a pull under a key of one of the tables."""
     pulls = table.get(key)
     if pulls is None:
         table[key] = {pull: None}
@@ -203,7 +204,7 @@ def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
 
 
 def remove(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
-    """Take it out again; a key without pulls goes too."""
+    """Remove a pull from a table, and a key without pulls."""
     pulls = table[key]
     del pulls[pull]
     if not pulls:

@@ -1,5 +1,7 @@
-"""OFFSET_MOVED_EVENT: a master tells, in a topic of that name, whose pulls it sent elsewhere
-(docs/reference/storage.md, Pull answers)."""
+"""OFFSET_MOVED_EVENT: a topic in which a master records the pulls whose offset it corrected.
+
+See docs/reference/storage.md, Pull answers.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ class OffsetMovedEvents:
     address: BrokerAddress
 
     def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
-        """Append the event that a group asked for offset `asked` of a queue and was sent to `begin`. A store
-        that takes no messages goes without."""
+        """Append the event that a group requested offset `asked` of a queue and was sent to `begin`.
+
+        If the store does not accept messages, there is no event.
+        """
         event = OffsetMovedEvent(
             consumer_group=group,
             message_queue=self.topics.queue(topic, queue_id),

@@ -1,21 +1,20 @@
-"""Pulls, with long polling. Lite pulls of 5.x clients are served exactly the same.
+"""Pulls with long polling. Lite pulls of 5.x clients are handled identically.
 
-A pull is checked when it comes; then it is served from the page cache inline, or by a thread when the
-records are not in memory (the reader's next ones then wait for their turn, see backlog.py), or parked until
-something arrives. A pull that waited is checked again before it is served: topic, group or subscription may
-have changed. A parked one is served once more when it is woken, and is then answered in any case. Its commit
-offset is stored once, when it comes.
+A pull is checked on arrival. Then it is served from the page cache within the read, or by a thread if the
+records are not in memory (the reader's next pulls then wait, see backlog.py), or parked until messages
+arrive. A pull that waited is checked again before it is served, because topic, group or subscription may have
+changed. A parked pull is served once more when it is woken, and is then answered in any case. Its commit
+offset is stored once, on arrival.
 
-A pull with an SQL92 filter waits for its turn (`_looks`), then looks at the properties of each record, for
-LOOK_S at most; its client asks again for what is left. A bulk pull, which costs as much, waits there too. A
-parked one that an arrival has woken does so as well, and is parked again if nothing passes up to the end of
-its queue.
+A pull with an SQL92 filter waits (`_looks`) and then checks the properties of each record, for at most
+LOOK_S; its client pulls again for the rest. A bulk pull, which costs as much, waits there, too. So does a
+parked one that an arrival has woken; it is parked again if nothing matches up to the end of its queue.
 
-The number of parked pulls of a connection, and on a queue, is bounded. Further ones are answered "nothing
-found" as if long polling were off: after a short wait, because clients ask again at once.
+The number of parked pulls of a connection, and on a queue, is limited. Further ones are answered "nothing
+found" as if long polling were off, after a short wait, because clients pull again immediately.
 
-Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport as
-they are.
+Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport
+without a copy.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ FOUND = int(ResponseCode.SUCCESS)
 NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
 RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
-# Status of a read -> code of the answer (docs/reference/storage.md, Pull answers); an empty queue depends on
-# the offset that was asked for.
+# The response code for each status of a read (docs/reference/storage.md, Pull answers). For an empty queue it
+# depends on the requested offset.
 CODE_OF_STATUS = {
     GetStatus.FOUND: FOUND,
     GetStatus.NO_MATCHED_MESSAGE: RETRY,
@@ -68,26 +67,26 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# How many parked pulls one tick serves, and with how many bytes: one busy topic must not keep the others
-# waiting.
+# The maximum number of parked pulls that one tick serves, and of their bytes, so that one busy topic does not
+# delay the others.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
-# A pull for which there is no room waits at most this long, and at most shortPollingTimeMills: its connection
-# may have to wait with it.
+# The maximum wait of a pull above the limits, which is also at most shortPollingTimeMills: its connection may
+# have to wait with it.
 MOST_ASIDE_MS = 1_000
 # This many characters of a parked pull's subscription count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
 LOOK_S = 0.001
-"""Of the loop's time, for one look at records with an SQL92 filter."""
+"""The maximum time of one filter scan with an SQL92 filter, in seconds of the loop."""
 LOOKS_PART = 0.5
-"""Beside sends such looks get this part of the CPU time of everything else: readers have to keep up."""
+"""The share of the CPU time of everything else that filter scans get beside sends: consumers must keep up."""
 LOOKS_AT_ONCE = 4
-"""Without sends, in one tick."""
+"""The number of filter scans per tick without sends."""
 
 
 @dataclass(slots=True, eq=False)
 class PullRequest:
-    """A checked pull: everything needed to serve it, now or later."""
+    """A checked pull: everything needed to serve it now or later."""
 
     connection: Connection
     opaque: int
@@ -95,20 +94,20 @@ class PullRequest:
     header: PullMessageRequestHeader
     wanted: Wanted
     may_hold: bool
-    offset: int  # where it reads
-    aside: bool = False  # it waits without being parked on its queue
-    until_ms: int = 0  # how long it may be parked, once it was
+    offset: int  # the offset to read next
+    aside: bool = False  # whether it waits without being parked on its queue
+    until_ms: int = 0  # the end of its parking time, once it was parked
 
     @property
     def reader(self) -> Reader:
-        """Who pulls what."""
+        """The group and queue of the pull."""
         header = self.header
         return header.consumer_group, header.topic, header.queue_id
 
 
 @dataclass(eq=False, kw_only=True)
 class PullProcessor:
-    """Handles pulls of a broker. `end_tick` runs after the writer's, so acknowledgements leave first."""
+    """Handles the pulls of a broker. `end_tick` runs after the writer's, so send responses leave first."""
 
     config: BrokerConfig
     store: MessageStore
@@ -123,7 +122,7 @@ class PullProcessor:
         self._loop = asyncio.get_running_loop()
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
-        self._given = 0  # bytes of messages, so far
+        self._given = 0  # bytes of messages sent so far
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of held pulls")
@@ -171,13 +170,12 @@ class PullProcessor:
             self._serve(request)
 
     def _looks_later(self, request: PullRequest) -> bool:
-        """Whether a bulk pull or one with an SQL92 filter waits for its turn now: there is something to
-        look at."""
+        """Return whether a bulk pull, or one with an SQL92 filter, must wait for a scan."""
         _, topic, queue_id = request.reader
         return request.offset < self.store.max_offset(topic, queue_id) and self._looks.wait(request)
 
     async def _compile_first(self, request: PullRequest, missing: NotCompiled) -> None:
-        """Compile the filter of a pull that has just come, and go on with it."""
+        """Compile the filter of a new pull, and continue with the pull."""
         connection = request.connection
         try:
             await self.checks.filters.compile(missing.key, connection)
@@ -216,7 +214,7 @@ class PullProcessor:
             self._answer(request, got)
 
     def _beside(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Finish a pull in a task. Meanwhile no more is read from its connection."""
+        """Finish a pull in a task. Until then nothing more is read from its connection."""
         connection.hold()
         task = self._loop.create_task(work)
         self._beside_tasks.add(task)
@@ -236,7 +234,7 @@ class PullProcessor:
         self._answer(request, got)
 
     def serve_late(self, request: PullRequest) -> None:
-        """Serve a pull that waited, if its client is still there and a new one like it would be served."""
+        """Serve a pull that waited, if its client is still connected and the checks still accept it."""
         connection = request.connection
         if request.aside:
             request.aside = False
@@ -245,7 +243,7 @@ class PullProcessor:
             try:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
-            except NotCompiled as missing:  # its group wants something else now
+            except NotCompiled as missing:  # its group has changed its subscription
                 request.may_hold = False
                 self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
@@ -304,8 +302,10 @@ class PullProcessor:
             connection.write(buffer)
 
     def _parked_on(self, request: PullRequest, got: Got) -> bool:
-        """After a look with an SQL92 filter: whether the pull is parked because nothing passed up to the end
-        of its queue."""
+        """Park a pull whose SQL92 filter matched nothing up to the end of its queue.
+
+        Return whether it is parked.
+        """
         _, topic, queue_id = request.reader
         at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
         waits = request.may_hold or self._now_ms() < request.until_ms
@@ -316,8 +316,11 @@ class PullProcessor:
         return True
 
     def _moved(self, request: PullRequest, begin: int, suggested: int) -> tuple[int, int]:
-        """Code of the answer and suggested broker for an offset outside its queue. Who corrects it tells so
-        in a topic; a slave that does not sends the client to the group's broker."""
+        """Return response code and suggested broker for an offset outside its queue.
+
+        A broker that corrects the offset records it in a topic. A slave that does not correct it sends the
+        client to the group's broker.
+        """
         group, topic, queue_id = request.reader
         offset = request.offset
         if not self.store.corrects_offsets:
@@ -326,7 +329,7 @@ class PullProcessor:
         where = offset, topic, queue_id
         log.info("offset %d of %s/%d, asked for by group %s, becomes %d", *where, group, begin)
         self.moved.store_event(group, topic, queue_id, offset, begin)
-        # At the end of a tick it is too late to take part in it, and too early to ask for the next one.
+        # At the end of a tick it is too late to take part in it, and too early to request the next one.
         self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
 
@@ -354,7 +357,7 @@ class PullProcessor:
         hold_ms = request.until_ms - now_ms
         topic, queue_id = header.topic, header.queue_id
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
-        # Whether a message passes an SQL92 filter is looked at by the pull itself, when it is its turn.
+        # The pull itself checks whether a message matches an SQL92 filter, when it is its turn.
         codes = None if isinstance(request.wanted, SqlFilter) else request.wanted
         held = HeldPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
@@ -362,15 +365,15 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, held, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # it is answered then
-            connection.hold()  # who has too many of these is not read from until some are answered
+            request.until_ms = 0  # the pull is answered then
+            connection.hold()  # a connection with too many of these is not read until some are answered
             at_ms = self.long_poll.put_aside(
                 held, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MOST_ASIDE_MS))
             )
         self._arm(at_ms, now_ms)
 
     def _now_ms(self) -> int:
-        # Hold times follow the loop's clock: a step of the wall clock must not release or keep every pull.
+        # Parking times use the loop's clock: a change of the wall clock must not release or keep every pull.
         return int(self._loop.time() * 1000)
 
     def _arm(self, at_ms: int, now_ms: int) -> None:
@@ -390,15 +393,15 @@ class PullProcessor:
             self._arm(following, now_ms)
 
     def start(self) -> None:
-        """Begin the periodic recheck."""
+        """Start the periodic comparison regardless of tags."""
         self._rechecks.start()
 
     def recheck(self) -> None:
-        """Serve the pulls whose queue has got something newer, whatever its tag."""
+        """Serve the pulls whose queue has newer messages, whatever their tags."""
         self.wake(self.long_poll.recheck(self.store.max_offset))
 
     async def stop(self) -> None:
-        """Answer everything that is parked, and finish what is being read: the broker stops."""
+        """Answer all parked pulls, and finish reads in progress: the broker stops."""
         self._stopping = True
         self.checks.filters.stop()
         self._rechecks.cancel()
@@ -411,32 +414,32 @@ class PullProcessor:
         self._looks.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._looks.serve_all()  # of those whose filter was compiled meanwhile
+        self._looks.serve_all()  # pulls whose filter was compiled meanwhile
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Messages became readable: wake those who wait for them."""
+        """Wake the pulls that wait for messages which became readable."""
         if not len(self.long_poll):
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
         for topic, queue_id, next_offset, tags_code, _ in arrivals:
-            if (topic, queue_id) not in waited_for:  # most of a batch: its first message has woken them all
+            if (topic, queue_id) not in waited_for:  # the first message of a batch has woken all pulls
                 continue
             woken = arrived(topic, queue_id, next_offset, tags_code)
             if woken:
                 self.wake(woken)
 
     def topic_gone(self, topic: str) -> None:
-        """A topic was deleted: pulls parked on it are answered."""
+        """Answer the pulls parked on a deleted topic."""
         self.wake(self.long_poll.wake_topic(topic))
 
     def wake(self, pulls: Sequence[HeldPull]) -> None:
-        """Serve these in this tick and those that follow."""
+        """Serve these pulls in this tick and the next ones."""
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
             self.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve woken pulls, a share per tick; then, once answers have left, those that wait in a line."""
+        """Serve a share of the woken pulls, and after the responses have left, the waiting ones."""
         ready = self._ready
         most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):
@@ -446,7 +449,7 @@ class PullProcessor:
             if not (isinstance(request.wanted, SqlFilter) and self._looks_later(request)):
                 self.serve_late(request)
         if ready:
-            # The running tick cannot schedule itself: ask for the next one from the loop.
+            # The running tick cannot schedule itself: request the next one from the loop.
             self._loop.call_soon(self.tick.schedule)
         if (len(self._backlog) or len(self._looks)) and not self._backlog_due:
             self._backlog_due = True

@@ -1,4 +1,4 @@
-"""Single messages: by key or unique key, and by offset id."""
+"""Queries of single messages by key, unique key or offset id."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
-# Bytes that a query counts for among the requests of its connection that are under way. So the answers of at
+# The bytes that a query counts as among the requests of its connection in progress. So the responses of at
 # most four queries by key, or fifteen by id, are in memory together.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
-_MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of an answer's records: what one frame holds beside its header
+_MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of a response's records
 
 
 @dataclass(eq=False, kw_only=True)
 class QueryProcessor:
-    """Handles look-ups; what is not in memory is read by a thread."""
+    """Handles queries. A thread reads what is not in memory."""
 
     store: MessageStore
     check_read: CheckTopic | None
 
     def query_message(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
-        """Records whose index entry has the key's hash, stored between two times, the newest that one frame
-        holds; the client compares the key.
+        """Return the newest records in a time range whose index entry has the key's hash, up to one frame.
+
+        The client compares the keys.
         """
         return _holding(connection, _HELD_BY_KEY, self._by_key(frame))
 
     def view_message_by_id(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
-        """The record at a commit-log offset."""
+        """Return the record at a commit-log offset."""
         return _holding(connection, _HELD_BY_ID, self._by_id(connection, frame))
 
     async def _by_key(self, frame: Frame) -> Frame:
@@ -58,7 +59,7 @@ class QueryProcessor:
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, ledger, record = self.store, self.store.ledger, None
-        if ledger is None or offset < ledger.shown:  # what a raft group has not committed may yet be cut off
+        if ledger is None or offset < ledger.shown:  # uncommitted raft entries may be removed
             record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
@@ -68,7 +69,7 @@ class QueryProcessor:
 
 
 def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:
-    """The answer of a request that counts for so many bytes from the read on that brings it."""
+    """Return the response of a request that counts as this many bytes from its arrival on."""
 
     async def finish() -> Frame:
         try:

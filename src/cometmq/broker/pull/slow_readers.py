@@ -1,5 +1,4 @@
-"""Groups that read too slowly, which may be kept from reading at all (docs/reference/storage.md, Slow
-readers)."""
+"""Groups that read too slowly and may be stopped (docs/reference/storage.md, Slow readers)."""
 
 from __future__ import annotations
 
@@ -14,27 +13,29 @@ from cometmq.protocol.codes import is_system_group
 log = logs.logger(__name__)
 
 CHECK_S = 180.0
-MOST_READERS = 10_000  # that are kept; the others are looked at when these are gone
+MOST_READERS = 10_000  # further readers are recorded when these have gone
 
 
 @dataclass(eq=False)
 class SlowReaders:
-    """Keeps the readers whose last pull left more of the log behind it than consumerFallbehindThreshold."""
+    """The readers whose last pull ended more than consumerFallbehindThreshold before the end of the log."""
 
     config: BrokerConfig
     groups: SubscriptionGroups
     _behind: dict[Reader, int] = field(default_factory=dict)
 
     def note(self, reader: Reader, behind: int) -> None:
-        """A pull got messages that lie so many bytes in front of the log's end."""
+        """Record that a pull returned messages which lie this many bytes before the end of the log."""
         if behind <= self.config.consumer_fallbehind_threshold:
             self._behind.pop(reader, None)
         elif len(self._behind) < MOST_READERS:
             self._behind[reader] = behind
 
     def check(self) -> None:
-        """Disable the groups that are too far behind, if disableConsumeIfConsumerReadSlowly says so. Those of
-        RocketMQ itself, which tools read old messages with, go on."""
+        """Disable the groups that are too far behind, if disableConsumeIfConsumerReadSlowly is set.
+
+        RocketMQ's own groups, with which tools read old messages, are exempt.
+        """
         behind, self._behind = self._behind, {}
         if not self.config.disable_consume_if_consumer_read_slowly:
             return

@@ -1,5 +1,7 @@
-"""A send that begins a transaction: how it is known, and what is stored of its properties
-(docs/reference/storage.md, Transactions). No I/O in here."""
+"""Half messages: how a send that begins a transaction is recognised, and the properties that are stored.
+
+See docs/reference/storage.md, Transactions.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,29 @@ from cometmq.errors import CommandError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.values import drop, put, value_of
 
-# What the broker alone writes on half messages.
+# Properties that only the broker writes to half messages.
 OF_THE_BROKER = (b"TRAN_PREPARED_QUEUE_OFFSET", b"TRANSACTION_CHECK_TIMES")
-# A delayed half message would be lost in Apache's broker.
+# Apache's broker would lose a delayed half message.
 LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 
 
 def is_transactional(properties: bytes, reconsume_times: int) -> bool:
-    """Whether a send is half of a transaction. A message that a consumer failed on, and sends again with a
-    delay itself, may still carry TRAN_MSG: it is none."""
+    """Return whether a send begins a transaction.
+
+    A message that a consumer failed on and sends again itself with a delay may still have TRAN_MSG; it does
+    not.
+    """
     if value_of(properties, b"TRAN_MSG").lower() != b"true":
         return False
     return reconsume_times <= 0 or value_of(properties, b"DELAY") in (b"", b"0")
 
 
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
-    """What is stored of the properties. Raises CommandError for a message that is to be delivered later
-    too, or that nobody could end."""
+    """Return the stored properties of a half message.
+
+    Raises:
+        CommandError: The message has a delay, or cannot be ended by any producer.
+    """
     for name in LATER:
         if value_of(properties, name) not in (b"", b"0"):
             raise CommandError(
@@ -39,6 +47,6 @@ def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
 
 
 def with_destination(properties: bytes, topic: str, queue_id: int) -> bytes:
-    """The properties of a message that waits elsewhere before it goes to this queue."""
+    """Return the properties of a message that waits in another topic before it goes to this queue."""
     properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
     return put(properties, b"REAL_QID", b"%d" % queue_id)

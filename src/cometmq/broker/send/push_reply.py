@@ -1,5 +1,7 @@
-"""Replies of request-reply: codes 324 and 325 in, 326 to the client that asked (docs/reference/remoting.md,
-Request-reply)."""
+"""Replies of request-reply: requests 324 and 325 from the replier, 326 to the requesting client.
+
+See docs/reference/remoting.md, Request-reply.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,10 @@ PUSH_TIMEOUT_S = 10.0
 
 @dataclass(eq=False)
 class ReplyProcessor:
-    """Hands replies to the clients that wait for them, and keeps a copy of each.
+    """Passes replies to the waiting clients and stores a copy of each.
 
-    A reply is worked on outside the read of its sender's connection, until the client has taken it: the limit
-    of such requests (remoting/limits.py, handlers) bounds how many there are.
+    A reply counts as processed outside the read of its sender's connection until the client has received it,
+    so the limit of such requests (remoting/limits.py, handlers) applies.
     """
 
     sends: SendProcessor
@@ -52,7 +54,7 @@ class ReplyProcessor:
         self._budget = LogBudget()
 
     async def send_reply_message(self, connection: Connection, frame: Frame) -> Frame:
-        """324, 325: push a reply to its client, store it, and say how the push went."""
+        """Push a reply to its client, store it, and respond with the result of the push (324, 325)."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
@@ -67,7 +69,7 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties hold a stray separator")
-        if len(properties) > PROPERTIES_MAX_BYTES:  # their characters were counted before
+        if len(properties) > PROPERTIES_MAX_BYTES:  # the characters were counted before
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the properties have {len(properties)} bytes, over the limit of {PROPERTIES_MAX_BYTES}",
@@ -85,7 +87,7 @@ class ReplyProcessor:
     send_reply_message_v2 = send_reply_message
 
     def _check(self, topic: str, body: bytes | memoryview) -> None:
-        """What would be refused when it is stored is not pushed either. Raises CommandError."""
+        """Refuse a reply that could not be stored, before it is pushed. Raises CommandError."""
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or is_system_topic(topic):
             raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
         largest = self.sends.store.appender.largest_body
@@ -102,7 +104,7 @@ class ReplyProcessor:
         properties: bytes,
         body: bytes | memoryview,
     ) -> str:
-        """What kept the client from taking the reply, in Apache's words; "" if it has taken it."""
+        """Push the reply. Return why the client has not received it, in Apache's words, or ""."""
         client_id = value_of(properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
         if not client_id:
             return "reply message properties[REPLY_TO_CLIENT] is null"
@@ -144,8 +146,10 @@ class ReplyProcessor:
         body: bytes | memoryview,
         queue_id: int,
     ) -> SendMessageResponseHeader | None:
-        """Keep a copy. One that cannot be stored is only logged, as Apache's broker does: its client has it,
-        or nobody ever will."""
+        """Store a copy.
+
+        As in Apache's broker, a failure is only logged: the client has the reply, or never will.
+        """
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:
             message = self.sends.store.appender.append(

@@ -1,6 +1,4 @@
-"""What becomes of a message that a consumer failed on: another delay level, or the dead-letter queue. No I/O
-in here.
-"""
+"""The fate of a message that a consumer failed on: another delay level, or the dead-letter queue."""
 
 from __future__ import annotations
 
@@ -17,18 +15,16 @@ from cometmq.errors import CommandError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 
-# The first retry waits level 3 (10 s), the n-th level 2 + n.
+# The first retry waits for level 3 (10 s), the n-th for level 2 + n.
 FIRST_RETRY_LEVEL = 3
 DLQ_QUEUES = 1
-# 3.4.9. Requests of older versions carry no maximum of their own
-# (docs/reference/remoting.md, Languages and versions).
+# Version 3.4.9. Requests of older versions contain no maximum of their own (docs/reference/remoting.md,
+# Languages and versions).
 MAX_RECONSUME_TIMES_SINCE = 121
 
 
 class RetryPlan(msgspec.Struct, frozen=True):
-    """Where the message goes, after which delay level (0: at once), and whether that is the dead-letter
-    queue.
-    """
+    """The topic and delay level (0 for none) of the retry, and whether it is the dead-letter topic."""
 
     topic: str
     delay_level: int
@@ -37,14 +33,14 @@ class RetryPlan(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class RetryRules:
-    """What a group, and the members that hand messages back, say about retries."""
+    """The retry settings of groups and of the members that send messages back."""
 
     groups: SubscriptionGroups
     consumers: ConsumerTable
     locks: QueueLocks
 
     def group(self, name: str) -> SubscriptionGroupConfig:
-        """A group's settings. Raises CommandError if there is no such group."""
+        """Return a group's settings. Raises CommandError for an unknown group."""
         settings = self.groups.find(name)
         if settings is None:
             raise CommandError(
@@ -55,10 +51,18 @@ class RetryRules:
     def maximum(
         self, settings: SubscriptionGroupConfig, requested: int | None, version: int, member: Hashable = None
     ) -> int:
-        """The limit that counts: the request's, if it has one and its version may, else the group's. A
-        request's that is not the group's is not silent: see `note_retry_limit`. `member`: the connection of
-        the request; None for a client's own send to its retry topic, which may name one more than the member
-        has."""
+        """Return the effective maximum of retries.
+
+        It is the request's, if the request has one and its version allows it, else the group's. If both
+        differ, the log reports it, see `note_retry_limit`.
+
+        Args:
+            settings: The group's settings.
+            requested: The maximum in the request.
+            version: The request's version.
+            member: The request's connection. None for a client's own send to its retry topic, which may
+                contain one more than the member's maximum.
+        """
         if requested is None or version < MAX_RECONSUME_TIMES_SINCE:
             return settings.retry_max_times
         if member is not None:
@@ -68,16 +72,18 @@ class RetryRules:
     def is_dead_by_send(
         self, group: str, reconsume_times: int, maximum: int, version: int, now_ms: int
     ) -> bool:
-        """Whether a client's own send to a retry topic ends in the dead-letter queue. 5.x's clients count the
-        try that failed; there the locks tell that a group consumes in order, and such a group gives up."""
+        """Return whether a client's own send to a retry topic becomes a dead letter.
+
+        5.x's clients count the failed try. There, queue locks show that a group consumes in order; such a
+        group gives up.
+        """
         if not compat.is_5x(version):
             return reconsume_times >= maximum
         return reconsume_times > maximum or self.locks.any_held(group, now_ms)
 
 
 def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> RetryPlan:
-    """CONSUMER_SEND_MSG_BACK of a message consumed `reconsume_times` times before
-    (docs/reference/storage.md, Send back)."""
+    """Return the plan for CONSUMER_SEND_MSG_BACK (docs/reference/storage.md, Send back)."""
     if reconsume_times >= maximum or delay_level < 0:
         return RetryPlan(DLQ_PREFIX + group, 0, True)
     level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times

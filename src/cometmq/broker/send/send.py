@@ -1,13 +1,12 @@
-"""Sends: codes 10, 310 (one message) and 320 (a batch), oneway or not.
+"""Sends: requests 10, 310 (one message) and 320 (a batch), one-way or not.
 
-The way of a plain message is short and runs inline in the connection's read: typed header, one dictionary
-look-up for the topic, one for what becomes of the properties, one object for the store, which encodes all
-messages of a tick at its end.
-Everything that is not plain (a new topic, a retry topic, a delay, a delivery time, a transaction) leaves
-that way at a named exit. Most sends of a busy producer do not even come here: see send_templates.py.
+A plain message takes a short path within the connection's read: the typed header, one dictionary lookup for
+the topic, one for the stored form of the properties, and one object for the store, which encodes all messages
+of a tick at its end. Everything else (a new topic, a retry topic, a delay, a delivery time, a transaction)
+leaves this path at a named exit. Most sends of a busy producer do not even come here, see send_templates.py.
 
-Budget: 12 µs of CPU for a 1 KiB send with up to 64 in flight on a connection, of which the frame, header and
-store take the larger part; about 3 µs belong to this module.
+Budget: 12 µs of CPU for a 1 KiB send with up to 64 in flight on a connection. Frame, header and store take
+most of it; about 3 µs belong to this module.
 """
 
 from __future__ import annotations
@@ -69,7 +68,10 @@ TRANSACTION_BITS = int(SysFlag.TRANSACTION_MASK)
 
 
 class Place(NamedTuple):
-    """Where a message is stored, and its delay in ms if it waits for one. timed: what waits for its time."""
+    """The queue where a message is stored, and its delay in ms if it waits for one.
+
+    timed is set for a message with a delivery time.
+    """
 
     topic: str
     queue_id: int
@@ -79,7 +81,7 @@ class Place(NamedTuple):
 
 
 class SendRules(NamedTuple):
-    """What a send must know of its topic. sys_flag: bits that its messages get."""
+    """The data about a topic that a send needs. sys_flag holds the bits that its messages get."""
 
     queue_limit: int
     write_queues: int
@@ -88,7 +90,7 @@ class SendRules(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class SendProcessor:
-    """Handles sends of a broker."""
+    """Handles the sends of a broker."""
 
     config: BrokerConfig
     clock: Clock
@@ -109,21 +111,21 @@ class SendProcessor:
         self.templates = SendTemplates(self.store.appender, self.store.queues, self._forms)
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
-        """How a JSON header begins -> what may take the request undecoded."""
+        """Return the functions that may handle an undecoded request, by the beginning of its header."""
         return {b'{"code":310,': self.templates.send}
 
     def configure(self) -> None:
-        """A setting changed."""
+        """Apply changed settings."""
         self._forms.configure(self.config.region_id, self.config.trace_on)
         self.forget_rules()
 
     def forget_rules(self) -> None:
-        """The topic table or a setting changed."""
+        """Drop the cached rules: the topic table or a setting has changed."""
         self._rules.clear()
         self.templates.forget()
 
     def send_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """10, 310 and 320: one message, or a batch, which says so itself, whatever its code."""
+        """Store one message or a batch (10, 310, 320). A header field, not the code, marks a batch."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
@@ -144,8 +146,9 @@ class SendProcessor:
         if not form.plain or topic[0] == "%":
             place = self._redirect(frame, header, topic, queue_id, properties)
             if place.topic != topic or place.timed is not None:
-                # What waits elsewhere, or is dead, has its place in its queue like any other: a half message,
-                # and a retry that old clients send with the flags of the transaction that it came from.
+                # A message that is stored elsewhere first, or is dead, has a normal place in its queue. This
+                # concerns half messages, and retries that old clients send with the flags of their
+                # transaction.
                 sys_flag &= ~TRANSACTION_BITS
             if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
                 self._send_named(connection, frame, header, place, sys_flag, queue_id, form)
@@ -194,8 +197,11 @@ class SendProcessor:
         queue_id: int,
         form: StoredForm,
     ) -> None:
-        """A message whose answer names it: one that waits for its time, for a recall; a half message of a
-        5.x client, by its transactionId."""
+        """Store a message whose response contains a handle or id.
+
+        These are messages with a delivery time (the recall handle) and half messages of 5.x clients (the
+        transactionId).
+        """
         timed, handle, transaction_id = place.timed, "", ""
         append: Callable[..., TickMessage]
         if timed is not None:
@@ -245,7 +251,7 @@ class SendProcessor:
         queue_id: int,
         topic_flags: int,
     ) -> Frame | None:
-        """Several messages of one topic and queue in one body: consecutive offsets, all of them or none."""
+        """Store several messages of one topic and queue: consecutive offsets, and either all or none."""
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
@@ -258,7 +264,7 @@ class SendProcessor:
         _, waits = stored_form(properties, self._cluster_pair)
         shared = self._cluster_pair
         if compat.spreads_batch_properties(frame.version):
-            # 4.9 adds the batch's properties as they came, WAIT included.
+            # 4.9 adds the batch's properties unchanged, including WAIT.
             shared = append(drop(properties, b"CLUSTER"), shared)
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
@@ -296,7 +302,7 @@ class SendProcessor:
         return CommandError(refusal.response_code, refusal.remark)
 
     def admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
-        """The checks that need not be made for each message; the topic is created if that is allowed."""
+        """Make the checks whose result is cached by topic. Create the topic if that is allowed."""
         config = self.config
         now_ms = self.clock.time_ms()
         if now_ms < config.start_accept_send_request_time_stamp:
@@ -340,7 +346,7 @@ class SendProcessor:
         queue_id: int,
         properties: bytes,
     ) -> Place:
-        """Where a message that is not plain is stored."""
+        """Return where a message that is not plain is stored."""
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
             rules, version = self.retry_rules, frame.version
@@ -373,8 +379,11 @@ def topic_of_send(
     queue_nums: int,
     unit_mode: bool | None,
 ) -> TopicConfig:
-    """The topic that a message is for, created if that is allowed. Raises CommandError for one that no client
-    may send to."""
+    """Return the topic of a message, created if that is allowed.
+
+    Raises:
+        CommandError: Clients may not send to the topic.
+    """
     check_topic(topic, version)
     if not topics.is_sendable(topic):
         raise CommandError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
@@ -390,8 +399,11 @@ def topic_of_send(
 
 
 def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
-    """Topic and queue id that a message has waited for, checked as those of a send are; the topic is created
-    if a send could do that. A queue that the topic has lost meanwhile is replaced. Raises CommandError."""
+    """Return the topic and queue id for which a message has waited, with the checks of a send.
+
+    The topic is created if a send could create it. A queue that no longer exists is replaced. Raises
+    CommandError.
+    """
     topic = value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
     queue_text = value_of(properties, b"REAL_QID").decode("utf-8", "replace")
     if not topic or not queue_text.isdecimal() or len(queue_text) > 10:
@@ -409,7 +421,7 @@ def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
 
 
 def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -> Place:
-    """The place of a message with a DELAY above 0; anything else comes back as it is."""
+    """Return where a message with a delay level is stored, or its own queue without one."""
     text = value_of(properties, b"DELAY").decode("utf-8", "replace")
     try:
         level = delays.effective(to_int(text)) if text else 0
@@ -435,8 +447,20 @@ def move(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message of the log again, in another place. tags_code: if it is not that of TAGS. makes_room:
-    see Appender.append. Raises StoreRefused."""
+    """Store a message of the log again in another queue.
+
+    Args:
+        appender: The store's appender.
+        message: The message.
+        place: The queue, with properties.
+        reconsume_times: The number of retries.
+        prepared_position: The position of the half message, if any.
+        tags_code: The tags code, if it is not that of TAGS.
+        makes_room: See Appender.append.
+
+    Raises:
+        StoreRefused: The store does not accept the message.
+    """
     return appender.append(
         place.topic, place.queue_id, message.body, place.properties,
         flag=message.flag, sys_flag=message.sys_flag,

@@ -1,5 +1,7 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer failed on a message and hands it back
-(docs/reference/storage.md, Send back)."""
+"""CONSUMER_SEND_MSG_BACK (36): a consumer returns a message that it failed on.
+
+See docs/reference/storage.md, Send back.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class SendBackProcessor:
     check_read: CheckTopic | None
 
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Answer 0 once the copy is stored."""
+        """Respond with success once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
         settings = self.rules.group(group)
@@ -92,7 +94,7 @@ class SendBackProcessor:
         return None
 
     def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
-        """The group's retry topic, made if need be. Raises CommandError if nobody may write to it."""
+        """Return the group's retry topic, created if necessary. Raises CommandError if it is not writable."""
         known = self.tables.topics.ensure_retry(group, queues, unit_mode)
         if not known.perm & Perm.WRITE:
             raise CommandError(
@@ -102,8 +104,10 @@ class SendBackProcessor:
 
 
 def _kept(message: MessageExt, record: bytes) -> bytes:
-    """The properties of a message as they are stored, so that nothing is lost or refused of what could not be
-    written again, with what a message that comes back needs."""
+    """Return the stored properties with those of a retry added.
+
+    The stored bytes are edited, so that nothing is lost or refused that could not be encoded again.
+    """
     properties = properties_of(record)
     if not message.properties.get("RETRY_TOPIC"):
         properties = put(properties, b"RETRY_TOPIC", message.topic.encode())

@@ -1,15 +1,15 @@
-"""The short way of a send: its header is, but for three values, one that came before.
+"""The fast path of a send whose header equals an earlier one except for three values.
 
-A producer's headers differ in the time of birth, the unique key and the number of the request; all else
-(group, topic, queue, flags, other properties, version) comes again and again. Once such a header has come
-twice, what the long way (protocol/frame.py, send.py) made of it is kept under the bytes around the three
-values. From then on these bytes are compared instead of parsed, and the message goes straight to the store:
-a 1 KiB send then costs two thirds of what the long way costs, sockets not counted.
+A producer's headers differ in the born time, the unique key and the request number. Everything else (group,
+topic, queue, flags, other properties, version) repeats. Once such a header has arrived twice, the result of
+the normal path (protocol/frame.py, send.py) is stored under the bytes around the three values. From then on
+these bytes are compared instead of parsed, and the message goes directly to the store. A 1 KiB send then
+costs two thirds of the normal path, sockets not counted.
 
-Nothing is assumed about how clients write. What is learnt is proved on a twin of the header that holds three
-other values: the long way must make the same of it but for these values. And the short way only takes values
-whose JSON text is their meaning, digits and letters. Every other frame goes the long way as if there were no
-other.
+Nothing is assumed about how clients write. What is learnt is verified with a twin of the header that contains
+three other values: the normal path must produce the same result except for these values. The fast path only
+accepts values whose JSON text is their meaning, digits and letters. Every other frame takes the normal path
+as if there were no other.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
 from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
 
-# Headers kept: 2,000 topics of 10 queues.
+# The maximum number of stored headers: 2,000 topics of 10 queues.
 MOST_KNOWN = 20_000
-MOST_BYTES = 16 << 20  # of headers kept; the usual 450 each make 9 MB
+MOST_BYTES = 16 << 20  # of stored headers; the usual 450 each make 9 MB
 MOST_CUTS = 8  # ways to cut headers of one length
-# So many headers are looked at in vain before nothing is learnt for so many messages: of senders whose other
-# properties differ by message, for instance. Looking costs 2 µs, which makes 0.25 µs a message. Nearly as
-# many queues, written to in turn, are learnt without a rest.
+# After this many headers without a hit, nothing is learnt for as many messages, for instance of senders whose
+# other properties differ by message. A check costs 2 µs, which makes 0.25 µs per message. Nearly as many
+# queues, written to in turn, are learnt without a pause.
 PATIENCE = 12_000
 REST = 100_000
-LONGEST = 2_048  # bytes of a header to look at
+LONGEST = 2_048  # bytes of a header that is checked
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # in front: the number 0, or no number in JSON
+ZERO = ord("0")  # a leading 0: the number 0, or not a JSON number
 _word = struct.Struct(">I").pack
-# What follows BORN: three values and what stands between and behind them. The first unique key is the one
-# (`?>`): without that, a header that repeats itself is gone through once for each.
+# The parts after BORN: three values and the bytes between and after them. The first unique key counts (`?>`):
+# without that, a header that repeats itself would be searched once for each.
 PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
@@ -56,7 +56,7 @@ Cut = Callable[[bytes], Parts]
 
 
 class Known(NamedTuple):
-    """What the long way makes of a header."""
+    """The result of the normal path for a header."""
 
     queue: ConsumeQueue
     form: StoredForm
@@ -64,7 +64,7 @@ class Known(NamedTuple):
 
 
 class SendTemplates:
-    """The headers that are known of a broker's senders."""
+    """The learnt headers of a broker's senders."""
 
     __slots__ = (
         "_bytes", "_cuts", "_enqueue", "_forms", "_known", "_patience", "_queues",
@@ -75,14 +75,14 @@ class SendTemplates:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
-        # How to cut what follows BORN into its parts, by its length: the ways that have come so far.
+        # The ways to cut what follows BORN into its parts, by its length.
         self._cuts: dict[int, list[Cut]] = {}
-        # By what stands before the born time and the three parts behind it that stay the same.
+        # The results by the bytes before the born time and the three constant parts after it.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # One object for equal traits: see TickMessage.
+        # One shared object for equal traits, see TickMessage.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
-        # Hashes of headers that have come once. Of two with the same hash one is learnt a little early.
+        # Hashes of headers that have arrived once. Of two with the same hash, one is learnt slightly early.
         self._seen: set[int] = set()
         self._patience = PATIENCE
         self._resting = 0
@@ -91,15 +91,18 @@ class SendTemplates:
         return len(self._known)
 
     def forget(self) -> None:
-        """What the long way makes of a header may have changed."""
+        """Forget all headers: the result of the normal path may have changed."""
         self._cuts.clear()
         self._known.clear()
         self._traits.clear()
         self._bytes = 0
 
     def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
-        """Handle a send whose header lies in buffer[start:end] and its body in buffer[end:stop]. False:
-        nothing has happened, the long way must see to it."""
+        """Handle a send whose header is buffer[start:end] and whose body is buffer[end:stop].
+
+        Returns:
+            False if nothing was done and the normal path must handle the send.
+        """
         head, _, rest = buffer[start:end].tobytes().partition(BORN)
         for cut in self._cuts.get(len(rest), ()):
             born, first, unique, second, opaque, third = cut(rest)
@@ -134,8 +137,7 @@ class SendTemplates:
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
-        """A plain send has gone the long way and was stored with this sysFlag: learn its header if it has
-        come before."""
+        """Learn the header of a plain send that took the normal path, if it has arrived before."""
         if self._resting:
             self._resting -= 1
             return
@@ -181,8 +183,10 @@ class SendTemplates:
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
-        """Topic, queue id, and what else is made of a header without its three values; None if they are not
-        where they seem to be."""
+        """Return the normal path's result for a header without its three values, or None on a mismatch.
+
+        The result contains topic, queue id, stored form and traits.
+        """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)
         try:
@@ -212,7 +216,7 @@ def _divider(*parts: bytes) -> Any:
 
 
 def _twin(parts: Parts) -> Parts:
-    """The same with other values of the same lengths."""
+    """Return the parts with other values of the same lengths."""
     born, first, unique, second, opaque, third = parts
     return _other(born, b"12"), first, _other(unique, b"YZ"), second, _other(opaque, b"12"), third
 

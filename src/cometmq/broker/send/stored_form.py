@@ -1,4 +1,4 @@
-"""What the broker stores of a client's property string: WAIT is left out, its own pairs come last."""
+"""The stored form of a client's property string: without WAIT, and with the broker's own pairs at the end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _WAIT_INSIDE = b"\x02WAIT\x01"
 
 
 class StoredForm(Template, frozen=True, gc=False):
-    """What is stored of strings that are alike but for the value of their unique key."""
+    """The stored form of strings that differ only in the value of their unique key."""
 
     waits: bool
     """Whether the sender waits for flush and replication."""
     plain: bool
-    """Whether such a message has no delay, no delivery time, and is no part of a transaction."""
+    """Whether the message has no delay and no delivery time, and is not part of a transaction."""
 
 
 class StoredForms:
-    """The stored forms of a broker, for senders of either line: 5.x's consumers trace what names a region."""
+    """The stored forms of a broker, for senders of 4.9 and of 5.x."""
 
     __slots__ = ("_by_4x", "_by_5x", "_cluster")
 
@@ -42,19 +42,22 @@ class StoredForms:
         self.configure(region, trace_on)
 
     def configure(self, region: str, trace_on: bool) -> None:
-        """What 5.x stores of message traces: regionId and traceOn."""
+        """Set the values for message traces that 5.x stores: regionId and traceOn."""
         told = {b"MSG_REGION": region.encode(), b"TRACE_ON": b"true" if trace_on else b"false"}
         self._by_5x = stored_forms(self._cluster, told)
 
     def find(self, properties: str | None, version: int) -> tuple[StoredForm, bytes]:
-        """The form of a send's property string, and its unique key. Raises CommandError."""
+        """Return the form of a send's property string, and its unique key. Raises CommandError."""
         forms = self._by_5x if version >= VERSION_5_0_0 else self._by_4x
         return forms.find(sent_properties(properties))
 
 
 def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> TemplateCache[StoredForm]:
-    """The stored forms in a cluster of that name. told: more that the broker adds. Their `find` raises
-    CommandError for what nobody could read as it was meant."""
+    """Return the cache of stored forms in a cluster.
+
+    Its `find` raises CommandError for properties that could not be read back. `told` holds further properties
+    that the broker adds.
+    """
     pair = cluster_pair(cluster)
 
     def make(properties: bytes, unique: bytes) -> StoredForm:
@@ -77,8 +80,11 @@ def cluster_pair(cluster: str) -> bytes:
 
 
 def sent_properties(properties: str | None) -> bytes:
-    """The property string of a send. Raises CommandError for one that no record holds, before anything of it
-    is hashed or remembered."""
+    """Return the property string of a send.
+
+    Raises:
+        CommandError: No record can hold the string. This is checked before anything is hashed or cached.
+    """
     if not properties:
         return b""
     if len(properties) > PROPERTIES_MAX_BYTES:
@@ -91,12 +97,12 @@ def sent_properties(properties: str | None) -> bytes:
 
 
 def stored_form(properties: bytes, cluster_pair: bytes) -> tuple[bytes, bool]:
-    """What 4.9 stores of a client's properties, and whether the sender waits for flush and replication.
+    """Return what 4.9 stores of a client's properties, and whether the sender waits for durability.
 
-    cluster_pair: `CLUSTER`, 0x01 and the cluster's name.
+    `cluster_pair` is `CLUSTER`, 0x01 and the cluster's name.
     """
-    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # find: half the time of `in`
-        # 4.9 passes all through a map that knows no empty values.
+    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # find is twice as fast as in
+        # 4.9 passes all properties through a map without empty values.
         properties = VALUE_END.join(
             pair for pair in properties.split(VALUE_END) if pair.partition(NAME_END)[2]
         )

@@ -1,5 +1,7 @@
-"""Messages with a delivery time: checked, turned aside to the timer topic, and named for their recall
-(docs/reference/storage.md, Timer messages)."""
+"""Messages with a delivery time: checks, storage in the timer topic, and recall handles.
+
+See docs/reference/storage.md, Timer messages.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,19 @@ from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
 from cometmq.text import printable
 
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
-"""The properties that say when, the one that counts first."""
+"""The properties with the delivery time; the first one present counts."""
 _PROOF_S = 60.0
-"""As long as a clock must have been ahead before messages go by it: somebody, or a time daemon, may see that
-it is wrong. If it is right, the messages that wait for this are late already."""
-# What moving on and delivery add to the properties, at most.
+"""The time in seconds for which a clock must have been ahead before messages are delivered by it.
+
+In that time a person or a time daemon may notice that it is wrong. If it is right, the waiting messages are
+late already.
+"""
+# The maximum size that moving and delivery add to the properties.
 _ROOM = 128
 
 
 class Timed(NamedTuple):
-    """What is stored of a message that waits in the timer topic. topic: where it will go."""
+    """The stored form of a message that waits in the timer topic. topic is its destination."""
 
     topic: str
     properties: bytes
@@ -36,7 +41,7 @@ class Timed(NamedTuple):
 
 
 def without_times(properties: bytes) -> bytes:
-    """The properties of a message whose delay level counts."""
+    """Return the properties of a message whose delay level counts instead."""
     for name in TIMES:
         properties = drop(properties, name)
     return properties
@@ -44,10 +49,10 @@ def without_times(properties: bytes) -> bytes:
 
 @dataclass(eq=False, kw_only=True)
 class TimedSends:
-    """Stores messages that wait for their time.
+    """Stores messages that wait for their delivery time.
 
-    For those who deliver them: `steps`, how the wall clock stepped between them; `wall`, the time by which
-    delivery times go: a clock that jumps forward counts only when it stays there (SteadyTime).
+    The delivery uses `steps`, the changes of the wall clock between messages, and `wall`, the time that
+    decides about delivery: a clock that jumps forward counts only if it stays there (SteadyTime).
     """
 
     config: BrokerConfig
@@ -60,10 +65,13 @@ class TimedSends:
         self.wall = SteadyTime(self.clock, 0, _PROOF_S)
 
     def timed(self, topic: str, queue_id: int, properties: bytes) -> Timed | None:
-        """What a message for this queue becomes while it waits; None for one without a time, or whose time
-        has come. Raises CommandError for times that no message can have, and if too many wait already."""
+        """Return the stored form of a message that must wait, or None if it is due or has no time.
+
+        Raises:
+            CommandError: The time is invalid, or too many messages wait already.
+        """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # that one has waited
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # the message has waited already
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
         self._refuse_if_not_taken(recall=recall)
@@ -105,8 +113,12 @@ class TimedSends:
         born_host: bytes,
         reconsume_times: int = 0,
     ) -> TickMessage:
-        """Store a message that waits. Raises StoreRefused, and CommandError if the timer topic cannot be
-        made."""
+        """Store a message that waits.
+
+        Raises:
+            StoreRefused: The store does not accept the message.
+            CommandError: The timer topic cannot be created.
+        """
         self.tables.topics.ensure(TIMER_TOPIC, 1)
         now_ms = self.clock.time_ms()
         ahead_ms = mono_ms(self.clock) - now_ms
@@ -126,7 +138,7 @@ class TimedSends:
         return message
 
     def handle(self, timed: Timed) -> str:
-        """What names the message for its recall; nothing for one that has no name."""
+        """Return the recall handle, or "" for a message without a unique key."""
         key = value_of(timed.properties, b"UNIQ_KEY").decode("utf-8", "replace")
         if not key or timed.topic.startswith(RETRY_PREFIX):
             return ""
@@ -139,7 +151,7 @@ class TimedSends:
             )
         timers = self.tables.timers
         most, waiting = self.config.timer_max_waiting, timers.waiting
-        if recall:  # one for each message that waits, also for those from before a lower limit
+        if recall:  # one for each waiting message, also for those from before a lower limit
             most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
             raise CommandError(
@@ -158,7 +170,7 @@ class TimedSends:
 
 
 def _deliver_ms(name: bytes, text: bytes, now_ms: int) -> int | None:
-    """The delivery time that a property gives; None if it is no number."""
+    """Return the delivery time of a property, or None if it is not a number."""
     try:
         given = to_long(text.decode("utf-8", "replace"))
     except Mismatch:
