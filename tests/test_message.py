@@ -265,6 +265,8 @@ def test_reserved_names_are_not_the_users() -> None:
     )
 
     assert message.user_properties == {"mine": "1"}
+    assert message.wait_store
+    assert not MessageExt("T", b"", properties={"WAIT": "FALSE"}).wait_store
     assert (message.delay_level, MessageExt("T", b"", properties={"DELAY": "x"}).delay_level) == (0, 0)
 
 

@@ -294,6 +294,14 @@ class MessageExt(msgspec.Struct, gc=False):
             return 0
 
     @property
+    def wait_store(self) -> bool:
+        """Whether the sender waited until the message was as safe as the broker makes it.
+
+        True also where the broker has not stored that: 4.9 does so for batches only.
+        """
+        return self.properties.get(names.WAIT, "true").lower() != "false"
+
+    @property
     def user_properties(self) -> dict[str, str]:
         """The properties that are not RocketMQ's own."""
         return {name: value for name, value in self.properties.items() if not is_reserved(name)}
@@ -351,8 +359,11 @@ class TransactionState(Enum):
 
 
 class TransactionSendResult(SendResult, frozen=True, kw_only=True, gc=True):
-    """Where the half message is, and how its local transaction stands. error: what the local transaction
-    raised, which leaves it UNKNOWN; a CancelledError if something that it awaited was cancelled."""
+    """Where the half message is, and how its local transaction stands.
+
+    transaction_id: the unique key of the message; error: what the local transaction raised, which leaves it
+    UNKNOWN.
+    """
 
     state: TransactionState
     error: BaseException | None = None

@@ -85,16 +85,18 @@ def test_remembered_forms_are_what_would_be_derived(texts):
         assert (form.tags_code, form.waits, form.plain) == (stored_tags_code(stored), waits, plain)
 
 
-def test_5x_senders_get_what_5x_consumers_trace_by():
+def test_5x_senders_get_what_5x_consumers_trace_by_and_keep_wait():
     forms = StoredForms("C", "North", True)
 
     def stored(sent, version):
         form, unique = forms.find(sent, version)
         return decode_properties(form.before + unique + form.behind)
 
-    sent = "UNIQ_KEY\x01K\x02MSG_REGION\x01South\x02TRACE_ON\x01false"
+    sent = "UNIQ_KEY\x01K\x02WAIT\x01false\x02MSG_REGION\x01South\x02TRACE_ON\x01false"
     theirs = {"UNIQ_KEY": "K", "CLUSTER": "C"}
     assert stored(sent, 407) == {**theirs, "MSG_REGION": "South", "TRACE_ON": "false"}
+    theirs["WAIT"] = "false"
+    assert not forms.find(sent, 453)[0].waits
     assert stored(sent, 453) == {**theirs, "MSG_REGION": "North", "TRACE_ON": "true"}
     forms.configure("East", False)
     assert stored(sent, 453) == {**theirs, "MSG_REGION": "East", "TRACE_ON": "false"}

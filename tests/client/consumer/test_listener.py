@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import Any, get_args
 
 import pytest
 
+from cometmq import MemoryMarks, PushOptions, idempotent
 from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.listener import (
     ConsumeContext,
     ConsumeStatus,
+    NoneMeans,
     OrderlyStatus,
     bind_listener,
 )
@@ -85,3 +89,46 @@ async def test_a_result_that_means_nothing_is_an_error() -> None:
 def test_a_listener_of_the_wrong_shape_is_refused_at_once(listener: object) -> None:
     with pytest.raises(ConfigError, match=r"listener = .*expected a function of \(messages\)"):
         bind_listener(listener, None, ConsumeStatus)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "later"),
+    [
+        (ConsumeStatus, ConsumeStatus.RECONSUME_LATER),
+        (OrderlyStatus, OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT),
+    ],
+)
+async def test_what_none_means_can_be_chosen(statuses: Any, later: Enum) -> None:
+    async def returned(listener: object, none_means: NoneMeans) -> Enum:
+        with ThreadPoolExecutor(1) as executor:
+            return await bind_listener(listener, executor, statuses, none_means)([], CONTEXT)  # type: ignore[arg-type]
+
+    assert await returned(lambda messages: None, "success") is statuses.SUCCESS
+    assert await returned(lambda messages: None, "retry") is later
+    with pytest.raises(TypeError, match=f"returns one of {statuses.__name__}, not None"):
+        await returned(lambda messages: None, "error")
+    for means in get_args(NoneMeans):
+        assert await returned(lambda messages: statuses.SUCCESS, means) is statuses.SUCCESS
+        assert await returned(idempotent("g", lambda message: None, MemoryMarks()), means) is statuses.SUCCESS
+
+
+@pytest.mark.parametrize(("none_means", "lines"), [("success", 1), ("retry", 0)])
+async def test_a_listener_that_returns_none_now_and_then_is_named_once(
+    caplog: pytest.LogCaptureFixture, none_means: NoneMeans, lines: int
+) -> None:
+    results = [None, ConsumeStatus.SUCCESS, None, ConsumeStatus.SUCCESS]
+
+    async def ported(messages: Messages) -> ConsumeStatus | None:
+        return results.pop()
+
+    bound = bind_listener(ported, None, ConsumeStatus, none_means)
+    await bound([], CONTEXT)
+    assert "ported" not in caplog.text
+    while results:
+        await bound([], CONTEXT)
+    assert caplog.text.count("ported returns None for some calls and a status for others") == lines
+
+
+def test_a_meaning_of_none_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'none_means = .*expected "success", "retry" or "error"'):
+        PushOptions(none_means="later")  # type: ignore[arg-type]

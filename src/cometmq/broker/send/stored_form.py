@@ -1,4 +1,4 @@
-"""The stored form of a client's property string: without WAIT, and with the broker's own pairs at the end."""
+"""The form in which a broker stores a client's property string, with the broker's own properties last."""
 
 from __future__ import annotations
 
@@ -53,17 +53,20 @@ class StoredForms:
 
 
 def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> TemplateCache[StoredForm]:
-    """Return the cache of stored forms in a cluster.
+    """Return the stored forms in a cluster of that name.
 
-    Its `find` raises CommandError for properties that could not be read back. `told` holds further properties
-    that the broker adds.
+    Their `find` raises CommandError for property strings that cannot be read as they were meant.
+
+    Args:
+        cluster: The name of the cluster.
+        told: What a 5.x broker adds; None for the forms of 4.9.
     """
     pair = cluster_pair(cluster)
 
     def make(properties: bytes, unique: bytes) -> StoredForm:
         for name, value in (told or {}).items():
             properties = put(properties, name, value)
-        stored, waits = stored_form(properties, pair)
+        stored, waits = stored_form(properties, pair, keep_wait=told is not None)
         if has_stray_separator(stored):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -96,10 +99,13 @@ def sent_properties(properties: str | None) -> bytes:
     return properties.encode()
 
 
-def stored_form(properties: bytes, cluster_pair: bytes) -> tuple[bytes, bool]:
-    """Return what 4.9 stores of a client's properties, and whether the sender waits for durability.
+def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = False) -> tuple[bytes, bool]:
+    """Return the stored form of a client's properties, and whether the sender waits for flush and replicas.
 
-    `cluster_pair` is `CLUSTER`, 0x01 and the cluster's name.
+    Args:
+        properties: The property string of the send.
+        cluster_pair: `CLUSTER`, 0x01 and the cluster's name.
+        keep_wait: Store WAIT, as 5.x does; 4.9 leaves it out.
     """
     if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # find is twice as fast as in
         # 4.9 passes all properties through a map without empty values.
@@ -111,7 +117,8 @@ def stored_form(properties: bytes, cluster_pair: bytes) -> tuple[bytes, bool]:
     if start or properties.startswith(_WAIT):
         value, following, behind = properties[start + len(_WAIT) :].partition(VALUE_END)
         waits = value.lower() != b"false"
-        properties = properties[:start] + behind if following else properties[: max(start - 1, 0)]
+        if not keep_wait:
+            properties = properties[:start] + behind if following else properties[: max(start - 1, 0)]
     if properties.find(b"CLUSTER\x01") >= 0:
         properties = drop(properties, b"CLUSTER")
     return append(properties, cluster_pair), waits

@@ -6,19 +6,23 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
+from cometmq import logs
 from cometmq.client.cluster.workers import call_in_thread, call_on_loop, is_async
 from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.text import printable
 
 __all__ = [
+    "HANDLED",
     "BoundListener",
     "ConsumeContext",
     "ConsumeStatus",
     "Listener",
+    "NoneMeans",
     "OrderlyContext",
     "OrderlyListener",
     "OrderlyStatus",
@@ -78,20 +82,26 @@ Listener = (
 )
 """An async function (runs on the loop) or a plain one (runs in a thread).
 
-Returning None or SUCCESS means handled; RECONSUME_LATER or an exception means: again later. (Java takes null
-for "later"; in Python None is what a function returns that has nothing to say.)
+Returning SUCCESS means handled; RECONSUME_LATER or an exception means: again later. None means handled unless
+PushOptions.none_means differs: Java takes null for "later", but in Python each function without a `return`
+returns None.
 """
 
 OrderlyListener = (
     Callable[[list[MessageExt]], "Awaitable[OrderlyStatus | None] | OrderlyStatus | None"]
     | Callable[[list[MessageExt], OrderlyContext], "Awaitable[OrderlyStatus | None] | OrderlyStatus | None"]
 )
-"""A listener for PushOptions(orderly=True). Returning None, SUCCESS or COMMIT means handled;
+"""A listener for PushOptions(orderly=True). Returning SUCCESS or COMMIT, or None as above, means handled;
 SUSPEND_CURRENT_QUEUE_A_MOMENT or an exception means: the same messages again in a moment."""
+
+log = logs.logger("cometmq.client.consumer")
 
 C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
+NoneMeans = Literal["success", "retry", "error"]
+HANDLED: Any = object()
+"""What a listener of our own returns for SUCCESS of either kind, whatever None means."""
 
 
 def check_listener(listener: object) -> None:
@@ -112,23 +122,33 @@ def name_of(listener: Listener | OrderlyListener) -> str:
 
 
 def bind_listener(
-    listener: Listener | OrderlyListener, executor: ThreadPoolExecutor | None, statuses: type[S]
+    listener: Listener | OrderlyListener,
+    executor: ThreadPoolExecutor | None,
+    statuses: type[S],
+    none_means: NoneMeans = "success",
 ) -> BoundListener[Any, S]:
-    """One form for all kinds of listener. executor: for plain functions (see is_async); statuses: what it may
-    return."""
+    """Return a listener of any kind in the one form in which it is called.
+
+    Args:
+        listener: The user's function.
+        executor: Runs plain functions.
+        statuses: The enum of what it may return.
+        none_means: PushOptions.none_means.
+    """
+    as_status = _Statuses(name_of(listener), statuses, none_means)
     takes_context = _takes_context(listener)
     call = cast("Callable[..., Any]", listener)
     if is_async(listener):
 
         async def on_loop(messages: list[MessageExt], context: object) -> S:
             arguments = (messages, context) if takes_context else (messages,)
-            return _status(await call_on_loop(call, *arguments), statuses)
+            return as_status(await call_on_loop(call, *arguments))
 
         return on_loop
 
     async def in_a_thread(messages: list[MessageExt], context: object) -> S:
         arguments = (messages, context) if takes_context else (messages,)
-        return _status(await call_in_thread(executor, call, *arguments), statuses)
+        return as_status(await call_in_thread(executor, call, *arguments))
 
     return in_a_thread
 
@@ -161,9 +181,39 @@ def _takes_context(listener: Listener | OrderlyListener) -> bool:
     return len(required) == 2 or any(p.name == "context" for p in positional[1:2])
 
 
-def _status(result: object, statuses: type[S]) -> S:
-    if result is None:
-        return statuses["SUCCESS"]
-    if isinstance(result, statuses):
-        return result
-    raise TypeError(f"this listener returns None or one of {statuses.__name__}, not {result!r}")
+@dataclass(slots=True)
+class _Statuses(Generic[S]):
+    """Converts what a listener returns to a status."""
+
+    _listener: str
+    _statuses: type[S]
+    _none_means: NoneMeans
+    _returned: set[bool] = field(default_factory=set)
+    """Whether it has returned None, and whether it has returned a status."""
+
+    def __call__(self, result: object) -> S:
+        if result is HANDLED:
+            return self._statuses["SUCCESS"]
+        if self._none_means == "success" and len(self._returned) < 2:
+            self._note(is_none=result is None)
+        if result is None and self._none_means != "error":
+            return self._statuses["SUCCESS"] if self._none_means == "success" else self._later
+        if isinstance(result, self._statuses):
+            return result
+        allowed = f"one of {self._statuses.__name__}"
+        allowed = allowed if self._none_means == "error" else f"None or {allowed}"
+        raise TypeError(f"this listener returns {allowed}, not {result!r}")
+
+    @property
+    def _later(self) -> S:
+        concurrently = "RECONSUME_LATER" in self._statuses.__members__
+        return self._statuses["RECONSUME_LATER" if concurrently else "SUSPEND_CURRENT_QUEUE_A_MOMENT"]
+
+    def _note(self, *, is_none: bool) -> None:
+        self._returned.add(is_none)
+        if len(self._returned) == 2:
+            log.warning(
+                "the listener %s returns None for some calls and a status for others: None counts as SUCCESS "
+                'here, and not in Java; PushOptions(none_means="retry") has such messages consumed again',
+                printable(self._listener),
+            )

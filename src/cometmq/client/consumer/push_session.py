@@ -115,7 +115,7 @@ class PushSession:
             Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
         )
         self._bound: BoundListener[Any, Enum]
-        self._bound = bind_listener(listener, self._executor, type(self._manner.later))
+        self._bound = bind_listener(listener, self._executor, type(self._manner.later), options.none_means)
         self.consuming: Consuming[Any, Any] | Giving[Any, Any]
         if gives:
             self.consuming = Giving(self._manner, group)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
 from cometmq.client.cluster.hooks import ConsumeHook, FilterHook, check_hooks
 from cometmq.client.cluster.ranges import SOME_TIME, check_choice, check_range, check_ranges
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageQueue
 
 __all__ = [
@@ -166,6 +166,9 @@ class PushOptions(MemberOptions):
     """How long a queue that goes to another member waits for listener calls of it to end, so that nothing is
     handled twice; the next member waits a second longer, also for one that was killed. 0: nobody waits."""
     broker_suspend_s: float = 15.0
+    none_means: Literal["success", "retry", "error"] = "success"
+    """What a listener's None means: the messages are handled; they are consumed again, as in Java; or the
+    listener failed, with a TypeError in the log, and they are consumed again."""
     max_body: int = MAX_BODY
     """A message whose compressed body is larger than this when decompressed never reaches the listener: it
     is sent back as if the listener had failed."""
@@ -198,6 +201,8 @@ class PushOptions(MemberOptions):
         if self.orderly and self.message_model is MessageModel.BROADCASTING:
             expected = "CLUSTERING with orderly=True, because brokers lock a queue for one member"
             raise ConfigError("message_model", self.message_model.name, expected)
+        if self.none_means not in ("success", "retry", "error"):
+            raise ConfigError("none_means", shown(self.none_means), '"success", "retry" or "error"')
         check_hooks("consume_hooks", self.consume_hooks, "before_consume", "after_consume")
         check_hooks("filter_hooks", self.filter_hooks)
         self._check_suspension(self.broker_suspend_s)

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast, overload
 
-from cometmq.client.consumer.listener import ConsumeStatus, OrderlyStatus
+from cometmq.client.consumer.listener import HANDLED, ConsumeStatus, OrderlyStatus
 from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageExt
 from cometmq.protocol.properties.values import ORIGIN_MESSAGE_ID, UNIQ_KEY
@@ -96,26 +96,28 @@ def idempotent(
                 "handler", "an async function", f"a plain one: {_name(marks)} would block the loop"
             )
 
-        async def on_loop(messages: list[MessageExt]) -> None:
+        async def on_loop(messages: list[MessageExt]) -> Any:
             for message in messages:
 
                 async def act(transaction: object, message: MessageExt = message) -> None:
                     _check_result(await (call(message, transaction) if wants_transaction else call(message)))
 
                 await once_async(scope, _key_of(message, key), act)
+            return HANDLED
 
         return on_loop
     once = getattr(marks, "once", None)
     if once is None:
         raise ConfigError("handler", "a plain function", f"an async one: {_name(marks)} works on the loop")
 
-    def in_thread(messages: list[MessageExt]) -> None:
+    def in_thread(messages: list[MessageExt]) -> Any:
         for message in messages:
 
             def act(transaction: object, message: MessageExt = message) -> None:
                 _check_result(call(message, transaction) if wants_transaction else call(message))
 
             once(scope, _key_of(message, key), act)
+        return HANDLED
 
     return in_thread
 

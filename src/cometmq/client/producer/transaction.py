@@ -176,7 +176,9 @@ class TransactionProducer(Producer):
             await self._tell(begun, state, error, trace=sent.trace_on)
         finally:
             self._ended()
-        return TransactionSendResult(**msgspec.structs.asdict(sent), state=state, error=error)
+        fields = msgspec.structs.asdict(sent)
+        fields["transaction_id"] = sent.transaction_id or begun.msg_id  # 4.9's answer has none
+        return TransactionSendResult(**fields, state=state, error=error)
 
     async def _tell(
         self, begun: MessageExt, state: TransactionState, error: BaseException | None, *, trace: bool
