@@ -1,4 +1,4 @@
-"""What tools ask about the clients that are connected."""
+"""Requests of tools about connected clients."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from cometmq.store import Clock
 
 
 class QuerySubscriptionByConsumerRequestHeader(Header, gc=False):
-    """QUERY_SUBSCRIPTION_BY_CONSUMER (5.x)."""
+    """The header of QUERY_SUBSCRIPTION_BY_CONSUMER (5.x)."""
 
     group: str
     topic: str | None = None
 
 
 class SubscriptionOfGroup(Body):
-    """Answer to QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """The body of the response to QUERY_SUBSCRIPTION_BY_CONSUMER."""
 
     group: str
     topic: str
@@ -53,7 +53,7 @@ class ClientAdmin:
     groups: SubscriptionGroups
 
     def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
-        """Who is online in a consumer group, and what it subscribes."""
+        """Return the online members of a consumer group and its subscriptions."""
         group = frame.header(GetConsumerConnectionListRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
@@ -70,7 +70,7 @@ class ClientAdmin:
         return frame.response(body=body.encode())
 
     def get_producer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
-        """Who is online in a producer group."""
+        """Return the online members of a producer group."""
         group = frame.header(GetProducerConnectionListRequestHeader).producer_group
         known = self.producers.groups.get(group)
         if known is None:
@@ -78,8 +78,8 @@ class ClientAdmin:
         return frame.response(body=ProducerConnection(connection_set=connections_of(known)).encode())
 
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Every producer group and its clients."""
-        shift = self.clock.time_ms() - awake_ms(self.clock)  # tools want wall-clock milliseconds
+        """Return every producer group and its clients."""
+        shift = self.clock.time_ms() - awake_ms(self.clock)  # tools expect wall-clock milliseconds
         table = {
             group: [
                 ProducerInfo(
@@ -96,7 +96,7 @@ class ClientAdmin:
         return frame.response(body=ProducerTableInfo(data=table).encode())
 
     def query_subscription_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
-        """What a group subscribes of a topic now."""
+        """Return a group's current subscription to a topic."""
         header = frame.header(QuerySubscriptionByConsumerRequestHeader)
         topic = header.topic or ""
         found = self.consumers.subscription(header.group, topic)
@@ -104,7 +104,7 @@ class ClientAdmin:
 
 
 def connections_of(group: Group) -> list[ClientConnection]:
-    """The clients of a group as tools see them."""
+    """Return the clients of a group in the form for tools."""
     return [
         ClientConnection(
             client_id=client.client_id,

@@ -1,4 +1,4 @@
-"""Requests that a broker hands on to consumers: offset reset, running info, direct consumption."""
+"""Requests that a broker forwards to consumers: offset reset, running info, direct consumption."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
-# Versions since which a client understands what is forwarded
-# (docs/reference/remoting.md, Languages and versions).
+# The first client versions that support the forwarded requests (docs/reference/remoting.md, Languages and
+# versions).
 RUNNING_INFO_SINCE = 62
 RESET_SINCE = 28
 FORWARD_TIMEOUT_S = 10.0
@@ -41,14 +41,14 @@ STATUS_TIMEOUT_S = 5.0
 
 
 class ClientStatus(GetConsumerStatusBody):
-    """What one client answers."""
+    """The answer of one client."""
 
     LENIENT_MAX = SERVER_MAX
 
 
 @dataclass(eq=False, kw_only=True)
 class ConsumerAdmin:
-    """Speaks to online consumers for the tools."""
+    """Forwards requests of tools to online consumers."""
 
     config: BrokerConfig
     store: MessageStore
@@ -56,8 +56,10 @@ class ConsumerAdmin:
     consumers: ConsumerTable
 
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
-        """Compute the offsets of a point in time, or of one queue take the given one (5.x), and tell every
-        online consumer (RESET_CONSUMER_CLIENT_OFFSET)."""
+        """Reset a group's offsets and notify every online consumer (RESET_CONSUMER_CLIENT_OFFSET).
+
+        The offsets are those of a point in time, or the given one for a single queue (5.x).
+        """
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group
         config = self.tables.topics.get(topic)
@@ -97,7 +99,7 @@ class ConsumerAdmin:
         )
         answer = await encoded(body, len(offsets))
         for client in clients:
-            # C++ clients read the list form only, Java ones the map form only.
+            # C++ clients read only the list form, Java clients only the map form.
             for_cpp = "CPP" in (str(frame.language), client.language)
             data = body.encode_for_cpp() if for_cpp else answer
             send_oneway(client.channel, Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
@@ -122,7 +124,7 @@ class ConsumerAdmin:
         return target if header.is_force or target < stored else stored
 
     async def invoke_broker_to_get_consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Ask online consumers how far they are (GET_CONSUMER_STATUS_FROM_CLIENT)."""
+        """Request the offsets of online consumers (GET_CONSUMER_STATUS_FROM_CLIENT)."""
         header = frame.header(GetConsumerStatusRequestHeader)
         clients = self.consumers.online(header.group)
         if not clients:
@@ -145,13 +147,13 @@ class ConsumerAdmin:
         return frame.response(body=GetConsumerStatusBody(consumer_table=table).encode())
 
     async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Handed on to the client unchanged."""
+        """Forward the request to the client unchanged."""
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return await self._forward(frame, request, header.consumer_group, header.client_id)
 
     async def consume_message_directly(self, _connection: Connection, frame: Frame) -> Frame:
-        """The client gets the record and its broker's name, and consumes it at once."""
+        """Send the record and the broker's name to the client, which consumes it immediately."""
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         record = None
         if header.msg_id:
@@ -184,7 +186,7 @@ class ConsumerAdmin:
 
 
 def check_resets(client: ClientInfo) -> None:
-    """Raises CommandError for a client that is too old to be asked for its offsets or told others."""
+    """Raise CommandError for a client that is too old for requests about its offsets."""
     if client.version < RESET_SINCE:
         raise CommandError(
             ResponseCode.SYSTEM_ERROR, f"the client does not support this feature. version={client.version}"

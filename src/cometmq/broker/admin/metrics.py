@@ -1,8 +1,8 @@
-"""The numbers of a broker for monitoring: under the names of rocketmq-exporter, those of RocketMQ 5.x's own
-metrics, and, where neither has one, names that begin with `cometmq_` (docs/metrics.md).
+"""The metrics of a broker (docs/metrics.md).
 
-What concerns the whole broker comes first, then topics, groups, and queues, so that a limit on samples cuts
-the finest.
+They have the names of rocketmq-exporter, those of RocketMQ 5.x's own metrics, and otherwise names that begin
+with `cometmq_`. Metrics of the whole broker come first, then topics, groups and queues, so that a limit of
+samples drops the most detailed ones.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ from cometmq.protocol.codes import (
 from cometmq.store import Clock, MessageStore
 
 LATENCIES_MAX = 2_000
-"""Queues of which one look reads the oldest message that waits; of the others only its number is said."""
-# Keys of the runtime table -> the end of rocketmq-exporter's name.
+"""The maximum number of queues whose oldest waiting message one collection reads.
+
+For further queues only the number of messages is reported.
+"""
+# The end of rocketmq-exporter's metric name for each key of the runtime table.
 RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
     "msgGetTotalTodayNow": "msg_gettotal_today_now",
@@ -67,7 +70,7 @@ RUNTIME = {
     "commitLogMaxOffset": "commitlog_maxoffset",
     "commitLogMinOffset": "commitlog_minoffset",
 }
-# Three numbers, over 10, 60 and 600 s.
+# Values with three numbers, over 10, 60 and 600 s.
 RATES = {
     "putTps": "put_tps",
     "getFoundTps": "getfound_tps",
@@ -75,7 +78,7 @@ RATES = {
     "getTotalTps": "gettotal_tps",
     "getTransferedTps": "gettransfered_tps",
 }
-# 5.x's names of how a group takes its messages.
+# 5.x's names of consume types.
 CONSUME_MODES = dict(zip(CONSUME_TYPES, ("pull", "push", "pop"), strict=True))
 BROADCASTING, CLUSTERING = MESSAGE_MODELS
 BYTES, MILLISECONDS = "bytes", "milliseconds"
@@ -84,8 +87,12 @@ Lag = tuple[str, str, int, int]  # group, topic, queue id, messages
 
 @dataclass(eq=False, kw_only=True)
 class BrokerMetrics:
-    """Looks at the parts of a broker. connections: how many there are now. registered: at how many name
-    servers it is, and how many there are."""
+    """Collects the metrics of a broker.
+
+    Attributes:
+        connections: Returns the number of open connections.
+        registered: Returns the number of name servers with this broker, and the number of all.
+    """
 
     config: BrokerConfig
     clock: Clock
@@ -102,7 +109,7 @@ class BrokerMetrics:
     registered: Callable[[], tuple[int, int]]
 
     def why_not_ready(self) -> str:
-        """What keeps the broker from its work; "" when nothing does."""
+        """Return why the broker is not ready, or ""."""
         done, wanted = self.registered()
         if wanted and not done:
             return f"registered with none of {wanted} name servers"
@@ -111,7 +118,7 @@ class BrokerMetrics:
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:
-        """Add everything, with turns for the rest of the loop in between."""
+        """Add all metrics, with turns for the rest of the loop in between."""
         turns = Turns()
         table = await self.runtime.table()
         self._runtime(families, table)
@@ -130,20 +137,20 @@ class BrokerMetrics:
                 break
 
     def _node(self) -> dict[str, str]:
-        """Labels of 5.x."""
+        """Return the labels of 5.x."""
         config = self.config
         return {"cluster": config.broker_cluster_name, "node_type": "broker", "node_id": config.broker_name}
 
     def _of_broker(self) -> dict[str, str]:
-        """Labels of rocketmq-exporter."""
+        """Return the labels of rocketmq-exporter."""
         return {"cluster": self.config.broker_cluster_name, "broker": self.config.broker_name}
 
     def _runtime(self, families: Families, table: dict[str, str]) -> None:
-        """Of rocketmq-exporter, which asks for the runtime table."""
+        """Add rocketmq-exporter's metrics, which come from the runtime table."""
         place = {**self._of_broker(), "brokerIP": self.address.text}
         labels = {
             **place,
-            "brokerHost": "",  # as there
+            "brokerHost": "",  # as in rocketmq-exporter
             "des": table["brokerVersionDesc"],
             "boottime": table["bootTimestamp"],
             "broker_version": table["brokerVersion"],
@@ -197,7 +204,7 @@ class BrokerMetrics:
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
 
     def _of_disk(self) -> dict[str, str]:
-        """Labels of 5.x for what the store counts."""
+        """Return the labels of 5.x for the store's metrics."""
         return {**self._node(), "storage_type": "local", "storage_medium": "disk"}
 
     def _timers(self, families: Families, table: dict[str, str]) -> None:
@@ -299,7 +306,7 @@ class BrokerMetrics:
                 return
 
     async def _groups(self, families: Families, turns: Turns) -> list[Lag]:
-        """Add what concerns groups; the lag of each of their queues."""
+        """Add the metrics of groups. Return the lag of each of their queues."""
         lags: list[Lag] = []
         latencies = LATENCIES_MAX
         offsets = self.tables.offsets
@@ -342,7 +349,7 @@ class BrokerMetrics:
             kind = "retrydiff"
         elif topic.startswith(DLQ_PREFIX):
             kind = "dlqdiff"
-        if model != BROADCASTING:  # each member of such a group has offsets of its own
+        if model != BROADCASTING:  # members of a broadcasting group store their own offsets
             families.gauge(
                 f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
                 **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,
@@ -367,7 +374,7 @@ class BrokerMetrics:
         families.gauge("rocketmq_group_get_latency_by_storetime", "The same.", oldest_ms, **of_broker, **both)
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """How long the message at an offset has waited; 0 when it is not there any more."""
+        """Return how long the message at an offset has waited, in ms; 0 if it does not exist any more."""
         queue = self.store.queues.find(topic, queue_id)
         first = max(offset, self.store.min_offset(topic, queue_id), 0)
         stored = await self.store.off_loop.ask(partial(self.store.lookups.store_time_of, queue, first))
@@ -375,5 +382,5 @@ class BrokerMetrics:
 
 
 def _kind(client: ClientInfo) -> tuple[str, str]:
-    """Language and version, as 5.x writes them."""
+    """Return a client's language and version in 5.x's form."""
     return client.language.lower(), version_name(client.version).lower()

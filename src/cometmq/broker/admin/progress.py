@@ -1,4 +1,4 @@
-"""What tools ask about queues and how far groups are in them."""
+"""Requests of tools about queues and the progress of groups."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
-# Statistics of the whole broker -> what counts for them.
+# The counters of the statistics of the whole broker.
 OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
-MAX_ENTRIES = 4096  # of a consume queue, in one answer
+MAX_ENTRIES = 4096  # entries of a consume queue in one response
 INT64_MAX = 2**63 - 1
 
 
 class QueryTopicsByConsumerRequestHeader(Header, gc=False):
-    """QUERY_TOPICS_BY_CONSUMER (5.x)."""
+    """The header of QUERY_TOPICS_BY_CONSUMER (5.x)."""
 
     group: str
 
 
 class TopicsOfGroup(Body):
-    """Answer to QUERY_TOPICS_BY_CONSUMER."""
+    """The body of the response to QUERY_TOPICS_BY_CONSUMER."""
 
     topic_list: list[str]
     broker_addr: str | None = None
@@ -79,7 +79,7 @@ class ProgressAdmin:
     # -- queues
 
     async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Bounds and last store time of each queue of a topic."""
+        """Return the offsets and the last store time of each queue of a topic."""
         topic = frame.header(TopicRequestHeader).topic
         config = self.tables.topics.existing(topic)
         table = {}
@@ -96,7 +96,7 @@ class ProgressAdmin:
         return frame.response(body=await encoded(stats, len(table)))
 
     async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
-        """Entries of a consume queue."""
+        """Return entries of a consume queue."""
         header = frame.header(QueryConsumeQueueRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
@@ -129,7 +129,7 @@ class ProgressAdmin:
         ]
 
     async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store times of each queue's first, last, and last consumed message."""
+        """Return the store times of each queue's first, last, and last consumed message."""
         header = frame.header(QueryConsumeTimeSpanRequestHeader)
         config = self.tables.topics.existing(header.topic)
         spans = [
@@ -167,7 +167,7 @@ class ProgressAdmin:
         )
 
     async def _stored_before(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time (ms) of the message before this offset; 0 without one."""
+        """Return the store time (ms) of the message before this offset, or 0."""
         if offset <= 0:
             return 0
         queue = self.store.queues.find(topic, queue_id)
@@ -175,9 +175,12 @@ class ProgressAdmin:
         return max(await self.store.off_loop.ask(question), 0)
 
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
-        """Messages that came into a topic (TOPIC_PUT_NUMS) or the broker (BROKER_PUT_NUMS, by the cluster's
-        name), that a group took of a topic (GROUP_GET_NUMS, by topic@group) or all took of the broker
-        (BROKER_GET_NUMS), in the last minute, hour and day."""
+        """Return message statistics of the last minute, hour and day.
+
+        The statistics are messages stored in a topic (TOPIC_PUT_NUMS) or in the broker (BROKER_PUT_NUMS, by
+        the cluster's name), and messages consumed by a group from a topic (GROUP_GET_NUMS, by topic@group) or
+        by all groups from the broker (BROKER_GET_NUMS).
+        """
         header = frame.header(ViewBrokerStatsDataRequestHeader)
         name, key = header.stats_name, header.stats_key
         topic, at, group = key.partition("@")
@@ -194,14 +197,14 @@ class ProgressAdmin:
             found = []
         if not any(counted.sum for counted in found):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
-        # Each message is counted for itself: on average an event adds one.
+        # Each message is an event of its own, so the average per event is one.
         items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
         return frame.response(body=BrokerStatsData(*items).encode())
 
     # -- groups
 
     async def get_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """How far a group is in each queue of the topics it has offsets in, or of those named."""
+        """Return a group's progress in each queue of the named topics, or of all topics with offsets."""
         header = frame.header(GetConsumeStatsRequestHeader)
         if header.topic and header.topic.strip():
             topics = [header.topic]
@@ -213,7 +216,7 @@ class ProgressAdmin:
         return frame.response(body=await encoded(stats, len(stats.offset_table)))
 
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """How far every group is in every topic in which it has offsets."""
+        """Return the progress of every group in every topic in which it has offsets."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
@@ -235,7 +238,10 @@ class ProgressAdmin:
         return frame.response(body=await encoded(body, entries + len(listed)))
 
     async def _progress_of(self, group: str, topics: Iterable[str], turns: Turns) -> ConsumeStats:
-        """How far a group is in these topics; those that it does not subscribe while online are left out."""
+        """Return a group's progress in these topics.
+
+        Topics that an online group does not subscribe to are omitted.
+        """
         online = self.consumers.groups.get(group)
         stats = ConsumeStats(offset_table={}, consume_tps=0.0)
         for topic in topics:
@@ -251,13 +257,13 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # 5.x's tools show what lies between: what members hold
+                    pull_offset=consumed,  # 5.x's tools show the difference as messages held by members
                 )
             stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats
 
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Give a group the offsets of another. An online source clones what it subscribes only."""
+        """Copy a group's offsets to another group. For an online group only subscribed topics are copied."""
         header = frame.header(CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)
@@ -271,8 +277,11 @@ class ProgressAdmin:
         return frame.response()
 
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """The lowest offset that any group has in each queue of a topic; INT64_MAX where the group that is
-        compared is behind it (docs/reference/remoting.md, Statistics and connections)."""
+        """Return the lowest offset of any group in each queue of a topic.
+
+        It is INT64_MAX where the compared group is behind it (docs/reference/remoting.md, Statistics and
+        connections).
+        """
         header = frame.header(QueryCorrectionOffsetRequestHeader)
         topic, offsets = header.topic, self.tables.offsets
         left_out = set((header.filter_groups or "").split(","))
@@ -288,13 +297,13 @@ class ProgressAdmin:
         return frame.response(body=await encoded(body, len(lowest)))
 
     def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
-        """Groups that subscribe a topic or have offsets in it."""
+        """Return the groups that subscribe to a topic or have offsets in it."""
         topic = frame.header(TopicRequestHeader).topic
         groups = self.consumers.groups_of_topic(topic) | self.tables.offsets.groups_of(topic)
         return frame.response(body=GroupList(group_list=sorted(groups)).encode())
 
     def query_topics_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
-        """Topics in which a group has offsets."""
+        """Return the topics in which a group has offsets."""
         group = frame.header(QueryTopicsByConsumerRequestHeader).group
         topics = sorted(self.tables.offsets.topics_of(group))
         return frame.response(body=TopicsOfGroup(topics, self.address.text).encode())

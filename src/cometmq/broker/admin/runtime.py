@@ -1,4 +1,4 @@
-"""Settings and condition of a running broker, and the requests that delete files."""
+"""Settings and state of a running broker, and the requests that delete files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
-# Pools that Apache's broker has and an event loop does not. The tools show them: with the loop's lag as their
-# wait, and senders that wait for the device in the queue of sends.
+# Thread pools of Apache's broker that an event loop does not have. Tools show them with the loop's delay as
+# their wait, and senders that wait for the device in the queue of sends.
 POOLS = ("send", "pull", "query", "litePull", "ack")
 
 OWN_VERSION = version("cometmq")
@@ -41,9 +41,9 @@ NO_CONTAINER = (
 
 @dataclass(eq=False, kw_only=True)
 class RuntimeAdmin:
-    """Shows and changes settings; shows the runtime table.
+    """Shows and changes settings, and shows the runtime table.
 
-    settings_changed: puts changed settings, named by their keys, into force and writes them.
+    `settings_changed` applies and writes the changed settings, which are given by their keys.
     """
 
     config: BrokerConfig
@@ -62,8 +62,10 @@ class RuntimeAdmin:
         self._changed_ms = self.clock.time_ms()
 
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Set known keys of the properties text, and write them, where the broker has a file of settings;
-        unknown ones are ignored. The answer names those, and the keys that count from the next start on."""
+        """Set known keys of the properties text, and write them if the broker has a settings file.
+
+        Unknown keys are ignored. The response lists them, and the keys that take effect at the next start.
+        """
         properties = requested_settings(frame.body)
         refused = NOT_BY_REQUEST & properties.keys()
         if refused:
@@ -94,14 +96,14 @@ class RuntimeAdmin:
         return frame.response(header=said)
 
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Every setting; secrets are hidden. A member of a raft group has the role of now."""
+        """Return every setting, without secrets. A member of a raft group reports its current role."""
         role = {"brokerRole": self.replication.facts()["brokerRole"]}
         text = format_properties(without_secrets(self.config.properties() | role))
         version = f'{{"counter":{self._changes},"timestamp":{self._changed_ms}}}'
         return frame.response(ext={"version": version}, body=text.encode())
 
     async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
-        """Correct the minimum offsets, and begin to delete queue and index files whose records are gone."""
+        """Correct the minimum offsets, and start to delete queue and index files without records."""
         store = self.store
         log.info("queues and index are cleaned up for %s", connection.peer)
         store.retention.look_at_everything()
@@ -109,7 +111,7 @@ class RuntimeAdmin:
         return frame.response()
 
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete expired segments whatever the hour: ten now, ten in each pass that follows."""
+        """Delete expired segments at any hour: ten now, and ten in each following pass."""
         store = self.store
         log.info("expired files are deleted for %s", connection.peer)
         store.retention.delete_now()
@@ -117,20 +119,22 @@ class RuntimeAdmin:
         return frame.response()
 
     def add_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """Containers of 5.x run several brokers in one process, and start and stop them by these requests."""
+        """Refuse the request, with which 5.x's broker containers start a broker."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
     def remove_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """See add_broker."""
+        """Refuse the request, with which 5.x's broker containers stop a broker."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
     async def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """The table that brokerStatus and clusterList show, all values text."""
+        """Return the table that brokerStatus and clusterList show. All values are text."""
         return frame.response(body=KVTable(table=await self.table()).encode())
 
     async def table(self) -> dict[str, str]:
-        """The keys of Apache's brokers for which there is something to say, in both lines' spelling
-        (docs/reference/remoting.md, Runtime table)."""
+        """Return the keys of Apache's brokers that have a meaning here, in the spellings of 4.9 and 5.x.
+
+        See docs/reference/remoting.md, Runtime table.
+        """
         stats, config, load = self.stats, self.config, self.protection.load
         table = store_facts(self.store) | self.replication.facts()
         written = max(self.store.log.end - stats.boot_log_end, 0) if stats.put else 0
@@ -183,7 +187,7 @@ class RuntimeAdmin:
         return table
 
     def _timer_facts(self) -> dict[str, str]:
-        """By how many seconds delivery is late, how many messages are not taken in yet, how many wait."""
+        """Return the delay of deliveries in seconds, and the numbers of unread and of waiting messages."""
         pending, now = self.timers.pending, self.timers.times()
         stored = self.store.max_offset(TIMER_TOPIC, 0)
         return {
@@ -194,7 +198,7 @@ class RuntimeAdmin:
 
 
 def store_facts(store: MessageStore) -> dict[str, str]:
-    """The store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
+    """Return the store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
     fullness = store.fullness
     return {
         "commitLogMaxOffset": str(store.log.end),
@@ -205,7 +209,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
         "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
-        # Nobody takes the time of a single call; rocketmq-exporter refuses a table without these.
+        # Single calls are not timed; rocketmq-exporter refuses a table without these keys.
         "putMessageDistributeTime": "{}",
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",
@@ -214,7 +218,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
 
 
 def capacity(store: MessageStore) -> str:
-    """Size and free space of the log's partition, in Apache's words."""
+    """Return size and free space of the log's partition in Apache's form."""
     try:
         usage = store.disk.usage(store.config.commit_log_dirs[0])
     except OSError:
@@ -223,12 +227,12 @@ def capacity(store: MessageStore) -> str:
 
 
 def ratio(value: float) -> str:
-    """A share as text."""
+    """Return a share as text."""
     return str(max(value, 0.0))
 
 
 def size_text(size: int) -> str:
-    """Bytes for people: 512 B, 1.5 KiB, 20.0 GiB."""
+    """Return a size for people: 512 B, 1.5 KiB, 20.0 GiB."""
     if size < 1024:
         return f"{size} B"
     amount = float(size)

@@ -1,4 +1,4 @@
-"""Administration of topics and groups: what is made, changed, shown, purged and deleted."""
+"""The administration of topics and groups: create, change, show, purge and delete."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
 class GroupRequestHeader(Header, gc=False):
-    """GET_SUBSCRIPTIONGROUP_CONFIG: any request whose only field is a group."""
+    """The header of GET_SUBSCRIPTIONGROUP_CONFIG and other requests whose only field is a group."""
 
     group: str
 
@@ -54,7 +54,7 @@ class GroupRequestHeader(Header, gc=False):
 class TopicAdmin:
     """Creates, changes, shows, purges and deletes topics and groups.
 
-    registered: done when every name server has answered a registration that began after the call.
+    `registered` returns once every name server has answered a registration that began after the call.
     """
 
     config: BrokerConfig
@@ -64,7 +64,7 @@ class TopicAdmin:
     registered: Callable[[], Awaitable[None]]
 
     def _changeable(self, topic: str | None, version: int) -> str:
-        """A topic that administration may touch."""
+        """Return the name of a topic that administration may change. Raises CommandError."""
         name = check_topic(topic, version)
         if self.tables.topics.is_system(name):
             raise CommandError(
@@ -87,9 +87,7 @@ class TopicAdmin:
             )
 
     async def update_and_create_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace a topic. Answered when the name servers know it, so that a route query may
-        follow.
-        """
+        """Create or replace a topic. The response follows once the name servers have it."""
         header = frame.header(CreateTopicRequestHeader)
         wanted = TopicConfig(
             topic_name=header.topic,
@@ -103,7 +101,7 @@ class TopicAdmin:
         return await self._put_topics(connection, frame, [(wanted, header.attributes)])
 
     async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace topics of 5.x's form: all, or none if one of them cannot be."""
+        """Create or replace topics in 5.x's form: either all or none."""
         try:
             found = TopicConfigList.decode(frame.body).topic_config_list
         except BodyError as error:
@@ -118,7 +116,7 @@ class TopicAdmin:
     async def _put_topics(
         self, connection: Connection, frame: Frame, wanted: Sequence[tuple[TopicConfig, str | None]]
     ) -> Frame:
-        """wanted: topics, with the changes of their attributes."""
+        """Create or replace topics; `wanted` holds each with the changes of its attributes."""
         since = self.tables.check_changeable()
         if not wanted:
             return frame.response()
@@ -133,7 +131,7 @@ class TopicAdmin:
         return frame.response()
 
     def _checked(self, wanted: TopicConfig, attributes: str | None, version: int) -> TopicConfig:
-        """A topic as it will be."""
+        """Return a topic as it will be stored. Raises CommandError."""
         name = self._changeable(wanted.topic_name, version)
         if wanted.topic_filter_type not in FILTER_TYPES:
             raise CommandError(
@@ -153,10 +151,10 @@ class TopicAdmin:
         return msgspec.structs.replace(wanted, topic_name=name, order=order, attributes=found or None)
 
     async def delete_topic_in_broker(self, connection: Connection, frame: Frame) -> Frame:
-        """Forget a topic, its queues and its consumer offsets; success for an unknown one.
+        """Delete a topic, its queues and its consumer offsets. An unknown topic is a success.
 
-        The store comes first: a topic that is forgotten while its queues are still there would show its old
-        messages when it is made again.
+        The store deletes first: a topic removed from the table while its queues exist would show its old
+        messages when it is created again.
         """
         tables = self.tables
         tables.check_changeable()
@@ -168,7 +166,7 @@ class TopicAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
             ) from error
-        since = tables.check_changeable()  # another may lead by now
+        since = tables.check_changeable()  # another broker may lead by now
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
         tables.offsets.remove_topic(name)
@@ -179,7 +177,7 @@ class TopicAdmin:
         return frame.response()
 
     def get_all_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """The whole topic table, and which messages of deleted topics a slave may still have."""
+        """Return the whole topic table, and the messages of deleted topics that a slave may still have."""
         topics, store = self.tables.topics, self.store
         body = TopicConfigTable(
             data_version=topics.version,
@@ -189,16 +187,18 @@ class TopicAdmin:
         return frame.response(body=body.encode())
 
     def get_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """One topic (5.x tools ask it before everything else)."""
+        """Return one topic, which 5.x's tools request before anything else."""
         return frame.response(body=self._known(frame.header(TopicRequestHeader).topic).encode())
 
     def get_system_topic_list_from_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """The topics that are the broker's own."""
+        """Return the topics of the broker itself."""
         return frame.response(body=TopicList(topic_list=sorted(self.tables.topics.system)).encode())
 
     async def purge_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Hide the messages of a topic, durably; without `execute` only tell what would go. Our own request:
-        other people's tools do not know it."""
+        """Hide the messages of a topic durably, or without `execute` only return what a purge would hide.
+
+        This request is CometMQ's own, and other tools do not send it.
+        """
         header = frame.header(PurgeTopicRequestHeader)
         name = self._changeable(header.topic, frame.version)
         self._known(name)
@@ -224,9 +224,8 @@ class TopicAdmin:
         return frame.response(body=PurgeResult(queues=queues).encode())
 
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete the queues of topics that nobody configured, but for the system's: a lost table does not
-        name what waits there."""
-        await self.tables.confirm_changeable()  # a follower forgets what its leader does
+        """Delete the queues of topics outside the table, except system topics, whose messages may wait."""
+        await self.tables.confirm_changeable()  # a follower deletes what its leader deletes
         topics = self.tables.topics
         kept = {*topics.table, *filter(topics.is_system, self.store.queues.topics())}
         try:
@@ -251,7 +250,7 @@ class TopicAdmin:
         return await self._put_groups(connection, frame, [config])
 
     async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace groups of 5.x's form: all, or none if one of them cannot be."""
+        """Create or replace groups in 5.x's form: either all or none."""
         try:
             found = SubscriptionGroupList.decode(frame.body).group_config_list
         except BodyError as error:
@@ -273,13 +272,13 @@ class TopicAdmin:
         return frame.response()
 
     def get_all_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """The whole group table."""
+        """Return the whole group table."""
         groups = self.tables.groups
         body = SubscriptionGroupTable(data_version=groups.version, subscription_group_table=groups.table)
         return frame.response(body=body.encode())
 
     def get_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """One group."""
+        """Return one group."""
         group = frame.header(GroupRequestHeader).group
         config = self.tables.groups.table.get(group)
         if config is None:
@@ -289,7 +288,7 @@ class TopicAdmin:
         return frame.response(body=config.encode())
 
     async def delete_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
-        """Forget a group, and its offsets if asked; success for an unknown one."""
+        """Delete a group, and its offsets if requested. An unknown group is a success."""
         since = self.tables.check_changeable()
         header = frame.header(DeleteSubscriptionGroupRequestHeader)
         group, with_offsets = header.group_name, header.remove_offset or header.clean_offset
@@ -304,7 +303,7 @@ class TopicAdmin:
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
-    """Wait until a change is on the device; if it does not get there, the answer says so."""
+    """Wait until a change is on the device. Raises CommandError if it could not be written."""
     try:
         await done()
     except OSError as error:

@@ -1,9 +1,9 @@
-"""What the queues of the delay levels tell: how far the last run has delivered, whatever ended it, and what
-waits.
+"""The progress of the delay levels after a restart: what the last run has delivered, and what waits.
 
-A level delivers in the order of its queue. The offset in delayOffset.json is seconds old after a kill, but
-each copy in the log names the record that it came from (links.py): the level goes on with the first that has
-none. Others behind that may have theirs, where a power failure took a copy and not the next one.
+A level delivers in the order of its queue. After a kill, the offset in delayOffset.json is seconds old, but
+each copy in the log contains the position of its original record (links.py): the level continues with the
+first message without a copy. Later messages may have copies, if a power failure destroyed one copy and not
+the next.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ _UNITS_AT_ONCE = 4096
 
 
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
-    """Where a level goes on that stands at `cursor`, by its units from queue offset `first` on: in front of
-    the first that is not linked; and the positions of linked ones behind that. linked: ascending, not
-    empty."""
+    """Return the offset at which a level continues, and the positions of later messages that have copies.
+
+    Args:
+        cursor: The level's offset.
+        first: The queue offset of the first unit.
+        units: The units of the queue.
+        linked: The positions of messages with copies, ascending and not empty.
+    """
     positions = units["position"].astype(np.int64)
     at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
     done = (linked[at] == positions) & (units["size"] != FILLER_SIZE)
@@ -39,9 +44,16 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
 async def delivered(
     store: MessageStore, begun: Mapping[int, int], log_position: int
 ) -> tuple[dict[int, int], set[int]]:
-    """Level -> the next offset to deliver, and log positions of delivered ones behind these. begun: the
-    offsets as the file knows them, within the queues; log_position: before it the log names nothing that the
-    file does not know. Raises OSError."""
+    """Return the next offset by level, and the log positions of later messages that are delivered.
+
+    Args:
+        store: The store.
+        begun: The offsets in the file, within the queues.
+        log_position: The position before which the log has no delivery that the file does not include.
+
+    Raises:
+        OSError: The log cannot be read.
+    """
     off_loop = store.off_loop
     found, others, waiting, first = dict(begun), set[int](), {}, store.log.end
     for level, offset in begun.items():
@@ -74,8 +86,10 @@ async def delivered(
 def units_behind(
     queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
 ) -> list[tuple[int, int]]:
-    """(when it will come in ms, log position) of the first `most` units behind such a place, from queue
-    offset `low` on; a level's units are in this order. Raises NotInMemory, OSError."""
+    """Return delivery time (ms) and log position of the next units after a position, from offset `low` on.
+
+    A level's units are in this order. Raises NotInMemory, OSError.
+    """
     high = end = queue.max_offset
     while low < high:
         middle = (low + high) // 2

@@ -1,7 +1,7 @@
-"""From the queue of the timer topic to what waits: at the start all that is not done yet, then what comes.
+"""Reading the queue of the timer topic: at the start all messages that still wait, then new ones.
 
-The units of the queue say when their messages are due (protocol/timers.py), so records are read only for what
-units cannot say: keys of recalls, and everything about messages that Apache's broker has stored.
+The units of the queue contain the delivery times (protocol/timers.py), so records are read only for what
+units do not contain: the keys of recalls, and everything about messages that Apache's broker has stored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 256  # a few ms of the loop where each of their records is looked at
+_UNITS_AT_ONCE = 256  # reading the record of each takes a few ms of the loop
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -52,9 +52,14 @@ Units = NDArray[Any]
 
 @dataclass(eq=False)
 class Known:
-    """What is known at the start of what is done. linked, uncounted: positions that copies name, ascending,
-    and those of them that the mark counts among what waits. apache: the queue offset and the time up to which
-    Apache's broker has delivered, if it ran on this store."""
+    """The knowledge at the start about messages that are done.
+
+    Attributes:
+        linked: The positions that copies contain, ascending.
+        uncounted: Those of them that the saved progress counts as waiting.
+        apache: The queue offset and the time up to which Apache's broker has delivered, if it ran on this
+            store.
+    """
 
     mark: TimerTable
     linked: NDArray[np.int64]
@@ -63,14 +68,13 @@ class Known:
     seen: set[int] = field(default_factory=set)  # hashes of what Apache's broker has stored
 
     def is_done(self, offset: int, out_ms: int) -> bool:
-        """Whether the message of a unit is done, as far as its time and place in the queue tell."""
+        """Return whether the message of a unit is done, by its time and its offset."""
         mark = self.mark
         delivered = offset < mark.queue_offset and out_ms <= mark.delivered_ms
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """(which of the units from queue offset `first` on are still to do, which are done as nothing but the
-        log says)."""
+        """Divide the units from queue offset `first` on into waiting ones and those done by the log alone."""
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
         outs = np.where(codes >= CODES_BEGIN, codes >> 2, np.iinfo(np.int64).max)
@@ -81,17 +85,17 @@ class Known:
         return ~(done | linked), linked & ~done
 
     def counts_done(self, offset: int, position: int) -> bool:
-        """Whether the mark counts a message among what waits that is done."""
+        """Return whether the saved progress counts a message as waiting although it is done."""
         return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
 
     @property
     def counted_offset(self) -> int:
-        """The mark counts what lies before it in the queue."""
+        """The queue offset up to which the saved progress counts messages."""
         return self.mark.counted_offset if self.mark.counted_offset >= 0 else self.mark.queue_offset
 
 
 def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the positions are among others."""
+    """Return for each position whether `ascending` contains it."""
     if not len(ascending):
         return np.zeros(len(positions), bool)
     at = np.searchsorted(ascending, positions)
@@ -101,8 +105,10 @@ def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArra
 
 @dataclass(eq=False, kw_only=True)
 class Follower:
-    """Fills `pending`. `carried`: when records that took the place of others are due, by the monotonic
-    clock."""
+    """Fills `pending` from the queue of the timer topic.
+
+    `carried` holds the delivery times of moved records, by the monotonic clock.
+    """
 
     clock: Clock
     store: MessageStore
@@ -114,20 +120,23 @@ class Follower:
     def __post_init__(self) -> None:
         self._budget = LogBudget()
         self._newest_ms = self.store.newest_ms  # of what was stored before the start, here or by a leader
-        self._loading: tuple[int, Known] | None = None  # up to which queue offset `load` goes, by what
+        self._loading: tuple[int, Known] | None = None  # the end offset of `load`, and what is known
 
     @property
     def queue(self) -> ConsumeQueue | None:
-        """The queue of the timer topic, once there is one."""
+        """The queue of the timer topic, or None."""
         return self.store.queues.find(TIMER_TOPIC, 0)
 
     def behind(self) -> bool:
-        """Whether something came that is not taken in."""
+        """Return whether the queue has units that were not read yet."""
         queue = self.queue
         return queue is not None and self.pending.followed < queue.max_offset
 
     async def load(self) -> None:
-        """Take in all that is not done yet. Raises OSError; the next call goes on where this one failed."""
+        """Read all messages that still wait.
+
+        Raises OSError; the next call continues where this one failed.
+        """
         queue = self.queue
         if queue is None:
             return
@@ -141,7 +150,7 @@ class Follower:
             log.info("%d timer messages wait", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Find out what is done, and with which message to begin. Raises OSError."""
+        """Return the first offset to read, and what is known to be done. Raises OSError."""
         mark, off_loop = self.state.mark, self.store.off_loop
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
         try:
@@ -150,7 +159,7 @@ class Follower:
             unit = await off_loop.ask(partial(queue.unit, first)) if first < high else None
             start = self.store.log.end if unit is None else max(start, unit[0])
         except OSError as failure:
-            _raise_unless_unreadable(failure)  # then all units are looked at, which says more about that
+            _raise_unless_unreadable(failure)  # then all units are read, which reports more about the damage
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
         before = await self._links(start, counted)
         uncounted = await self._links(max(start, counted), self.store.log.end)
@@ -160,13 +169,13 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """What the records of a stretch of the log name, ascending."""
+        """Return the original positions that the records of a part of the log contain, ascending."""
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.off_loop, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
-        """Take in what has come since."""
+        """Read the new units."""
         queue = self.queue
         if queue is not None and self.pending.followed < queue.max_offset:
             await self._take_in(queue, queue.max_offset, None, self.timed.steps.ahead_ms)
@@ -193,7 +202,7 @@ class Follower:
                 to_do, linked = known.split(first, units)
                 wanted &= to_do | linked
             for row in np.flatnonzero(wanted).tolist():
-                pending.followed = first + row  # should this one fail, those before it are not taken twice
+                pending.followed = first + row  # if this one fails, those before it are not read twice
                 position, _, code = units[row].tolist()
                 if known is not None and linked[row]:
                     if known.counts_done(first + row, position):
@@ -208,9 +217,11 @@ class Follower:
                 await off_loop.pause(0)
 
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
-        """So many units from an offset on, fewer at the end of a file; nothing if that is missing. What the
-        device cannot read is made anew from the log, whose records up to `reached` lie before. Raises
-        OSError."""
+        """Return `count` units from an offset on: fewer at the end of a file, none if it is missing.
+
+        Units that the device cannot read are recomputed from the log, whose records up to `reached` precede
+        them. Raises OSError.
+        """
         store = self.store
         try:
             return await store.off_loop.ask(partial(_read_units, queue, first, count))
@@ -228,7 +239,7 @@ class Follower:
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
-        """Take in one unit."""
+        """Process one unit."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
         counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
@@ -252,7 +263,7 @@ class Follower:
                 self.state.count(real_topic(properties), 1)
             place = place_of(record)
             if stepped_back and place is not None and place.store_timestamp_ms > self.clock.time_ms():
-                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if it were stored now
+                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if the message were stored now
         due_ms = self.carried.pop(position, None)
         if due_ms is None:
             self.pending.add(position, code, ahead_ms)
@@ -260,8 +271,7 @@ class Follower:
             self.pending.add_due(position, due_ms, code.out_ms)
 
     def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
-        """Whether a message that Apache's broker stored is done, or one that it moved on is there as it
-        was."""
+        """Return whether a message of Apache's broker is done, or is the moved form of a known one."""
         if known.is_done(offset, code.out_ms):
             return True
         hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
@@ -277,8 +287,10 @@ class Follower:
             self.state.count(real_topic(properties), -counted_as(properties))
 
     async def record(self, position: int) -> bytes | None:
-        """The record at a log position; None if there is none, or the device cannot read it. Raises
-        OSError."""
+        """Return the record at a log position, or None if there is none or the device cannot read it.
+
+        Raises OSError for other failures.
+        """
         try:
             return await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
         except OSError as error:
@@ -291,7 +303,7 @@ class Follower:
 
 
 def _raise_unless_unreadable(failure: OSError) -> None:
-    """Raise it again, unless it says that the device cannot read something, which may never change."""
+    """Raise the error again unless the device cannot read its data, which may be permanent."""
     if failure.errno != errno.EIO:
         raise failure
 
@@ -301,30 +313,33 @@ def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> by
 
 
 def counted_as(properties: bytes) -> int:
-    """What a record of the timer topic adds to the number of messages that wait for its topic."""
+    """Return how a record of the timer topic changes the number of messages that wait for its topic."""
     if not value_of(properties, b"TIMER_DEL_UNIQKEY"):
         return 1
     return -1 if value_of(properties, RECALL_FOUND) else 0
 
 
 def real_topic(properties: bytes) -> str:
-    """Where a message that waits will go."""
+    """Return the destination of a waiting message."""
     return value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
 
 
 def check_point_path(store: MessageStore) -> str:
-    """Where Apache's broker keeps how far its timers are."""
+    """Return the path of the file with the timer progress of Apache's broker."""
     return os.path.join(store.config.root, "config", "timercheck")
 
 
 def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) -> bytes:
-    """What that file begins with, and request 60 is answered: all that was to come before `read_ms`, and lies
-    before `queue_offset`, is delivered (docs/reference/storage.md, Timer files)."""
+    """Return the beginning of that file, which is also the response to request 60.
+
+    All messages before `queue_offset` with a delivery time before `read_ms` are delivered
+    (docs/reference/storage.md, Timer files).
+    """
     return _CHECK_POINT.pack(read_ms, 0, queue_offset, queue_offset, 0, version_ms, changes)
 
 
 def _check_point(store: MessageStore) -> tuple[int, int]:
-    """(queue offset, time) up to which the file of Apache's broker says that timers are done."""
+    """Return the queue offset and the time in the file with the timer progress of Apache's broker."""
     try:
         data = read_file(store.disk, check_point_path(store))
     except FileNotFoundError:

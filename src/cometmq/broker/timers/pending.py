@@ -1,14 +1,14 @@
-"""The timer messages that are not delivered yet, and how far that is done. No I/O in here.
+"""The timer messages that are not delivered yet, and the progress of the delivery. It does no I/O.
 
-Times given as such wait by the wall clock (SteadyTime), delays by the monotonic one, which counts sleep. So a
-delay is what it is whatever is done to the wall clock.
+Absolute times wait by the wall clock (SteadyTime), delays by the monotonic clock, which counts sleep. So
+setting the wall clock does not change a delay.
 
-What is done is kept in few numbers, the mark, since the queue of the timer topic holds everything else: of
-the messages before `queue_offset` those are done whose TIMER_OUT_MS is at most `delivered_ms`, and all before
-`first_position`; and so is each whose position a record behind `log_position` names (links.py). That last
-number stays behind while something is done that the others do not cover: what came although something waits
-that was to come before it, as after a step of the clock; and what was moved on of a segment in which
-something still waits.
+The progress is saved in few numbers (the high-water marks), because the queue of the timer topic contains
+everything else. Done are the messages before `queue_offset` whose TIMER_OUT_MS is at most `delivered_ms`, all
+messages before `first_position`, and each message whose position a record after `log_position` contains
+(links.py). The last number stays behind while a message is done that the others do not cover: one that
+arrived although an earlier one waits, as after a change of the clock, and one that was moved out of a segment
+in which another still waits.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MOST_RECALLED, _MOST_SINCE = 8, 1 << 16
-_MOST_DONE = 1 << 20  # that no mark covers: beyond it one stands for them all
-# Messages are moved on by such stretches of the log (bytes), each in the order of time.
+_MOST_DONE = 1 << 20  # that no high-water mark covers; above it one mark covers them all
+# Messages are moved in parts of the log of this many bytes, each in the order of time.
 _MOVED_TOGETHER = 16 << 20
 
 
 class Times(NamedTuple):
-    """Wall and monotonic time of one moment, in ms."""
+    """The wall and the monotonic time of one moment, in ms."""
 
     wall_ms: int
     monotonic_ms: int
 
     @property
     def ahead_ms(self) -> int:
-        """By how much the monotonic clock is ahead."""
+        """The lead of the monotonic clock."""
         return self.monotonic_ms - self.wall_ms
 
 
 class Listed(NamedTuple):
-    """A message that waits, by the wall time at which it will come."""
+    """A waiting message, with its delivery time by the wall clock."""
 
     due_ms: int
     position: int
@@ -52,69 +52,75 @@ class Listed(NamedTuple):
 
 
 class _Hashes(NamedTuple):
-    """Of recalls of one minute: those of a moment, ascending, and those that came since."""
+    """The hashes of one minute's recalls: sorted ones, and those that arrived since."""
 
     ascending: Ints
     since: set[int]
 
 
 class Pending:
-    """All timer messages of a broker that wait. `followed`: the queue offset up to which they are known,
-    `followed_position` the log position of the last one of these."""
+    """All waiting timer messages of a broker.
+
+    Attributes:
+        followed: The queue offset up to which messages were read.
+        followed_position: The log position of the last message read.
+    """
 
     def __init__(self) -> None:
         self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        # In place of the due time the hash of the key, in place of TIMER_OUT_MS whether it was counted.
+        # For recalls, the delivery time is the hash of the key, and TIMER_OUT_MS is whether the recall was
+        # counted.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """Those of the minutes asked for last: all, and those counted."""
-        self._log_position = 0  # of the last mark
-        self._done_outs, self._done_positions = array("q"), array("q")  # what marks do not cover yet
-        # The greatest of what marks have covered: a message that comes then may be to come before it.
+        """The hashes of the minutes requested last: all recalls, and the counted ones."""
+        self._log_position = 0  # of the last high-water mark
+        self._done_outs, self._done_positions = array("q"), array("q")  # not covered by a mark yet
+        # The highest values that marks have covered: a message that arrives later may be due before them.
         self._covered_out = self._covered_position = -1
-        self._moving_before = 0  # nothing behind it was moved on
-        self._last_copy = -1  # of what was moved on
-        self._places: list[tuple[Buckets, list[int]]] = []  # keys of what holds something before that
-        self._moving: list[tuple[Buckets, int, int]] = []  # the same of what `before` gave last: how many
+        self._moving_before = 0  # no message after this position was moved
+        self._last_copy = -1  # the last copy of a moved message
+        self._places: list[tuple[Buckets, list[int]]] = []  # buckets with messages before it
+        self._moving: list[tuple[Buckets, int, int]] = []  # last returned by `before`
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
-        self._listed_ahead_ms = 0  # see page
+        self._listed_ahead_ms = 0  # see `page`
 
     def __len__(self) -> int:
-        """What waits, and what takes something of it back."""
+        """Return the number of waiting messages and recalls."""
         return len(self._by_wall) + len(self._by_delay) + len(self._recalls)
 
     @property
     def recalls(self) -> int:
-        """How many of these take something back."""
+        """The number of waiting recalls."""
         return len(self._recalls)
 
     def begin(self, mark: TimerTable) -> None:
-        """Go on where a mark says; what still waits is to be added."""
+        """Continue from a high-water mark; messages that still wait must be added."""
         self._log_position = mark.log_position
         self._covered_out = mark.delivered_ms
         self._covered_position = max(mark.counted_position, mark.log_position)
 
-    # -- what comes
+    # -- additions
 
     def add(self, position: int, code: TimerCode, ahead_ms: int) -> None:
-        """A message waits. ahead_ms: by how much the monotonic clock was ahead of the wall clock when the
-        message was stored."""
+        """Add a message. `ahead_ms` is the lead of the monotonic clock when the message was stored."""
         if code.delayed:
             self._by_delay.add(code.due_ms + ahead_ms + STEP_MS, position, code.out_ms)
         else:
             self._by_wall.add(code.due_ms, position, code.out_ms)
 
     def add_due(self, position: int, due_ms: int, out_ms: int) -> None:
-        """A message waits that is due at a time of the monotonic clock."""
+        """Add a message with a delivery time of the monotonic clock."""
         self._by_delay.add(due_ms, position, out_ms)
 
     def recall(self, position: int, out_ms: int, key: bytes, *, counted: bool = False) -> None:
-        """The message with this one of its `delete_keys` and this TIMER_OUT_MS will not be delivered.
-        counted: it is not counted any more among what waits for its topic."""
+        """Record a recall of the message with this `delete_keys` value and this TIMER_OUT_MS.
+
+        `counted` marks a message that is no longer counted as waiting for its topic.
+        """
         hashed = hash((key, out_ms))
         self._recalls.add(out_ms, hashed, position, int(counted))
         if known := self._recalled.get(out_ms // _MINUTE):
@@ -124,13 +130,13 @@ class Pending:
                 del self._recalled[out_ms // _MINUTE]
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
-        """Whether a message was taken back; with `counted` whether by a recall that was counted."""
+        """Return whether a message was recalled; with `counted`, whether by a counted recall."""
         minute = out_ms // _MINUTE
         bucket = self._recalls.get(minute)
         if bucket is None or not unique_key:
             return False
         if minute not in self._recalled:
-            # Sorted, since a million take 15 ms so, and 150 ms to be put into a set.
+            # Sorting a million takes 15 ms; putting them into a set takes 150 ms.
             hashes, _, were_counted = bucket.columns()
             those = hashes[were_counted > 0]
             self._recalled[minute] = _Hashes(np.sort(hashes), set()), _Hashes(np.sort(those), set())
@@ -141,11 +147,13 @@ class Pending:
         begins, ends = (np.searchsorted(ascending, asked, side) for side in ("left", "right"))
         return not since.isdisjoint(asked) or bool((begins < ends).any())
 
-    # -- what goes
+    # -- deliveries
 
     def due(self, now: Times, most: int) -> list[Waiting]:
-        """Messages to deliver now, up to so many; until `done` the same again. Times and delays take turns,
-        so that many of one kind do not make the others late."""
+        """Return at most `most` due messages; the same again until `done`.
+
+        Absolute times and delays alternate, so that many of one kind do not delay the others.
+        """
         wheels = [(self._by_wall, now.wall_ms), (self._by_delay, now.monotonic_ms)]
         for wheel, now_ms in reversed(wheels) if self._delays_first else wheels:
             taken = wheel.take(now_ms, most)
@@ -155,7 +163,7 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """The first `count` of what `due` gave last are delivered, or never will be."""
+        """Remove the first `count` messages last returned by `due`: they are delivered, or never will be."""
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -163,12 +171,12 @@ class Pending:
         self._delays_first = self._taken_from is self._by_wall
 
     def note_done(self, position: int, out_ms: int) -> None:
-        """A message is delivered, as a record of the log says."""
+        """Record that a message is delivered, as a record of the log shows."""
         self._done_outs.append(out_ms)
         self._done_positions.append(position)
 
     def read_ms(self, now: Times) -> int:
-        """All with a lower TIMER_OUT_MS is delivered."""
+        """Return the TIMER_OUT_MS below which all messages are delivered."""
         return min(self._first_out(), now.wall_ms)
 
     def _first_out(self) -> int:
@@ -178,18 +186,21 @@ class Pending:
         return min(table.first_position() for table in self._tables)
 
     def wait_ms(self, now: Times) -> int:
-        """How long until something is due, if no clock steps; NEVER if nothing waits."""
+        """Return the time until a message is due if no clock is set, or NEVER if none waits."""
         waits = (
             (self._by_wall.next_ms(), now.wall_ms),
             (self._by_delay.next_ms(), now.monotonic_ms),
         )
         return min(max(next_ms - now_ms, 0) if next_ms < NEVER else NEVER for next_ms, now_ms in waits)
 
-    # -- what is moved on
+    # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Some of what lies before a log position and is to be moved on, nothing when all is: its position,
-        and when it is due by the monotonic clock, None for what does not wait by that."""
+        """Return some messages before a log position that must be moved; none if all are.
+
+        Each is its position and its delivery time by the monotonic clock, or None if it waits by the wall
+        clock.
+        """
         while not (found := self._some_to_move(most)):
             first = self._first_position()
             if first >= position:
@@ -211,31 +222,35 @@ class Pending:
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
             self._moving.append((table, keys[-1], len(waiting)))
-            if len(found) < most:  # else there may be more in it
+            if len(found) < most:  # otherwise the bucket may contain more
                 keys.pop()
         return found
 
     def moved(self, count: int, last_copy: int) -> None:
-        """The first `count` of what `before` gave last do not wait any more: others have taken their place,
-        or nothing can. last_copy: the log position of the last of these others, -1 if there are none."""
+        """Remove the first `count` messages last returned by `before`: copies replace them, or nothing can.
+
+        `last_copy` is the log position of the last copy, or -1.
+        """
         self._last_copy = max(self._last_copy, last_copy)
         for table, key, some in self._moving:
             table.drop(key, min(some, count))
             count -= min(some, count)
         self._moving = []
 
-    # -- what is kept and shown
+    # -- saving and listing
 
     def mark(self, log_end: int) -> TimerTable | None:
-        """The present state; None while copies are not taken in, since the recalls of what waits there would
-        pass for done. log_end: the end of the log, or where it ended when something was begun that `done` or
-        `moved` has not been told yet."""
+        """Return the current high-water mark, or None while copies were not read.
+
+        Without the copies, recalls of the messages in them would seem to be done. `log_end` is the end of the
+        log, or its end at the beginning of work that `done` or `moved` does not include yet.
+        """
         if self.followed_position < self._last_copy:
             return None
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:
-            # The clock stepped back. What was covered is not any more, and only the log tells of it.
+            # The clock was set back. What was covered is not covered any more; only the log shows it.
             self._log_position = min(self._log_position, first)
             self.note_done(self._covered_position, self._covered_out)
             self._covered_out = self._covered_position = -1
@@ -249,13 +264,13 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Whether something is done that a mark with these two does not cover; forgets what it covers."""
+        """Return whether a done message is not covered by these two values; remove the covered ones."""
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        if len(outs) > _MOST_DONE:  # days of them after a step of the clock: covered when the last one is
+        if len(outs) > _MOST_DONE:  # days of them after a change of the clock: covered when the last one is
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
         self._done_outs.frombytes(outs.tobytes())
@@ -263,10 +278,12 @@ class Pending:
         return len(outs) > 0
 
     def forget_recalls(self, now: Times) -> None:
-        """Forget recalls whose messages, if there were any, have had their time. Only while all that came is
-        taken in: a message that was moved on may be due, and taken back."""
+        """Remove recalls whose messages, if any, would have been delivered.
+
+        This is only possible when all units were read: a moved message may be due and recalled.
+        """
         before_ms = now.wall_ms - PRECISION_MS
-        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # most often
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the most frequent case
             return
         before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:
@@ -274,10 +291,12 @@ class Pending:
             self._recalls.pop(self._recalls.first_key)
 
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
-        """The next `most` messages behind (due, position), by the wall times at which they will come.
-        Those that were taken back are among them."""
-        # Two clocks are read one after the other, so what they differ by is a millisecond more or less each
-        # time. A list of several pages needs it to stand still.
+        """Return the next `most` messages after (due, position), by their delivery times on the wall clock.
+
+        Recalled messages are included.
+        """
+        # The two clocks are read one after the other, so their difference varies by a millisecond. A list of
+        # several pages needs a constant difference.
         if abs(now.ahead_ms - self._listed_ahead_ms) > _JITTER_MS:
             self._listed_ahead_ms = now.ahead_ms
         ahead_ms = self._listed_ahead_ms

@@ -1,4 +1,4 @@
-"""A message that has waited is stored again, where it was meant to go."""
+"""Storing a message that has waited in its destination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.store import MessageStore, StoreRefused, TickMessage
 
 
 class Undeliverable(CommandError):
-    """The message will never be delivered: why."""
+    """The message will never be delivered; the remark contains the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(ResponseCode.SYSTEM_ERROR, why)
@@ -22,20 +22,29 @@ class Undeliverable(CommandError):
 
 @dataclass(eq=False, kw_only=True)
 class Redelivery:
-    """Stores messages for their destinations in REAL_TOPIC and REAL_QID."""
+    """Stores messages in the destinations of REAL_TOPIC and REAL_QID."""
 
     store: MessageStore
     topics: TopicTable
 
     def append(self, message: MessageExt, properties: bytes, *, link: int) -> None:
-        """Store the real message with these properties. link: for the field of the prepared transaction.
-        Raises CommandError if that will never be possible, StoreError if it is not possible now."""
+        """Store the real message.
+
+        Args:
+            message: The message that waited.
+            properties: The properties of the stored message.
+            link: The value of the field for the prepared transaction.
+
+        Raises:
+            CommandError: The message can never be stored.
+            StoreError: The message cannot be stored now.
+        """
         check_body(message)
         append_again(self.store, message, Place(*destination(self.topics, properties), properties), link)
 
 
 def check_body(message: MessageExt) -> None:
-    """Raise Undeliverable if the body is damaged: stored again it would get a CRC that vouches for that."""
+    """Raise Undeliverable for a damaged body, which would get a valid CRC if it were stored again."""
     if message.body and body_crc(message.body) != message.body_crc:
         raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
 
@@ -49,8 +58,10 @@ def append_again(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message in another place. makes_room: see Appender.append. Raises as `Redelivery.append`
-    does."""
+    """Store a message in another queue. Raises the errors of `Redelivery.append`.
+
+    `makes_room` is explained at Appender.append.
+    """
     try:
         return move(
             store.appender, message, place, message.reconsume_times, link, tags_code, makes_room=makes_room

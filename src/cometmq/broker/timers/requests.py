@@ -1,4 +1,4 @@
-"""What clients and tools ask about timer messages: recall, lists, and how far delivery is."""
+"""Requests about timer messages: recall, lists, and the progress of the delivery."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from cometmq.store import Clock, MessageStore, StoreRefused, link_to
 
 log = logs.logger(__name__)
 
-# Messages of one page, waiting ones that are looked at for it, and bytes of it.
+# The limits of one page: messages, waiting messages examined, and bytes.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
-NO_TIME = -1  # in place of the TIMER_OUT_MS of what waits at a delay level
+NO_TIME = -1  # in place of TIMER_OUT_MS for messages at a delay level
 
 
 @dataclass(eq=False)
 class Page:
-    """Records of waiting messages, when each will come (ms), and behind what place there may be more."""
+    """The records of waiting messages, their delivery times (ms), and the end of the page."""
 
     after: tuple[int, int]
     records: list[bytes] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Page:
     more: bool = False
 
     def add(self, record: bytes, deliver_at_ms: int) -> None:
-        """One more."""
+        """Add a message."""
         self.records.append(record)
         self.deliver_at.append(deliver_at_ms)
 
 
 @dataclass(eq=False, kw_only=True)
 class TimerProcessor:
-    """Requests 60, 61, 370, and our own 21002."""
+    """Handles requests 60, 61, 370, and CometMQ's own 21002."""
 
     config: BrokerConfig
     clock: Clock
@@ -68,11 +68,11 @@ class TimerProcessor:
     _recalling: set[tuple[str, int, str]] = field(default_factory=set)
 
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
-        """56 bytes: how far reading and delivery are."""
+        """Return 56 bytes: the progress of reading and delivery."""
         return frame.response(body=self.service.check_point(self.service.pending.followed))
 
     def get_timer_metrics(self, _connection: Connection, frame: Frame) -> Frame:
-        """How many messages wait for each topic."""
+        """Return the number of waiting messages by topic."""
         state = self.tables.timers
         counts = {
             topic: TimerMetric(count=count, time_stamp=state.counted_ms(topic))
@@ -81,15 +81,14 @@ class TimerProcessor:
         return frame.response(body=TimerMetrics(timing_count=counts, data_version=state.counted).encode())
 
     async def recall_message(self, connection: Connection, frame: Frame) -> None:
-        """Take a message back that waits: a mark in the timer topic says so (docs/reference/remoting.md,
-        Recall)."""
+        """Recall a waiting message by a record in the timer topic (docs/reference/remoting.md, Recall)."""
         header = frame.header(RecallMessageRequestHeader)
         handle = self._checked(header)
         try:
             found = await self._waits(handle)
         except OSError as error:
             log.warning("a recall is not counted, because the index cannot be read: %s", error)
-            found = False  # its delivery is
+            found = False  # its delivery is in progress
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,
@@ -121,7 +120,7 @@ class TimerProcessor:
         self.writer.appended(answer, wait=True)
 
     async def _waits(self, handle: RecallHandle) -> bool:
-        """Whether the message that a handle names waits, as far as the index tells."""
+        """Return whether the message of a handle waits, according to the index."""
         key, out_ms = handle.unique_key.encode(), out_ms_of(handle.deliver_ms)
         for record in await self.store.lookups.by_key(
             TIMER_TOPIC, handle.unique_key, PAGE, 0, LONG_MAX, PAGE_BYTES
@@ -134,7 +133,7 @@ class TimerProcessor:
         return False
 
     def _is_first(self, handle: RecallHandle) -> bool:
-        """Whether no other recall of the same message is stored, taken in or not."""
+        """Return whether no other recall of the same message is stored, whether read or not."""
         out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
         if not self.service.follower.behind():
             self._recalling.clear()
@@ -175,8 +174,10 @@ class TimerProcessor:
         return handle
 
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
-        """Messages that wait, also at delay levels, by the time at which they will come: a page of records,
-        and where the next one begins. Our own request."""
+        """Return waiting messages, also of delay levels, by delivery time: a page of records, and its end.
+
+        This request is CometMQ's own.
+        """
         header = frame.header(ListTimersRequestHeader)
         page = await (self._with_key(header, header.key) if header.key else self._page(header))
         answer = ListTimersResponseHeader(
@@ -218,8 +219,10 @@ class TimerProcessor:
         return found
 
     async def _with_key(self, header: ListTimersRequestHeader, key: str) -> Page:
-        """By the index, which knows all that ever waited: those whose time has not come. The newest come into
-        the page."""
+        """Return waiting messages with a key. The index contains all messages that ever waited.
+
+        The page holds the newest ones that still wait.
+        """
         found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
         records = await self._indexed(TIMER_TOPIC, key, found)
         messages = [decode_record(record, 0) for record in records]
@@ -239,7 +242,7 @@ class TimerProcessor:
         return found
 
     async def _indexed(self, topic: str, key: str, page: Page) -> list[bytes]:
-        """The newest records of a topic with a key; notes whether there are more."""
+        """Return the newest records of a topic with a key, and record in the page whether there are more."""
         lookups, log = self.store.lookups, self.store.log
         records = await lookups.by_key(topic, key, PAGE, 0, LONG_MAX, PAGE_BYTES)
         hits = await lookups.index.search(self.store.off_loop, topic, key, PAGE + 1, 0, LONG_MAX)
@@ -259,7 +262,7 @@ def _illegal(why: str) -> CommandError:
 
 
 def _behind(header: ListTimersRequestHeader) -> tuple[int, int]:
-    """Where a page begins: behind this due time and position; -1 for the beginning."""
+    """Return the delivery time and position after which a page begins; -1 for the beginning."""
     return (
         -1 if header.after_ms is None else header.after_ms,
         -1 if header.after_position is None else header.after_position,

@@ -1,13 +1,13 @@
-"""Delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX
-(docs/reference/storage.md, Delivery of delayed messages).
+"""The delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX.
 
-The messages of a level become due in the order they were stored, so each level waits for its first one with
-one timer; an arrival on an idle level sets it. A delivered message is committed before the cursor moves, and
-names the record that it came from: a killed process leaves no doubt about what was delivered (delivered.py).
+See docs/reference/storage.md, Delivery of delayed messages. The messages of a level become due in the order
+in which they were stored, so each level waits for its first one with one timer; an arrival on an idle level
+sets it. A delivered message is committed before the cursor moves, and contains the position of its original
+record, so that after a kill it is clear what was delivered (delivered.py).
 
-What cannot be delivered, whenever it is tried (no destination, one that no send may have, a record that is
-damaged or that the device cannot read), is stepped over with a line in the log: one message never stops its
-level. What may be delivered later (the store takes nothing) is waited for.
+A message that can never be delivered (no destination, a destination that sends may not have, a record that is
+damaged or unreadable) is skipped with a log line, so that it does not stop its level. If the store accepts no
+messages, the level waits.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-# Messages of one level that are delivered in one tick.
+# The number of messages of one level that one tick delivers.
 BATCH = 32
-# The wait before a refused message is tried again. It doubles with each further refusal, up to ERROR_S: a
+# The delay before a refused message is tried again. It doubles with each refusal, up to ERROR_S, because a
 # store may refuse messages for hours.
 RETRY_S = 0.1
-# The wait after an error of ours, as long as Apache's.
+# The delay after an internal error, equal to Apache's.
 ERROR_S = 10.0
-# A message is skipped after so many unexpected errors.
+# A message is skipped after this many unexpected errors.
 MOST_ERRORS = 3
-# A level looks at the clock again after this at the latest: the loop's timers follow a clock of their own.
+# The maximum interval between two looks of a level at the clock: the loop's timers use another clock.
 LOOK_AGAIN_S = 10.0
-# If a message arrives here more than this after it was stored, or before, the wall clock has stepped.
+# If a message arrives here later after it was stored, or before, the wall clock was set.
 LONGEST_SYNC_MS = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class LevelCursor:
-    """One level: where it stands, and whether it waits, delivers or sleeps."""
+    """One level: its offset, and whether it waits, delivers or sleeps."""
 
     level: int
     due: DueTimes
     offset: int = 0
     busy: bool = False
-    refusals: int = 0  # in a row, of the message at `offset`
-    errors: int = 0  # the same, of those that nobody foresaw
+    refusals: int = 0  # successive refusals of the message at `offset`
+    errors: int = 0  # successive unexpected errors with it
     timer: asyncio.TimerHandle | None = None
-    began: int = -1  # where the log ended before the deliveries that are under way; -1: none are
+    began: int = -1  # the end of the log before the deliveries in progress; -1 if there are none
 
 
 @dataclass(eq=False, kw_only=True)
 class ScheduleService:
-    """Delivers delayed messages of a master."""
+    """Delivers the delayed messages of a master."""
 
     clock: Clock
     store: MessageStore
@@ -92,7 +92,7 @@ class ScheduleService:
         self.restart()
 
     def restart(self) -> None:
-        """Know nothing of what waits, as after a start: others have written the log meanwhile."""
+        """Reset to the state before a start: other brokers have written the log in the meantime."""
         now_ms, monotonic_ms = self._times()
         self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
         self.cursors = {}
@@ -100,16 +100,16 @@ class ScheduleService:
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks: set[asyncio.Task[None]] = set()
-        self._delivered: set[int] = set()  # log positions of what was delivered out of order
+        self._delivered: set[int] = set()  # log positions of messages delivered out of order
         self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
 
     def queues(self) -> list[tuple[str, int]]:
-        """Topic and queue id of those whose arrivals it must hear of."""
+        """Return topic and queue id of the queues whose arrivals it needs."""
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
-        """level -> (delivered, stored) offsets of the levels in use, for the runtime table."""
+        """Return the delivered and the stored offset of each used level, for the runtime table."""
         found = {}
         for level in self.cursors:
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -118,13 +118,15 @@ class ScheduleService:
         return found
 
     def waiting(self) -> int:
-        """How many messages wait."""
+        """Return the number of waiting messages."""
         return sum(maximum - delivered for delivered, maximum in self.positions().values())
 
     async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
-        """(when it will come, log position) of what waits behind such a place, of each level the first
-        `most`: by the wall clock, as the queue's units say, in ms. Where the clock stepped back while
-        messages were stored, some may be left out."""
+        """Return delivery time (wall clock, ms) and log position of waiting messages after a position.
+
+        Each level contributes its first `most` messages. Some may be missing where the clock was set back
+        while messages were stored.
+        """
         found: list[tuple[int, int]] = []
         for level, cursor in self.cursors.items():
             queue = self.store.queues.find(SCHEDULE_TOPIC, level - 1)
@@ -134,19 +136,19 @@ class ScheduleService:
         return found
 
     def deliver_at_ms(self, message: MessageExt) -> int | None:
-        """When a message of a level's queue will come; None if it does not wait any more."""
+        """Return the delivery time of a message in a level's queue, or None if it does not wait any more."""
         cursor = self.cursors.get(message.queue_id + 1)
         if cursor is None or message.queue_offset < cursor.offset:
             return None
         return message.store_timestamp_ms + self.levels.delay_ms(cursor.level)
 
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """The delivery offsets, for a slave: ours learns as well which deliveries they know of."""
+        """Return the delivery offsets to a slave, with the log position that CometMQ's slaves use."""
         table = {**self.offsets.to_table(), "logPosition": self.offsets.reached()}
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Begin where the last run stopped, within what the queues hold."""
+        """Continue where the last run stopped, within the bounds of the queues."""
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -159,13 +161,13 @@ class ScheduleService:
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
         self.offsets.log_position = min(
             self.offsets.log_position, self.store.log.end
-        )  # recovery may have cut it
+        )  # recovery may have shortened the queue
         while not self._stopped:
             try:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
                 break
             except Exception as error:
-                if not isinstance(error, OSError) or error.errno == errno.EIO:  # which may never change
+                if not isinstance(error, OSError) or error.errno == errno.EIO:  # which may be permanent
                     log.exception("what the delay levels delivered last may come again: %s", error)
                     break
                 log.error("what the delay levels delivered last is not known, looking again: %s", error)
@@ -181,12 +183,12 @@ class ScheduleService:
         used = self.store.queues.of_topic(SCHEDULE_TOPIC)
         if not used or self._delivered:
             return self.offsets.log_position
-        # In a raft group a delivery is in the log for a while before the cursor moves.
+        # In a raft group, a delivery is in the log for a while before the cursor moves.
         under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Another one delivers from now on, and moves the offsets."""
+        """Stop delivering: another broker delivers from now on and moves the offsets."""
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
 
@@ -195,7 +197,7 @@ class ScheduleService:
         self.offsets.move(cursor.level, offset)
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering."""
         self._stopped = True
         if self._beginning is not None:
             self._beginning.cancel()
@@ -207,7 +209,7 @@ class ScheduleService:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Note when messages came, and wake the levels that got their first."""
+        """Record arrivals, and wake the levels that got their first message."""
         delayed = [arrival for arrival in arrivals if arrival[0] == SCHEDULE_TOPIC]
         if not delayed:
             return
@@ -219,16 +221,16 @@ class ScheduleService:
             cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue
-            # Whether a step came before or after the time stamp nobody knows: the message came now. One that
-            # waited for a sync may be heard of after others that had the step noticed.
+            # It is unknown whether the clock was set before or after the timestamp, so the message counts as
+            # stored now. A message that waited for a sync may be reported after others that showed the
+            # change.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= LONGEST_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
                 self._wake(cursor)
 
     def _times(self) -> tuple[int, int]:
-        """Wall and monotonic time in ms, in this order: a pause in between makes messages later, never
-        earlier."""
+        """Return wall and monotonic time in ms, read in this order: a pause between them delays messages."""
         return self.clock.time_ms(), mono_ms(self.clock)
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
@@ -236,7 +238,7 @@ class ScheduleService:
             cursor.timer = self._loop.call_later(min(delay_s, LOOK_AGAIN_S), self.run, cursor)
 
     def run(self, cursor: LevelCursor) -> None:
-        """Deliver what is due of a level."""
+        """Deliver the due messages of a level."""
         cursor.timer = None
         cursor.busy = True
         try:
@@ -271,8 +273,10 @@ class ScheduleService:
             self._failed(cursor)
 
     async def _is_unreadable(self, cursor: LevelCursor) -> bool:
-        """Whether the device cannot read the record of the message at the cursor; False also if the queue
-        cannot tell where it is."""
+        """Return whether the device cannot read the record at the cursor.
+
+        The result is False, too, if the queue does not contain its position.
+        """
         queue = self.store.queues.find(SCHEDULE_TOPIC, cursor.level - 1)
         ask, read = self.store.off_loop.ask, False
         try:
@@ -290,11 +294,11 @@ class ScheduleService:
         self._wake(cursor, ERROR_S)
 
     def _deliver(self, cursor: LevelCursor, got: Got) -> None:
-        """Store what is due of one read, and say when to go on."""
+        """Store the due messages of one read, and schedule the next step."""
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
-                # Records that are gone, or a queue that begins later than the cursor stands.
+                # Records have been deleted, or the queue begins after the cursor.
                 if got.next_begin_offset > cursor.offset and self._budget.allows():
                     log.error(
                         "delay level %d: %d messages went with their segments before they came, from %d on",
@@ -310,7 +314,7 @@ class ScheduleService:
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            if code != ResponseCode.SUCCESS:  # in a raft group it may be stored all the same
+            if code != ResponseCode.SUCCESS:  # in a raft group it may be stored nevertheless
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
             cursor.began = -1
@@ -319,7 +323,7 @@ class ScheduleService:
                     log.info("delay level %d: messages are delivered again", cursor.level)
                 cursor.refusals = cursor.errors = 0
                 self._move(cursor, reached)
-                self._delivered.difference_update(passed)  # only now: a refused round looks at them again
+                self._delivered.difference_update(passed)  # only now: a refused round examines them again
                 cursor.due.steps.passed(reached)
             if wait_s:
                 self._wake(cursor, wait_s)
@@ -333,10 +337,14 @@ class ScheduleService:
             outcome(int(ResponseCode.SUCCESS), None)
 
     def _store_due(self, cursor: LevelCursor, got: Got, passed: list[int]) -> tuple[int, bool, float]:
-        """Store what is due of one read: (the offset behind it, whether anything was stored, seconds until
-        the level goes on). Into `passed` go the positions of those that the last run has delivered.
+        """Store the due messages of one read.
 
-        A message that fails comes first in the next round, so that nothing before it is stored again."""
+        A message that fails is the first one of the next round, so that nothing before it is stored again.
+
+        Returns:
+            The next offset, whether anything was stored, and the seconds until the level continues. `passed`
+                receives the positions of messages that the last run has delivered.
+        """
         _, monotonic_ms = self._times()
         data = b"".join(got.buffers)
         at, reached, appended = 0, cursor.offset, False
@@ -344,7 +352,7 @@ class ScheduleService:
             for message in iter_records(data):
                 offset = message.queue_offset
                 if not reached <= offset < got.next_begin_offset:
-                    offset = reached  # its record is damaged where no checksum is
+                    offset = reached  # its record is damaged outside of the checksum
                 due_ms = cursor.due.due_ms(offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
@@ -354,7 +362,8 @@ class ScheduleService:
                     reached = offset + 1
                     continue
                 try:
-                    # Apache's broker may have committed a transaction to here: what its half was stays.
+                    # Apache's broker may have committed a transaction to this queue: the position of its half
+                    # message stays.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
                     self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True
@@ -378,7 +387,7 @@ class ScheduleService:
             return reached + 1, False, 0.0
 
     def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
-        """Say that a message is not delivered, of many only of some."""
+        """Log that a message is not delivered, within the rate limit of the log."""
         if self._budget.allows():
             where = "" if position is None else f", log position {position}"
             log.error(
@@ -386,7 +395,7 @@ class ScheduleService:
             )
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
-        """Seconds to wait after the store refused the message at the cursor; the first time it is said."""
+        """Return the delay in seconds after a refusal of the message at the cursor; log the first one."""
         if not cursor.refusals:
             log.warning(
                 "delay level %d: message at %d not delivered, trying again: %s",

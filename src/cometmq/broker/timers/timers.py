@@ -1,9 +1,9 @@
-"""Delivery of messages that wait for a time of their own (docs/reference/storage.md, Timer messages).
+"""The delivery of messages with a delivery time (docs/reference/storage.md, Timer messages).
 
-One task does it all, a batch after the other: it takes in what has come, delivers what is due, and moves on
-what would go with its segment. A delivered or moved message is stored again with the position of its former
-record in it, in one write with the rest of its tick. So a killed process leaves no doubt about what was done
-(links.py): each message comes once, as long as its copy was not lost with the power.
+One task does all work in batches: it reads new units, delivers due messages, and moves messages out of
+segments that will be deleted. A delivered or moved message is stored again with the position of its original
+record, in one write with the rest of its tick. So after a kill it is clear what was done (links.py), and each
+message is delivered once, unless a power failure destroyed its copy.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, re
 
 log = logs.logger(__name__)
 
-# Messages that are delivered in one tick, and bytes of them.
+# The number of messages that one tick delivers, and of their bytes.
 BATCH, BATCH_BYTES = 32, 1 << 20
-# The wait before something refused is tried again. It doubles up to ERROR_S.
+# The delay before refused work is tried again. It doubles up to ERROR_S.
 RETRY_S = 0.1
 ERROR_S = 10.0
-# A message is skipped after so many unexpected errors.
+# A message is skipped after this many unexpected errors.
 MOST_ERRORS = 3
-# The clocks are looked at again after this at the latest: the loop's timers follow a clock of their own.
+# The maximum interval between two looks at the clocks: the loop's timers use another clock.
 LOOK_AGAIN_MS = 1_000
 
 
 @dataclass(eq=False)
 class Move:
-    """What waits before a log position is moved on; `done` hears whether that worked."""
+    """A request to move the messages before a log position. `done` receives whether it succeeded."""
 
     before: int
     done: asyncio.Future[bool]
 
     def answer(self, worked: bool) -> None:
-        """Tell who waits, if he still does."""
+        """Complete the request, if its sender still waits."""
         if not self.done.done():
             self.done.set_result(worked)
 
 
 class Refused(Exception):
-    """The store takes nothing now: why."""
+    """The store accepts no messages now; the argument is the reason."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,7 +84,7 @@ class TimerService:
         self.restart()
 
     def restart(self) -> None:
-        """Know nothing of what waits, as after a start: others have written the log meanwhile."""
+        """Reset to the state before a start: other brokers have written the log in the meantime."""
         self.pending = Pending()
         self.state = self.tables.timers
         self.state.take = self._mark
@@ -96,28 +96,28 @@ class TimerService:
         self._task: asyncio.Task[None] | None = None
         self._loaded = False
         self._move: Move | None = None
-        self._began = -1  # where the log ended when the batch was begun that is under way
+        self._began = -1  # the end of the log at the beginning of the current batch
         self._failures = 0  # in a row
-        self._errors = 0  # that nobody foresaw, with the message that is the next
+        self._errors = 0  # unexpected ones with the next message
 
     # -- start and stop
 
     def queues(self) -> list[tuple[str, int]]:
-        """Topic and queue id of the queue whose arrivals it must hear of."""
+        """Return topic and queue id of the queue whose arrivals it needs."""
         return [(TIMER_TOPIC, 0)]
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Wake up if a timer message came."""
+        """Wake up if a timer message arrived."""
         if any(arrival[0] == TIMER_TOPIC for arrival in arrivals):
             self._wake.set()
 
     def start(self) -> None:
-        """Begin where the last run stopped."""
+        """Continue where the last run stopped."""
         self.store.retention.move_on = self.move_on
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Deliver nothing more. Leaves what Apache's broker would need to go on."""
+        """Stop delivering. Write what Apache's broker would need to continue."""
         self._stopping.set()
         self._wake.set()
         if self._task is None:
@@ -131,7 +131,7 @@ class TimerService:
         if queue is None or not self._loaded:
             return
         try:
-            await self.follower.follow()  # else no mark can be taken of what was moved on last
+            await self.follower.follow()  # otherwise no progress could be saved for what was moved last
             mark = self.pending.mark(self.store.log.end)
             if mark is None:
                 return
@@ -139,7 +139,7 @@ class TimerService:
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(min(offset, self.pending.followed)).ljust(CHECK_POINT_SIZE, b"\0")
-            await self.tables.log_flushed()  # it says what was delivered: never before the copies are safe
+            await self.tables.log_flushed()  # the copies must be durable before the file
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
             log.error("timercheck not written: %s", error)
@@ -156,7 +156,7 @@ class TimerService:
                 try:
                     busy = await self._deliver()
                 except Refused:
-                    # What must move on is not held up: the room that it makes may be what is missing.
+                    # Moving has priority: the space that it frees may be what deliveries need.
                     while not self._stopping.is_set() and await self._move_some():
                         await self.follower.follow()
                     raise
@@ -176,7 +176,7 @@ class TimerService:
         self._failures = 0
 
     async def _failed(self, line: str, why: Exception) -> None:
-        """Wait after a failure; the first of some in a row is said."""
+        """Wait after a failure, and log the first one in a row."""
         if line and not self._failures:
             log.warning(line, why)
         if self._move is not None:
@@ -197,7 +197,7 @@ class TimerService:
             pass
 
     def times(self) -> Times:
-        """The time, wall clock first: a pause in between makes messages later, never earlier."""
+        """Return the wall and monotonic time, read in this order: a pause between them delays messages."""
         now_ms = self.timed.wall.now_ms()
         return Times(now_ms, mono_ms(self.clock))
 
@@ -205,7 +205,7 @@ class TimerService:
         queue = self.follower.queue
         if not self._loaded or queue is None:
             return None
-        if not self.follower.behind():  # beside many sends it always is
+        if not self.follower.behind():  # while many messages are sent it always is behind
             self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
         mark = self.pending.mark(end)
@@ -214,20 +214,20 @@ class TimerService:
         return mark
 
     def check_point(self, queue_offset: int) -> bytes:
-        """How far we are, in Apache's form."""
+        """Return the progress in Apache's format."""
         now = self.times()
         return check_point(self.pending.read_ms(now), queue_offset, now.wall_ms, self.state.changes)
 
     # -- delivery
 
     async def _deliver(self) -> bool:
-        """Deliver some of what is due; whether there was any."""
+        """Deliver some of the due messages. Return whether there were any."""
         due = self.pending.due(self.times(), BATCH)
         if not due:
             return False
         records = await self._records([waiting.position for waiting in due])
         while self.follower.behind():
-            await self.follower.follow()  # what has come may take one of them back
+            await self.follower.follow()  # new units may recall one of them
         self.pending.forget_recalls(self.times())
         self._began = self.store.log.end
         done, appended = 0, False
@@ -260,8 +260,7 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """The records at these positions, None for what cannot be read: the first of them that together are
-        not too long."""
+        """Return the records at these positions, None for unreadable ones, up to a total size."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
@@ -273,7 +272,10 @@ class TimerService:
         return found
 
     def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
-        """Store the real message; whether that was to do. Raises StoreError if it is not possible now."""
+        """Store the real message. Return whether that was necessary.
+
+        Raises StoreError if it is not possible now.
+        """
         if record is None:
             return False
         properties = properties_of(record)
@@ -294,7 +296,7 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """A message does not wait any more."""
+        """Count a message as no longer waiting."""
         if record is None:
             return
         properties = properties_of(record)
@@ -304,12 +306,12 @@ class TimerService:
             self.state.count(real_topic(properties), -1)
 
     def _step_over(self, position: int, why: object) -> None:
-        """Say that a message is not delivered, of many only of some."""
+        """Log that a message is not delivered, within the rate limit of the log."""
         if self._budget.allows():
             log.error("timer message at log position %d is not delivered: %s", position, why)
 
     async def _committed(self) -> None:
-        """What was appended is in the log. Raises Refused."""
+        """Return once the appended messages are in the log. Raises Refused."""
         done: asyncio.Future[str | None] = self._loop.create_future()
 
         def outcome(code: int, remark: str | None) -> None:
@@ -320,10 +322,13 @@ class TimerService:
         if problem is not None:
             raise Refused(problem)
 
-    # -- moving on
+    # -- moving to the end of the log
 
     async def move_on(self, before: int) -> bool:
-        """Store what waits before a log position again, at the log's end; False if that failed."""
+        """Store the messages that wait before a log position again at the log's end.
+
+        Return whether it succeeded.
+        """
         if self.follower.queue is None:
             return True
         if self._stopping.is_set() or self._move is not None:
@@ -333,7 +338,7 @@ class TimerService:
         return await self._move.done
 
     async def _move_some(self) -> bool:
-        """Move a batch; whether there was any."""
+        """Move a batch. Return whether there was any."""
         move = self._move
         if move is None:
             return False
@@ -351,7 +356,7 @@ class TimerService:
         return True
 
     async def _move_batch(self, before: int) -> bool:
-        """Move a batch; False if nothing is left. Raises StoreError, Refused, OSError."""
+        """Move a batch. Return False if nothing is left. Raises StoreError, Refused, OSError."""
         batch = self.pending.before(before, BATCH)
         if not batch:
             return False
@@ -372,10 +377,10 @@ class TimerService:
             done += 1
         if copies:
             await self._committed()
-            if self.store.dispatcher.waits:  # only then are the copies, of recalls too, there to be taken in
-                with contextlib.suppress(OSError):  # they are in the log: the originals go in any case
+            if self.store.dispatcher.waits:  # only then can the copies, including recalls, be read
+                with contextlib.suppress(OSError):  # the copies are in the log, so originals may go
                     await self.tables.log_flushed()
-        # Only now: after a failed write something else can come to lie at these positions.
+        # Only now: after a failed write other records can get these positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done, max(copies, default=-1))
         self._began = -1
@@ -384,7 +389,7 @@ class TimerService:
         return True
 
     def _move_one(self, position: int, record: bytes) -> int | None:
-        """Store a record again; the log position of the copy, None if it was stepped over."""
+        """Store a record again. Return the log position of the copy, or None if it was skipped."""
         try:
             message = decode_record(record, 0)
             times = message.properties.get("TIMER_ROLL_TIMES", "0")

@@ -1,10 +1,10 @@
-"""Messages that wait, by the time when they are due. No I/O in here.
+"""Waiting messages by delivery time. It does no I/O.
 
-A message is three numbers: when it is due by the wheel's clock, the log position of its record, and its
-TIMER_OUT_MS; 24 bytes, so that a million cost some 30 MB. They lie in buckets of five minutes each. One that
-comes next, or holds many messages, is divided into buckets of a second. Messages of one second come in the
-order in which they were added, which is that of the log: so what lies before a log position is the beginning
-of each bucket.
+A message is three numbers: its delivery time by the wheel's clock, the log position of its record, and its
+TIMER_OUT_MS; 24 bytes, so that a million take some 30 MB. Buckets hold five minutes each. The next bucket,
+and one with many messages, is divided into buckets of a second. Messages of one second are delivered in the
+order in which they were added, which is that of the log, so the messages before a log position are the
+beginning of each bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SECOND, _STRETCH = 1_000, 300_000
-# A bucket of so many messages is divided: by then that takes some ms of the loop.
+# A bucket with this many messages is divided, which then takes some ms of the loop.
 _MANY = 1 << 14
 NEVER = sys.maxsize
 
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 
 class Waiting(NamedTuple):
-    """One message that waits. due_ms: by the clock of its wheel."""
+    """One waiting message. due_ms is by the clock of its wheel."""
 
     due_ms: int
     position: int
@@ -37,7 +37,7 @@ class Waiting(NamedTuple):
 
 
 class Bucket:
-    """Messages of one stretch of time, in the order of their log positions, in which they are added."""
+    """The messages of one period in the order of their log positions, in which they are added."""
 
     __slots__ = (
         "_dues",
@@ -52,9 +52,9 @@ class Bucket:
 
     def __init__(self) -> None:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
-        self._head = 0  # those before it are gone
+        self._head = 0  # messages before this index were removed
         self.first_position = NEVER
-        # The last or least of all that was ever in it.
+        # The last and the first values of all messages that the bucket ever contained.
         self.last_due, self.first_due, self.first_out = 0, NEVER, NEVER
 
     def __len__(self) -> int:
@@ -71,17 +71,20 @@ class Bucket:
         self.first_out = min(self.first_out, out_ms)
 
     def _views(self) -> list[Ints]:
-        """What is left: dues, positions and outs. While one of them lives, nothing can be added."""
+        """Return views of the remaining due times, positions and outs.
+
+        While a view exists, nothing can be added.
+        """
         columns = (self._dues, self._positions, self._outs)
         return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
     def columns(self) -> Ints:
-        """A copy of what is left: dues, positions and outs, one row each."""
+        """Return a copy of the remaining due times, positions and outs, one row each."""
         return np.stack(self._views())
 
     @classmethod
     def of(cls, columns: Ints) -> Bucket:
-        """A bucket of these columns, of one message at least."""
+        """Create a bucket from columns with at least one message."""
         bucket = cls()
         for store, column in zip((bucket._dues, bucket._positions, bucket._outs), columns, strict=True):
             store.frombytes(column.tobytes())
@@ -95,13 +98,13 @@ class Bucket:
         return bucket
 
     def first(self, most: int, before: int = NEVER) -> list[Waiting]:
-        """The next messages, up to so many, whose records lie before a log position."""
+        """Return at most `most` next messages whose records lie before a log position."""
         head = self._head
         stop = bisect_left(self._positions, before, head, min(head + most, len(self._positions)))
         return list(map(Waiting, self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]))
 
     def drop(self, count: int) -> None:
-        """The next so many are gone."""
+        """Remove the next `count` messages."""
         self._head += count
         if self._head > len(self):
             for column in (self._dues, self._positions, self._outs):
@@ -110,12 +113,12 @@ class Bucket:
         self.first_position = self._positions[self._head] if len(self) else NEVER
 
     def behind(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Those behind (due, position) that come first by these two, up to so many."""
+        """Return the first `most` messages after (due, position) in the order of these two."""
         if self.last_due < after[0]:
             return []
         dues, positions, outs = self._views()
         same = bisect_left(positions, after[1] + 1)
-        if self.first_due == self.last_due:  # so it is, of a second, by the wall clock
+        if self.first_due == self.last_due:  # which is the case for one second by the wall clock
             begin = same if self.last_due == after[0] else 0
             rows = np.arange(begin, min(begin + most, len(dues)))
         else:
@@ -131,7 +134,7 @@ class Bucket:
 
 
 class Buckets:
-    """Buckets of equally long stretches of time (ms), by the number of the stretch; none of them is empty."""
+    """Buckets of equally long periods (ms), by the number of the period. None of them is empty."""
 
     def __init__(self, length_ms: int) -> None:
         self._length_ms = length_ms
@@ -140,19 +143,19 @@ class Buckets:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many messages there are."""
+        """Return the number of messages."""
         return self._count
 
     @property
     def first_key(self) -> int:
-        """The key of what comes first; NEVER if there is nothing."""
+        """The first key, or NEVER without messages."""
         return self._order[0] if self._order else NEVER
 
     def get(self, key: int) -> Bucket | None:
         return self._buckets.get(key)
 
     def add(self, time_ms: int, due_ms: int, position: int, out_ms: int) -> Bucket:
-        """One more message, in the bucket of a time, which is given back."""
+        """Add a message to the bucket of a time, and return the bucket."""
         key = time_ms // self._length_ms
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -163,7 +166,7 @@ class Buckets:
         return bucket
 
     def put(self, key: int, bucket: Bucket) -> None:
-        """A bucket for a stretch that has none."""
+        """Add a bucket for a period that has none."""
         self._buckets[key] = bucket
         insort(self._order, key)
         self._count += len(bucket)
@@ -175,7 +178,7 @@ class Buckets:
         return bucket
 
     def drop(self, key: int, count: int) -> None:
-        """The next so many of a bucket are gone; nothing if all of it is."""
+        """Remove the next `count` messages of a bucket, and an empty bucket."""
         bucket = self._buckets.get(key)
         if bucket is None:
             return
@@ -185,49 +188,49 @@ class Buckets:
             self.pop(key)
 
     def stretches(self, length_ms: int) -> set[int]:
-        """The numbers of the longer stretches that have a bucket."""
+        """Return the numbers of the longer periods that have a bucket."""
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
-        """The least TIMER_OUT_MS of all that is there, or one of its bucket that is gone already."""
+        """Return the lowest TIMER_OUT_MS, which may be that of a removed message of an existing bucket."""
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:
-        """The least log position."""
+        """Return the lowest log position."""
         return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
 
     def before(self, position: int) -> list[int]:
-        """The keys of the buckets that have something before a log position."""
+        """Return the keys of the buckets with messages before a log position."""
         return [key for key, bucket in self._buckets.items() if bucket.first_position < position]
 
     def behind(self, time_ms: int) -> Iterator[tuple[int, Bucket]]:
-        """Buckets from that of a time on, with the times at which they begin."""
+        """Yield the buckets from a time on, with their start times."""
         for at in range(bisect_left(self._order, time_ms // self._length_ms), len(self._order)):
             yield self._order[at] * self._length_ms, self._buckets[self._order[at]]
 
 
 class Wheel:
-    """What waits by one clock. `now` is a time of that clock; it may step, the messages wait accordingly."""
+    """The messages that wait by one clock. `now` is a time of that clock, which may be set."""
 
     def __init__(self) -> None:
         self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
         self.tables = (self._seconds, self._stretches)
-        """All that waits."""
-        self._divided: set[int] = set()  # stretches that `_seconds` has messages of, or had
-        self._taken = -1  # the second that `take` looked at
+        """All waiting messages."""
+        self._divided: set[int] = set()  # periods of which `_seconds` has, or had, messages
+        self._taken = -1  # the second that `take` last read
 
     def __len__(self) -> int:
         return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
-        """One more message waits."""
+        """Add a message."""
         if due_ms // _STRETCH in self._divided:
             self._seconds.add(due_ms, due_ms, position, out_ms)
         elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
             self._divide(due_ms // _STRETCH)
 
     def take(self, now_ms: int, most: int) -> list[Waiting]:
-        """Messages that are due, up to so many; they wait until `drop`."""
+        """Return at most `most` due messages. They stay until `drop`."""
         if self._stretch_is_next() and self._stretches.first_key * _STRETCH <= now_ms:
             self._divide(self._stretches.first_key)
         bucket = self._seconds.get(self._seconds.first_key)
@@ -237,18 +240,18 @@ class Wheel:
         return bucket.first(most)
 
     def drop(self, count: int) -> None:
-        """So many of those that `take` gave last are gone."""
+        """Remove `count` of the messages last returned by `take`."""
         self._seconds.drop(self._taken, count)
 
     def next_ms(self) -> int:
-        """When to `take` again at the latest; NEVER if nothing waits."""
+        """Return the latest time of the next `take`, or NEVER if no message waits."""
         if self._stretch_is_next():
             return self._stretches.first_key * _STRETCH
         bucket = self._seconds.get(self._seconds.first_key)
         return bucket.last_due if bucket is not None else NEVER
 
     def _stretch_is_next(self) -> bool:
-        """Whether a whole stretch comes before all that is divided."""
+        """Return whether an undivided period precedes all divided ones."""
         return self._stretches.first_key * _STRETCH < self._seconds.first_key * _SECOND
 
     def _divide(self, stretch: int) -> None:
@@ -260,7 +263,7 @@ class Wheel:
         self._divided = self._seconds.stretches(_STRETCH)
 
     def page(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """The next `most` messages behind (due, position) in the order of these two."""
+        """Return the next `most` messages after (due, position) in the order of these two."""
         found: list[Waiting] = []
         for _, bucket in heapq.merge(*(each.behind(after[0]) for each in self.tables), key=itemgetter(0)):
             found += bucket.behind(after, most - len(found))

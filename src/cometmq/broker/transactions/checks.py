@@ -1,11 +1,10 @@
-"""Check-backs: in rounds, producers are asked about half messages that nobody has ended
-(docs/reference/storage.md, Transactions).
+"""Transaction checks: periodic questions to producers about half messages that were not ended.
 
-A round goes over the half messages that were stored before it began, from the head of the ledger on, in
-pieces with the loop's other work in between. Whatever is asked about is stored again behind the others, so
-that the head can go on, and the producer answers with the place of that copy. One whose sender has asked for
-more time stays where it is, and the head with it, until much was stored behind it. How far the head is, and
-the ops that it has left behind, are kept as consumer offsets, as Apache's broker keeps them.
+A round covers the half messages stored before it began, from the head of the bitmap on, in pieces with the
+loop's other work in between. A half message that producers are asked about is stored again behind the others,
+so that the head can move, and the producer answers with the position of that copy. One whose sender has
+requested more time stays, and the head with it, until much was stored behind it. The head, and the ops before
+it, are stored as consumer offsets, as in Apache's broker (docs/reference/storage.md, Transactions).
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # between two pieces, so that a round takes a part of the loop only
+PAUSE_S = 0.01  # between two pieces, so that a round takes only a part of the loop
 LONGEST_ROUND_S = 60.0
 MOST_MARKS = 64
 
 
 @dataclass(eq=False, kw_only=True)
 class TransactionChecks:
-    """The rounds of a master."""
+    """The check rounds of a master."""
 
     config: BrokerConfig
     clock: Clock
@@ -83,31 +82,31 @@ class TransactionChecks:
         self._loop = asyncio.get_running_loop()
         self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
         self._turn = count()
-        self._next = 0  # half message at which a round begins that goes on with the last one
-        self._room = 0  # bytes that this round may still put back
+        self._next = 0  # the half message at which a round continues the last one
+        self._room = 0  # the bytes that this round may still store again
         self._budget = LogBudget()
-        # (end of the ops, end of the half messages) at some moments: once the head is behind the second, no
-        # op in front of the first is needed any more.
+        # The end of the ops and the end of the half messages at some moments. Once the head is behind the
+        # second, no op before the first is needed any more.
         self._marks: deque[tuple[int, int]] = deque()
 
     def _interval_s(self) -> float:
         return self.config.transaction_check_interval / 1000
 
     def start(self) -> None:
-        """Begin the first interval."""
+        """Start the first interval."""
         self._next = 0
         self._marks.clear()
         self._timer.start()
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop the checks."""
         self._timer.cancel()
         await self._timer.stop()
 
     # -- a round
 
     async def round(self) -> None:
-        """Look at every open half message that is stored now, for a minute at most."""
+        """Process every open half message that is stored now, for at most a minute."""
         limit = self.store.max_offset(TRANS_HALF_TOPIC, 0)
         if len(self._marks) < MOST_MARKS:
             self._marks.append((self.store.max_offset(TRANS_OP_HALF_TOPIC, 0), limit))
@@ -133,8 +132,10 @@ class TransactionChecks:
             self.offsets.commit(TRANS_GROUP, topic, 0, offset)
 
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
-        """Open half messages from an offset on, and the offset behind those that were looked at: some of them
-        may be gone."""
+        """Return open half messages from an offset on, and the offset after those examined.
+
+        Some of the examined ones may not exist any more.
+        """
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:
             return [], got.next_begin_offset
@@ -150,8 +151,11 @@ class TransactionChecks:
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
-        """Look at some offsets from that of an open half message on. The offset of the one that comes then;
-        None if the round is over."""
+        """Process some offsets from that of an open half message on.
+
+        Returns:
+            The offset of the next open half message, or None if the round is over.
+        """
         most = min(at_once, limit - offset)
         try:
             halves, behind = await self.store.off_loop.ask(partial(self._read, offset, most))
@@ -193,8 +197,11 @@ class TransactionChecks:
         return self.ledger.next_open(behind) if behind < limit else None
 
     def _is_moved(self, half: Half) -> bool:
-        """Whether one that nobody is to be asked about yet is put back: if it lies so far back in the log
-        that retention may come near it. A round does so with few, lest these push each other back."""
+        """Return whether a half message that is not due for a check is stored again nevertheless.
+
+        This is necessary if it lies so far back in the log that retention may reach it. A round does it for
+        few, so that they do not push each other back.
+        """
         since = self.store.log.end - half.message.physical_offset
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
             return False
@@ -202,7 +209,7 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Store what comes of these; whether that went well."""
+        """Store the results for these half messages. The future is whether that succeeded."""
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []
         taken = []
@@ -238,8 +245,10 @@ class TransactionChecks:
         return done
 
     def _store(self, half: Half, verdict: Verdict | None) -> Callable[[], None]:
-        """Append what comes of a half message. Returns what is to be done once that is stored. Raises
-        StoreError or CommandError for what may go better later."""
+        """Append the result for a half message. Return the function to call once it is stored.
+
+        Raises StoreError or CommandError if it may succeed later.
+        """
         if verdict is None:
             self.records.op(half.offset)
             return lambda: None
@@ -251,7 +260,7 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                why = refusal.remark  # no room for what a copy carries
+                why = refusal.remark  # the properties have no room for those of a copy
             self.records.give_up(half)
         except Damaged as damage:
             why = damage.remark
@@ -281,8 +290,11 @@ class TransactionChecks:
     # -- asking
 
     def _ask(self, half: Half, properties: bytes, position: int, offset: int) -> None:
-        """Ask one of the producers of the group; they take turns. Whoever may not send to the topic is not
-        one: anybody can say that he is of the group, and the message goes with the question."""
+        """Send a check to one of the group's producers, in turn.
+
+        Clients that may not send to the topic are skipped: any client can claim to be in the group, and the
+        check contains the message.
+        """
         clients, turn = self.producers.online(half.group), next(self._turn)
         client = next(
             (

@@ -1,9 +1,8 @@
-"""A half message: what its record says, what its copies carry, and what a check does with it. No I/O in here
-(docs/reference/storage.md, Transactions).
+"""A half message: its record, the properties of its copies, and the decision of a check. It does no I/O.
 
-A copy carries the number of checks, and the queue offset at which its transaction began, in
-TRAN_PREPARED_QUEUE_OFFSET. Its born time is never later than when the first of them was stored, so that a
-producer whose clock is ahead gets no longer time.
+A copy contains the number of checks, and in TRAN_PREPARED_QUEUE_OFFSET the queue offset at which its
+transaction began. Its born time is never later than the store time of the first message, so that a producer
+whose clock is ahead gets no additional time (docs/reference/storage.md, Transactions).
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
 from cometmq.protocol.record.one import Buffer, decode_record, encode_record, properties_of
 
 REMOVED = b"d"
-"""Tag of an op message: the half messages that its body names are closed."""
+"""The tag of an op message, which closes the half messages in its body."""
 LEAST_CHECKS = 15
-"""A message is never too old before so many checks: its producers may come later than the broker."""
+"""A message never expires before this many checks: its producers may start later than the broker."""
 _DIGITS = 18
 
 
 def number_of(text: str | None) -> int | None:
-    """A decimal number without a sign; None for anything else."""
+    """Return a decimal number without a sign, or None for other text."""
     return int(text) if text and len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
 
 
@@ -37,11 +36,11 @@ class Half(msgspec.Struct, frozen=True):
 
     message: MessageExt
     properties: bytes
-    """As stored."""
+    """The stored properties."""
     checks: int | None
-    """How often it was asked for; None: this is no copy that a check has made."""
+    """The number of checks; None for a message that no check has stored again."""
     prepared: int | None
-    """Queue offset of the first message of its transaction; None: this is the first."""
+    """The queue offset of the first message of the transaction; None for the first message itself."""
 
     @property
     def offset(self) -> int:
@@ -49,17 +48,17 @@ class Half(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """Where its transaction began."""
+        """The queue offset at which the transaction began."""
         return self.offset if self.prepared is None else self.prepared
 
     @property
     def key(self) -> str:
-        """Its unique key, or nothing."""
+        """The unique key, or ""."""
         return self.message.properties.get(names.UNIQ_KEY, "")
 
     @property
     def group(self) -> str:
-        """Its producer group."""
+        """The producer group."""
         return self.message.properties.get(names.PGROUP, "")
 
     @property
@@ -68,28 +67,28 @@ class Half(msgspec.Struct, frozen=True):
 
     @property
     def immunity_ms(self) -> int | None:
-        """How old it must be before its first check, if its sender has said so."""
+        """The minimum age before the first check, if the sender has set one."""
         seconds = number_of(self.message.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS))
         return None if seconds is None else 1000 * seconds
 
     @property
     def since_ms(self) -> int:
-        """From when on its age counts: the broker's clock for the first message, not the producer's."""
+        """The start of its age: the store time of the first message by the broker's clock."""
         return self.message.store_timestamp_ms if self.is_first else self.born_ms
 
     @property
     def is_first(self) -> bool:
-        """Whether no copy came before it: one that is resumed begins anew."""
+        """Whether this is the first message of its transaction. A resumed one starts again."""
         return self.prepared is None and not self.checks
 
     @property
     def born_ms(self) -> int:
-        """What its copies say of when it was born."""
+        """The born time of its copies."""
         return min(self.message.store_timestamp_ms, self.message.born_timestamp_ms)
 
 
 def half_of(record: Buffer, at: int = 0) -> Half:
-    """The half message of a record. Raises RecordError."""
+    """Return the half message of a record. Raises RecordError."""
     message = decode_record(record, at)
     found = message.properties
     return Half(
@@ -101,15 +100,15 @@ def half_of(record: Buffer, at: int = 0) -> Half:
 
 
 def is_half(message: MessageExt) -> bool:
-    """Whether a record is a half message; they all lie in queue 0."""
+    """Return whether a record is a half message. They all lie in queue 0."""
     return message.topic == TRANS_HALF_TOPIC and message.queue_id == 0
 
 
-# -- what a check does
+# -- the decision of a check
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """transactionTimeOut, transactionCheckMax, and before which store time retention takes messages."""
+    """transactionTimeOut, transactionCheckMax, and the store time up to which retention deletes."""
 
     timeout_ms: int
     most_checks: int
@@ -117,7 +116,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Verdict(enum.Enum):
-    """What a check does with an open half message."""
+    """The decision of a check about an open half message."""
 
     WAIT = "it is too young, and so are those behind it"
     PUT_BACK = "its sender has asked for more time: it stays, or a copy of it is stored behind the others"
@@ -126,8 +125,11 @@ class Verdict(enum.Enum):
 
 
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
-    """What becomes of an open half message. A clock that has stepped back makes it old enough. One that has
-    jumped ahead, or a broker that was away for long, does not make it too old before it was asked about."""
+    """Return the decision about an open half message.
+
+    A clock that was set back makes the message old enough. A clock that was set forward, or a broker that was
+    down for long, does not expire it before it was checked.
+    """
     age_ms = now_ms - half.since_ms
     checks = half.checks or 0
     if checks >= limits.most_checks:
@@ -140,16 +142,16 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
     return Verdict.PUT_BACK if 0 <= age_ms < immunity_ms else Verdict.CHECK
 
 
-# -- what is stored
+# -- stored forms
 
 
 def with_beginning(half: Half) -> bytes:
-    """Its properties, and where its transaction began."""
+    """Return its properties with the offset at which its transaction began."""
     return put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
 
 
 def copy_properties(half: Half, *, checked: bool) -> bytes:
-    """Those of the next copy."""
+    """Return the properties of the next copy."""
     properties = with_beginning(half)
     if checked:
         properties = put(properties, names.TRANSACTION_CHECK_TIMES.encode(), b"%d" % ((half.checks or 0) + 1))
@@ -157,16 +159,20 @@ def copy_properties(half: Half, *, checked: bool) -> bytes:
 
 
 def same_transaction(half: Half, other: Half) -> bool:
-    """Whether two half messages with the same key are copies of one. A producer that has sent a message twice
-    has two transactions. Copies that Apache's broker has made do not say where theirs began, but they count
-    its checks."""
+    """Return whether two half messages with the same key are copies of one transaction.
+
+    A producer that has sent a message twice has two transactions. Copies by Apache's broker do not contain
+    the offset of their beginning, but the number of checks.
+    """
     by_apache = other.prepared is None and (other.checks or 0) > (half.checks or 0)
     return by_apache or other.first == half.first
 
 
 def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
-    """Whether a message is what a commit has stored of a transaction: it names one of the half messages at
-    these log positions, or the place where the transaction began."""
+    """Return whether a message is the committed message of a transaction.
+
+    It contains the log position of one of the transaction's half messages, or the offset at which it began.
+    """
     properties = message.properties
     return (
         message.sys_flag & TRANSACTION_MASK == COMMITTED
@@ -179,13 +185,13 @@ def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """The half messages that an op message names: one number (4.9), or some with commas (5.x)."""
+    """Return the half messages in an op message: one number (4.9), or several separated by commas (5.x)."""
     parts = body.decode("ascii", "replace").split(",")
     return [number for part in parts if (number := number_of(part)) is not None]
 
 
 def check_body(half: Half, properties: bytes, position: int, offset: int, queue_id: int) -> bytes:
-    """The record that a producer is asked about: its copy at this place, with its real topic and queue."""
+    """Return the record for a check: the copy at this position, with its real topic and queue."""
     message = half.message
     return encode_record(
         half.real_topic,

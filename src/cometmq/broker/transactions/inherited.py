@@ -1,8 +1,8 @@
-"""Transactions that were begun before this start: which of them are open, whoever ran on the store before.
+"""Transactions from before this start: which of them are open, whichever broker ran on the store.
 
-Ops say which half messages are closed. A crash may have taken an op but not what it was written with, or the
-other way round, and Apache's 5.x broker keeps ops in memory for seconds: so the end of an inherited half
-message, or a later copy of it, is looked for by its key before anything is done with it.
+Ops contain the closed half messages. A crash may have destroyed an op but not what it was written with, or
+the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So before anything is done with an
+inherited half message, its end or a later copy of it is searched by its key.
 """
 
 from __future__ import annotations
@@ -28,30 +28,36 @@ from cometmq.store import WAITING, GetStatus, MessageStore
 log = logs.logger(__name__)
 
 OPS_AT_ONCE = 32
-SAME_KEY = 64  # messages with the key of a half message that are looked at, the newest
+SAME_KEY = 64  # the newest messages with the key of a half message that are examined
 BYTES_OF_KEY = 32 << 20
 MOST_FILLERS = 1 << 20
-"""A crash loses the half messages of a second or so. An op that names one further off is no op of ours."""
+"""The maximum number of lost half messages.
+
+A crash loses those of about a second; an op with a higher offset is invalid.
+"""
 
 
 class Inherited:
-    """What is left of earlier runs. end: half messages from there on are of this run."""
+    """The transactions of earlier runs. Half messages from the offset `end` on belong to this run."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.restart()
 
     def restart(self) -> None:
-        """All that is stored now is of earlier runs, or of other brokers."""
+        """Count everything stored now as inherited: other brokers have written it."""
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
-        """Where the work on one of the two queues goes on."""
+        """Return the offset at which the processing of one of the two queues continues."""
         stored = offsets.query(TRANS_GROUP, topic, 0)
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
-        """Fill an empty ledger. May wait for the device: for a thread, before anything is stored."""
+        """Fill an empty bitmap.
+
+        It may wait for the device, so a thread calls it before anything is stored.
+        """
         ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
         begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)
         while True:
@@ -78,8 +84,10 @@ class Inherited:
         return closed_by(op.body)
 
     def fill(self, records: TransactionRecords) -> None:
-        """Use up the offsets of half messages that a crash took but not their ops, lest these close others
-        that get the same offsets."""
+        """Use up the offsets of half messages that a crash destroyed but whose ops exist.
+
+        Otherwise these ops would close new half messages with the same offsets.
+        """
         for offset in range(self.end, self._behind):
             try:
                 records.filler(offset)
@@ -89,12 +97,14 @@ class Inherited:
         self.end = self._behind
 
     async def is_settled(self, half: Half) -> bool:
-        """Whether an inherited half message is closed although no op says so: it was committed, a later copy
-        stands for it, or it stands for nothing."""
+        """Return whether an inherited half message is closed without an op.
+
+        That is the case if it was committed, a later copy replaces it, or it is a filler.
+        """
         if half.offset >= self.end:
             return False
         if not half.group:
-            return True  # one that `fill` has made: nobody can end it
+            return True  # a filler, which no producer can end
         if not half.key:
             return False
         positions = {half.message.physical_offset}
@@ -108,7 +118,7 @@ class Inherited:
         return any(ends(decode_record(record), half, positions) for record in found)
 
     async def is_resumed(self, given_up: Half) -> bool:
-        """Whether a message that was given up is a half message again, or was."""
+        """Return whether a message that was given up is, or was, a half message again."""
         if not given_up.key:
             return False
         found = [half_of(record) for record in await self._with_key(TRANS_HALF_TOPIC, given_up)]
@@ -120,7 +130,7 @@ class Inherited:
 
 
 def _readable(data: bytes) -> list[MessageExt]:
-    """The messages of records, without those that cannot be read."""
+    """Return the messages of records without the unreadable ones."""
     found = []
     for start in record_starts(data)[0]:
         try:

@@ -1,20 +1,22 @@
-"""Which half messages are open. No I/O in here.
+"""The bitmap of open and closed half messages. It does no I/O.
 
-Half messages have consecutive offsets in one queue. An open one is neither committed nor rolled back nor
-given up, and no later copy stands for it. Everything in front of `head` is closed; behind it a bit for each
-message says so, so that a million half messages cost 125 kB.
+Half messages have consecutive offsets in one queue. An open one was neither committed, rolled back nor given
+up, and no later copy replaces it. All messages before `head` are closed; after it, each message has a bit, so
+that a million half messages take 125 kB.
 """
 
 from __future__ import annotations
 
-CHUNK = 4096  # bits that are kept in one number
+CHUNK = 4096  # bits per number
 MOST_COPIED = 100_000
-"""Transactions whose newest copy is remembered. Ends that name an older copy of others are refused, and the
-next check decides."""
+"""The maximum number of transactions whose newest copy is known.
+
+For further ones, an end that contains an older copy is refused, and the next check decides.
+"""
 
 
 class Ledger:
-    """Offsets of half messages, open or closed. `taken`: those of which the end is being written."""
+    """The offsets of half messages, open or closed. `taken` holds those whose end is being written."""
 
     __slots__ = ("_closed", "_newest", "_taken", "head")
 
@@ -25,14 +27,14 @@ class Ledger:
         self._newest: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Know of no half message."""
+        """Remove all half messages."""
         self.head = 0
         self._closed.clear()
         self._taken.clear()
         self._newest.clear()
 
     def is_open(self, offset: int) -> bool:
-        """Whether this message may be ended, or copied, now."""
+        """Return whether a half message may be ended, or copied, now."""
         return offset >= self.head and not self._bit(offset) and offset not in self._taken
 
     def _bit(self, offset: int) -> int:
@@ -40,7 +42,7 @@ class Ledger:
         return self._closed.get(chunk, 0) >> bit & 1
 
     def next_open(self, offset: int) -> int:
-        """The first offset from this one on that is not closed."""
+        """Return the first offset from this one on that is not closed."""
         chunk, bit = divmod(max(offset, self.head), CHUNK)
         while True:
             closed = self._closed.get(chunk, 0) >> bit
@@ -50,7 +52,7 @@ class Ledger:
             chunk, bit = chunk + 1, 0
 
     def count_open(self, end: int) -> int:
-        """How many messages in front of `end` are not closed."""
+        """Return the number of half messages before `end` that are not closed."""
         if end <= self.head:
             return 0
         (first, low), (last, high) = divmod(self.head, CHUNK), divmod(end, CHUNK)
@@ -61,23 +63,23 @@ class Ledger:
                 closed += (bits >> low if chunk == first else bits).bit_count()
         return end - self.head - closed
 
-    # -- what becomes of messages
+    # -- changes of state
 
     def take(self, offset: int) -> None:
-        """Its end, or a copy of it, is on its way into the log."""
+        """Mark a half message whose end, or copy, is being written."""
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """It did not get there."""
+        """Remove the mark: the write failed."""
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
-        """It did."""
+        """Close a half message: the write succeeded."""
         self._taken.discard(offset)
         self.close_range(offset, offset + 1)
 
     def close_range(self, start: int, stop: int) -> None:
-        """All of these are closed, or gone."""
+        """Close a range of half messages, some of which may not exist."""
         start = max(start, self.head)
         while start < stop:
             chunk, bit = divmod(start, CHUNK)
@@ -86,7 +88,7 @@ class Ledger:
             start += count
 
     def advance(self, end: int) -> None:
-        """Let the head pass what is closed, up to the end of the queue."""
+        """Move the head over closed half messages, up to the end of the queue."""
         head = min(self.next_open(self.head), end)
         for chunk in range(self.head // CHUNK, head // CHUNK):
             self._closed.pop(chunk, None)
@@ -95,17 +97,17 @@ class Ledger:
     # -- copies
 
     def copied(self, first: int, copy: int) -> None:
-        """The transaction that began at `first` has a new copy, which stands for it."""
+        """Record a new copy, which replaces the transaction that began at `first`."""
         if first in self._newest or len(self._newest) < MOST_COPIED:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:
-        """The transaction that began at `first` has ended with its copy at `offset`."""
+        """Record that the transaction that began at `first` has ended with its copy at `offset`."""
         if self._newest.get(first) == offset:
             del self._newest[first]
 
     def standing_for(self, first: int, offset: int) -> int | None:
-        """The open copy of a transaction, of which the one at `offset` is named; None if there is none."""
+        """Return the open copy of a transaction for the copy at `offset`, or None."""
         if self.is_open(offset):
             return offset
         newest = self._newest.get(first)

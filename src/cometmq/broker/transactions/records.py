@@ -1,8 +1,8 @@
-"""What transactions write: ops, committed messages, copies of half messages.
+"""The records of transactions: ops, committed messages, copies of half messages.
 
-What closes a half message stands in front of the op that says so, in the same write: should that write be
-torn, the half message is still open, and what was written of it is found again (see inherited.py). The op
-names its twin, so that one whose twin is lost closes nothing.
+What closes a half message precedes its op in the same write. If that write is torn, the half message is still
+open, and the written part is found again (see inherited.py). The op contains the position of its twin, so
+that an op whose twin is lost closes nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ OP_TAGS_CODE = stored_tags_code(OP_PROPERTIES)
 
 
 class Damaged(CommandError):
-    """The half message cannot be stored again: it would get a CRC that vouches for its damage."""
+    """The half message cannot be stored again: its damaged body would get a valid CRC."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TransactionRecords:
-    """Appends to the tick; whoever calls hears from `writer` how it went. Raises StoreRefused and
-    CommandError, and then nothing was appended."""
+    """Appends records to the tick; the caller receives the result from `writer`.
+
+    Methods raise StoreRefused and CommandError, and then nothing was appended.
+    """
 
     clock: Clock
     store: MessageStore
@@ -52,7 +54,7 @@ class TransactionRecords:
     _owed: list[tuple[int, int]] = field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
-        """Close a half message. twin: log position of what has closed it, 0 if nothing else was written."""
+        """Close a half message. `twin` is the log position of what has closed it, or 0."""
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         self.store.appender.append(
             TRANS_OP_HALF_TOPIC,
@@ -67,8 +69,10 @@ class TransactionRecords:
         )
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
-        """The op of what was just appended. One that finds no room is owed: the message is closed all the
-        same."""
+        """Append the op for the record just appended.
+
+        If there is no space, it is owed: the message is closed anyway.
+        """
         try:
             self.op(offset, twin.physical_offset)
         except (StoreError, CommandError) as error:
@@ -76,7 +80,7 @@ class TransactionRecords:
             self._owed.append((offset, twin.physical_offset))
 
     def pay(self) -> None:
-        """Append the ops that are owed."""
+        """Append the owed ops."""
         owed, self._owed = self._owed, []
         for number, (offset, twin) in enumerate(owed):
             try:
@@ -94,12 +98,11 @@ class TransactionRecords:
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """The tick that closed this message was not written."""
+        """Forget an owed op: the tick that closed this message was not written."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def commit(self, half: Half, offset: int) -> None:
-        """Let consumers see the message, and close the half message at `offset`, which is it or stands for
-        it."""
+        """Make the message visible to consumers, and close the half message, or its copy, at `offset`."""
         topic, queue_id = destination(self.topics, half.properties)
         properties = half.properties if offset == half.offset else with_beginning(half)
         sys_flag = half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT)
@@ -108,20 +111,19 @@ class TransactionRecords:
         self._op_behind(twin, offset)
 
     def copy(self, half: Half, properties: bytes) -> TickMessage:
-        """Store it once more behind the others, and close it."""
+        """Store a half message again behind the others, and close the old one."""
         twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_timestamp_ms=half.born_ms)
         self._op_behind(twin, half.offset)
         return twin
 
     def give_up(self, half: Half) -> None:
-        """Put it where nobody is asked about it, and close it."""
+        """Store a half message where it is not checked any more, and close it."""
         self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
         twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, 0, half, half.properties)
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Use up the next offset of the half messages, which is this one: an op that names it has outlived
-        its half message."""
+        """Use up the next offset of half messages: an op that contains it has outlived its half message."""
         self.store.appender.append(
             TRANS_HALF_TOPIC,
             0,
@@ -145,7 +147,7 @@ class TransactionRecords:
         prepared_position: int = 0,
         **changed: int,
     ) -> TickMessage:
-        """changed: fields of the message that differ in what is stored."""
+        """Append a half message with `changed` fields."""
         message = half.message
         if message.body and body_crc(message.body) != message.body_crc:
             why = f"the half message is damaged at log position {message.physical_offset}"

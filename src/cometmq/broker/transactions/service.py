@@ -1,4 +1,4 @@
-"""The transactions of a broker, put together."""
+"""The parts of a broker's transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cometmq.store import Clock, MessageStore
 
 @dataclass(eq=False, kw_only=True)
 class TransactionService:
-    """`ends` handles requests, `checks` asks producers."""
+    """The transactions of a broker: `ends` handles requests, `checks` sends checks to producers."""
 
     config: BrokerConfig
     clock: Clock
@@ -50,23 +50,23 @@ class TransactionService:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """Forget everything: others have written the log meanwhile. `load` is to follow."""
+        """Reset everything before `load`: other brokers have written the log in the meantime."""
         self.ledger.clear()
         self.inherited.restart()
 
     def load(self) -> None:
-        """Find out which half messages are open; for a thread. Raises OSError."""
+        """Determine which half messages are open; for a thread. Raises OSError."""
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Before anything is sent: use up what a crash has left of offsets."""
+        """Use up offsets that a crash has left, before any message is sent."""
         self.inherited.fill(self.records)
         self.writer.appended()
 
     def start(self) -> None:
-        """Begin to ask producers."""
+        """Start the checks."""
         self.checks.start()
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop the checks."""
         await self.checks.stop()
