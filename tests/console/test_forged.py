@@ -80,6 +80,16 @@ def test_a_click_that_comes_twice_is_done_once(own: RunningConsole, admin: Forge
     assert sends(own)[before:] == ["ok"]
 
 
+def test_events_with_wrong_fields_are_dropped(admin: Forged) -> None:
+    """Without a traceback: the fixture of the console looks for one."""
+    with admin.open("/topics") as page:
+        for name in ("event", "javascript_response", "ack", "handshake"):
+            for fields in ({}, {"id": [], "request_id": [], "next_message_id": "x"}, {"id": 1, "args": ["{"]}):
+                page.socket.send("42" + json.dumps([name, {"client_id": page.client_id, **fields}]))
+        page.click("Make a topic")
+        page.until(lambda: page.find("Go on"))
+
+
 def test_a_reader_does_nothing_in_an_administrators_page(own: RunningConsole, admin: Forged) -> None:
     reader = Forged(own.url)
     assert reader.log_in("eve", add_user(own, "eve", "reader")) == 303

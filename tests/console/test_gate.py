@@ -413,6 +413,24 @@ class TestConnections:
         assert sent == [{"type": "websocket.close", "code": 4401}]
         assert house.heard[-1]["type"] == "websocket.disconnect"
 
+    @pytest.mark.parametrize(
+        "message",
+        [
+            {"bytes": b"x"}, {"text": ""}, {"text": "4"}, {"text": "42"}, {"text": "42x"}, {"text": "40/x,"},
+            {"text": '451-["event",{"a":{"_placeholder":true,"num":0}}]'}, {"text": '42["event"]'},
+            {"text": '42["event",null]'}, {"text": "42" + "[" * 100_000}, {"text": '43["x"]'},
+        ],
+    )  # fmt: skip
+    async def test_what_no_browser_sends_ends_it(self, house: House, message: Message) -> None:
+        session, cookie = await house.session()
+        session.add_page("p1")
+        sent, coming = await self.connect(house, "p1", origin=f"http://{HOST}", cookie=cookie)
+        coming.put_nowait({"type": "websocket.receive", **message})
+        await asyncio.wait_for(self.task, 5)
+
+        assert sent == [{"type": "websocket.close", "code": 4400}]
+        assert house.heard[-1]["type"] == "websocket.disconnect"
+
     async def test_clicks_keep_a_session_and_what_the_page_does_by_itself_does_not(
         self, house: House
     ) -> None:

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ class Console:
         _page_of_last_resort(self)
         core.app.config.socket_io_js_transports = ["websocket"]
         core.sio.on("log", _ignore)
-        for event in ("event", "javascript_response", "ack"):
+        for event in ("handshake", "event", "javascript_response", "ack"):
             core.sio.on(event, _of_its_page(core.sio.handlers["/"][event]))
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}
         outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -288,15 +289,24 @@ def _ignore(*_given: object) -> None:
     """Of what browsers may ask: the framework would write their words into our log, line ends and all."""
 
 
-def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], None]:
-    """Of what a connection says, what is of the page that let it in: the framework would take it for
-    whichever page it names, with what its session may do."""
+def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], Awaitable[Any]]:
+    """Return a handler of an event that takes only events of the page whose connection it is.
 
-    def checked(sid: str, said: Any) -> None:
+    Without it the framework would take the page that an event names, with what that page's session may do.
+    An event with wrong fields is dropped: the framework would write a traceback for each.
+    """
+
+    async def checked(sid: str, said: Any) -> Any:
         environ = core.sio.get_environ(sid) or {}
         page = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [""])[0]
-        if isinstance(said, dict) and said.get("client_id") == page:
-            handle(sid, said)
+        if not (isinstance(said, dict) and said.get("client_id") == page):
+            return None
+        try:
+            outcome = handle(sid, said)
+            return await outcome if isawaitable(outcome) else outcome
+        except (LookupError, TypeError, ValueError) as error:
+            log.debug("an event of a page has wrong fields: %r", error)
+            return None
 
     return checked
 

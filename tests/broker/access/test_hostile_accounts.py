@@ -11,7 +11,7 @@ import pytest
 from tests.broker.access.test_files import write
 from tests.broker.access.test_guard import ADMIN, PROGRAM, SigningPeer
 from tests.broker.conftest import Peer, create, records, refused, running, until
-from tests.broker.transactions.conftest import COMMIT, MANUAL, Place, asked, end, prepare
+from tests.broker.transactions.conftest import COMMIT, HALF, MANUAL, ROLLBACK, Place, asked, end, prepare
 
 from cometmq.broker.server import Broker
 from cometmq.client import ClientInstance, ClientOptions
@@ -24,6 +24,9 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
+from cometmq.protocol.ids import pack_host
+from cometmq.protocol.properties.values import encode_properties
+from cometmq.protocol.record.one import encode_record
 from cometmq.remoting import Connection, RemotingServer, listen
 
 ACL = """
@@ -153,6 +156,22 @@ async def test_transactions_are_ended_by_those_who_may_send_to_their_topic(tmp_p
         assert (await program.pull()).code != 0
         assert (await end(program, place, COMMIT)).code == 0
         assert [each.body for each in records(await program.pull())] == [b"half"]
+
+
+async def test_a_body_that_reads_as_a_half_message_ends_no_transaction(tmp_path: Path) -> None:
+    async with scene(tmp_path, **MANUAL) as (broker, program, mallory, _admin):
+        place = await prepare(program)
+        position = broker.parts.store.log.end + 88  # where the body of the next message begins
+        forged = encode_record(
+            HALF, b"", encode_properties({"REAL_TOPIC": "Mine", "REAL_QID": "0", "PGROUP": "PG"}),
+            queue_id=0, queue_offset=place.offset, physical_offset=position,
+            born_timestamp_ms=1, born_host=pack_host("127.0.0.1:1"),
+            store_timestamp_ms=1, store_host=pack_host("127.0.0.1:1"),
+        )  # fmt: skip
+        assert (await mallory.send("Mine", forged)).code == 0
+        for how in (COMMIT, ROLLBACK):
+            refused(await end(mallory, Place(place.offset, position), how), 1, "Find prepared transaction")
+        assert (await end(program, place, COMMIT)).code == 0
 
 
 async def test_nobody_else_is_asked_about_a_transaction(tmp_path: Path) -> None:

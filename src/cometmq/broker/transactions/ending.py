@@ -23,7 +23,7 @@ from cometmq.broker.transactions.inherited import BYTES_OF_KEY, SAME_KEY, Inheri
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.broker.transactions.records import TransactionRecords
 from cometmq.errors import CommandError, StoreError
-from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, ResponseCode
+from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import IdError, decode_offset_id
@@ -32,7 +32,7 @@ from cometmq.protocol.record.layout import COMMITTED, ROLLBACK
 from cometmq.remoting import Connection
 from cometmq.remoting.dispatch import LogBudget
 from cometmq.settings import LONG_MAX
-from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, StoreRefused
+from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads, StoreRefused
 from cometmq.text import printable
 
 log = logs.logger(__name__)
@@ -72,9 +72,8 @@ class TransactionEnds:
             return frame.response(ResponseCode.SUCCESS)
         if state not in (COMMITTED, ROLLBACK):
             raise refused(f"commitOrRollback is {state}: {COMMITTED} commits, {ROLLBACK} rolls back, 0 waits")
-        question = partial(self.store.lookups.record_at, header.commit_log_offset)
         try:
-            half = self._named(question(CACHED), header, connection, frame)
+            half = self._named(self._half_at(header.commit_log_offset, CACHED), header, connection, frame)
             if half.offset >= self.inherited.end:
                 self._end(connection, frame, header, half)
                 return None
@@ -88,7 +87,7 @@ class TransactionEnds:
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
     ) -> None:
         """The same where something must be read or looked for first."""
-        question = partial(self.store.lookups.record_at, header.commit_log_offset)
+        question = partial(self._half_at, header.commit_log_offset)
         try:
             half = self._named(await self.store.off_loop.ask(question), header, connection, frame)
             if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
@@ -97,12 +96,31 @@ class TransactionEnds:
         except CommandError as error:
             raise self._told(error, header) from None
 
-    def _named(
-        self, record: bytes | None, header: EndTransactionRequestHeader, connection: Connection, frame: Frame
-    ) -> Half:
-        """The half message that a request names. Raises CommandError, in Apache's words."""
+    def _half_at(self, position: int, reads: Reads) -> Half | None:
+        """Return the half message at a log position, or None.
+
+        A body can hold bytes that read as a half message, with the queue offset of another producer's. So the
+        unit of that offset must point at this position.
+        """
+        record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
         if half is None or not is_half(half.message):
+            return None
+        queue = self.store.queues.find(TRANS_HALF_TOPIC, 0)
+        if queue is None or not queue.min_offset <= half.offset < queue.max_offset:
+            return None
+        unit = queue.unit(half.offset, reads)
+        return half if unit is not None and unit[0] == position else None
+
+    def _named(
+        self,
+        half: Half | None,
+        header: EndTransactionRequestHeader,
+        connection: Connection,
+        frame: Frame,
+    ) -> Half:
+        """Return the half message that a request names. Raises CommandError with Apache's remark."""
+        if half is None:
             raise refused("Find prepared transaction message failed")
         if self.check_write is not None:
             self.check_write(connection, frame, half.real_topic)

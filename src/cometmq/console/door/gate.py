@@ -38,6 +38,7 @@ SESSION = "cometmq.session"
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
 _ADDRESS_MAX = 64  # a proxy may pass on anything
+_ENDED, _NO_FRAME = 4401, 4400  # why the connection of a page is closed
 _USED = '42["event"'  # what a page's connection says when somebody clicks or types
 # The framework compiles its templates and runs our own calls in the browser: that is eval to a browser.
 # Scripts of other places, and any that stand in the page without the nonce, do not run.
@@ -281,24 +282,28 @@ class Gate:
     def _until_end(
         self, receive: Receive, send: Send, session: Session, ended: asyncio.Event
     ) -> Callable[[], asyncio.Future[Message] | asyncio.Task[Message]]:
-        """A `receive` that ends with the session, and notes what somebody does in it."""
+        """Return a `receive` that ends with the session or with a message that no browser sends, and that
+        notes the clicks and keys."""
 
         async def next_message() -> Message:
+            code = _ENDED
             reading = asyncio.ensure_future(receive())
             waiting = asyncio.ensure_future(ended.wait())
             try:
                 await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done() and not ended.is_set():
                     message = reading.result()
-                    if str(message.get("text") or "").startswith(_USED):
-                        self.sessions.find(session.id, used=True)
-                    return message
+                    if http.is_page_frame(message):
+                        if str(message.get("text") or "").startswith(_USED):
+                            self.sessions.find(session.id, used=True)
+                        return message
+                    code = _NO_FRAME
             finally:
                 waiting.cancel()
             reading.cancel()
             with suppress(Exception):
-                await send({"type": "websocket.close", "code": 4401})
-            return {"type": "websocket.disconnect", "code": 4401}
+                await send({"type": "websocket.close", "code": code})
+            return {"type": "websocket.disconnect", "code": code}
 
         return lambda: asyncio.ensure_future(next_message())
 

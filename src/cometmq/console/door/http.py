@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -16,6 +18,9 @@ Headers = Iterable[tuple[str, str]]
 
 FORM_MAX = 8192
 _FIELDS_MAX = 16
+_FRAME = re.compile(r"[123]|4[01]|42\d{0,9}(?=\[)")
+"""How a frame of a page's connection begins: a ping or its answer, the begin and end of the connection, an
+event with or without the number of its acknowledgement."""
 _SCRIPT = re.compile(rb"<script(?=[\s>])")
 
 
@@ -68,6 +73,32 @@ async def form(receive: Receive) -> dict[str, str] | None:
     except ValueError:
         return None
     return {name: values[0] for name, values in fields.items()}
+
+
+def is_page_frame(message: Message) -> bool:
+    """Return whether a page in a browser sends such a message on its connection.
+
+    The framework keeps any number of binary attachments in memory, and writes a traceback of what it cannot
+    read into the log: neither is passed on to it.
+    """
+    if message["type"] != "websocket.receive":
+        return True
+    text = message.get("text") or ""
+    head = _FRAME.match(text)
+    if head is None:
+        return False
+    try:
+        given = msgspec.json.decode(text[head.end() :] or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    if not head[0].startswith("42"):
+        return isinstance(given, dict)
+    return (
+        isinstance(given, list)
+        and len(given) == 2
+        and isinstance(given[0], str)
+        and isinstance(given[1], dict)
+    )
 
 
 async def answer(send: Send, status: int, body: bytes, headers: Headers = (), *, kind: str = "") -> None:
