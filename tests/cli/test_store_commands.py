@@ -20,7 +20,9 @@ from tests.store.planted import extract_golden, flip, places, snapshot
 
 from cometmq import Message
 from cometmq.cli import main as cometmq_main
+from cometmq.cli import store_text
 from cometmq.client.blocking import SyncProducer
+from cometmq.message import MessageExt
 from cometmq.testing.local import local_broker
 from cometmq.testing.process import StandaloneProcess
 
@@ -121,6 +123,10 @@ class TestDump:
         words = ("dump", str(root), "--offset", str(at), "--json")
         assert json.loads(store(*words).stdout)["body"] == "plain words"
         assert json.loads(store(*words, "--raw").stdout)["body"] == zlib.compress(b"plain words").hex()
+
+    def test_a_small_body_that_inflates_beyond_the_limit_is_shown_as_stored(self) -> None:
+        bomb = zlib.compress(bytes(store_text.BODY_MAX + 1))
+        assert store_text.body_of(MessageExt("T", bomb, sys_flag=1), "auto", raw=False) == ("hex", bomb.hex())
 
     def test_escapes_are_shown_and_not_sent_to_the_terminal(self, store: Run, root: Path) -> None:
         evil = "\x1b[2J\x9b[red]\u202e"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from cometmq.store import TruncateReport
     from cometmq.store.inspect import StoreStats, VerifyReport
 
+BODY_MAX = 16 << 20
+"""Limit of a decompressed body, in bytes: as escaped JSON it can take 13 times as much memory."""
 _PREVIEW = 60  # characters of a body in a line
 _FIELDS = (
     "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",
@@ -86,7 +88,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
     data = bytes(message.body)
     if not raw:
         try:
-            data = decompress(message.sys_flag, data)
+            data = decompress(message.sys_flag, data, BODY_MAX)
         except CometError:
             pass  # what cannot be inflated is shown as it is stored
     if how != "hex":

@@ -19,8 +19,9 @@ from cometmq.protocol.record.layout import COMPRESSED
 TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
-MAX_PLAIN = 256 << 20
-"""The default maximum size of a decompressed body in bytes: 64 times the largest message."""
+MAX_PLAIN = 64 << 20
+"""The default maximum size of a decompressed body in bytes: 16 times the largest message that brokers take by
+default, and the default of the pipeline's `maxPlainBytes`."""
 _STEP = 1 << 20
 """The number of bytes decompressed at a time. A refused body costs at most this much above the limit."""
 _ZSTD_STEP = 256

@@ -496,5 +496,8 @@ def test_a_body_as_stored_is_sent_plain_and_one_that_is_not_there_is_not_sent() 
     for body, crc in ((stored, body_crc(stored)), (b"plain", body_crc(stored))):
         row = ROW | {"body": body, "body_crc": crc, "sys_flag": int(SysFlag.COMPRESSED)}
         assert replayed(row, "T2", "NEW", "R").body == b"plain"
+    bomb = compress(bytes((64 << 20) + 1))
+    with pytest.raises(SinkRowError, match="67108864"):
+        replayed(ROW | {"body": bomb, "body_crc": body_crc(bomb), "sys_flag": 1}, "T2", "NEW", "R")
     with pytest.raises(SinkRowError, match="an archive without bodies"):
         replayed(ROW | {"body": None}, "T2", "NEW", "R")
