@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,26 @@ def test_stores_by_pattern_and_by_name_each_once(tmp_path: Path) -> None:
     for missing in (f"{stores}/no*", f"{stores}/d", "/dev/null"):
         with pytest.raises(ConfigError, match="a store"):
             store_directories([f"{stores}/a", missing])
+
+
+def test_a_link_in_place_of_a_log_file_is_not_followed(tmp_path: Path) -> None:
+    root = many().write(tmp_path / "store")
+    file = file_of(root, 0)
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=f"a link, which a store does not follow.*{file.name}"):
+        positions(root)
+
+
+@pytest.mark.parametrize("place", ["broker.conf", f"consumequeue/T/0/{0:020d}"])
+def test_a_pipe_in_a_store_keeps_nobody_waiting(tmp_path: Path, place: str) -> None:
+    files = many()
+    root = files.write(tmp_path)
+    pipe = root / place
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    assert positions(root, slice_bytes=1000) == files.places
 
 
 def test_the_name_of_a_broker(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -43,6 +44,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
+from cometmq.store.inspect import OsDisk
 
 _SHORT_LOOK = 64 << 10  # bytes that are read at first behind damage, and to find the border of a slice
 _LONG_LOOK = 4 << 20
@@ -51,6 +53,20 @@ _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # of a record behin
 _UNIT = struct.Struct(">qiq")  # of a consume queue: log position, size, tags code
 _size_at = struct.Struct(">i").unpack_from
 _FILE_NAME = re.compile(r"\d{20}")
+
+
+DISK = OsDisk()
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """Open a file of a store to read. Raises OSError, also for a link, a pipe or a device in its place: who can
+    write into the directory of a store could lead a task elsewhere by them, or keep it waiting."""
+    fd = DISK.open(path, write=False)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def numbered_files(directory: str) -> list[tuple[int, str]]:
@@ -94,8 +110,8 @@ class LogFile:
     framing: Framing = PLAIN
 
     def open(self) -> LogReader:
-        """Raises OSError."""
-        return LogReader(self, os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+        """Raises OSError, also for a link, a pipe or a device."""
+        return LogReader(self, DISK.open(self.path, write=False))
 
 
 class LogReader:
@@ -233,10 +249,10 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
         if not files:
             return None
         base, path = files[-1]
-        with open(path, "rb") as file:
-            if place - base >= os.fstat(file.fileno()).st_size:
+        with opened(path) as fd:
+            if place - base >= os.fstat(fd).st_size:
                 return None
-            unit = os.pread(file.fileno(), _UNIT.size, place - base)
+            unit = os.pread(fd, _UNIT.size, place - base)
     except OSError:
         return None  # no such queue
     return _UNIT.unpack(unit)[:2] if len(unit) == _UNIT.size else None

@@ -20,7 +20,7 @@ from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import LogLossError
 from cometmq.pipeline.base.options import StoreOptions
-from cometmq.pipeline.stored.log import Block, Damage, LogFile, LogReader, numbered_files
+from cometmq.pipeline.stored.log import Block, Damage, LogFile, LogReader, numbered_files, opened
 from cometmq.protocol.java_properties import PropertiesError, parse_properties
 from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, PLAIN, EntryHead
 from cometmq.protocol.record.layout import BLANK_SIZE
@@ -30,6 +30,7 @@ from cometmq.store.inspect import MemberLog, member_log
 
 log = logs.logger(__name__)
 
+_CONF_MAX = 1 << 20  # bytes of a broker.conf that are read
 _LOOK = 4096  # bytes behind the last record that tell whether something stands there
 
 _CLOCK_MARGIN_MS = 600_000
@@ -86,16 +87,17 @@ def _has_member(directory: str) -> bool:
 
 def _has_entries(directory: str) -> bool:
     base, path = numbered_files(directory)[0]
-    with open(path, "rb") as file:
-        head = file.read(ENTRY_SIZE)
+    with opened(path) as fd:
+        head = os.pread(fd, ENTRY_SIZE, 0)
     return len(head) == ENTRY_SIZE and EntryHead.read(head).holds(base)
 
 
 def broker_name(directory: str) -> str:
     """The brokerName of the store's broker.conf; without one, the name of the directory."""
     try:
-        with open(os.path.join(directory, "broker.conf"), encoding="utf-8") as file:
-            name = parse_properties(file.read()).get("brokerName", "")
+        with opened(os.path.join(directory, "broker.conf")) as fd:
+            text = os.pread(fd, _CONF_MAX, 0).decode("utf-8")
+        name = parse_properties(text).get("brokerName", "")
     except (OSError, UnicodeDecodeError, PropertiesError):
         name = ""
     return name or os.path.basename(directory)

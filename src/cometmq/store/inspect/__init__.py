@@ -1,5 +1,6 @@
 """The directory of a store, ours or Apache's, looked at or rebuilt without opening it as a store."""
 
+from cometmq.store.base.disk import OsDisk
 from cometmq.store.inspect.committed import MemberLog, member_log
 from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
@@ -10,6 +11,7 @@ from cometmq.store.inspect.verify import VerifyReport, verify
 __all__ = [
     "IndexMade",
     "MemberLog",
+    "OsDisk",
     "QueuesMade",
     "RebuildParts",
     "RecordFinder",
