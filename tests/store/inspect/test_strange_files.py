@@ -146,6 +146,13 @@ def test_a_long_sparse_file_is_read_up_to_the_length_of_its_neighbours(root: Pat
     assert finding.kind == "queue-length"
 
 
+def test_settings_that_are_no_text_of_a_person_are_not_read(root: Path) -> None:
+    with (root / "broker.conf").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreError, match=r"broker\.conf: the settings have more than"):
+        verify(str(root))
+
+
 def test_a_made_up_name_does_not_make_a_queue_endless(root: Path) -> None:
     shutil.copy(root / QUEUE / FIRST, root / QUEUE / f"{2000 * 10**14:020d}")
     assert store_stats(str(root), config=small(root)).messages == 40

@@ -60,8 +60,12 @@ DISK = OsDisk()
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """Open a file of a store to read. Raises OSError, also for a link, a pipe or a device in its place: who can
-    write into the directory of a store could lead a task elsewhere by them, or keep it waiting."""
+    """Open a file of a store to read it.
+
+    Raises:
+        OSError: also for a link, a pipe or a device. Somebody who can write into the directory of a store
+            could lead a task out of it by a link, or keep the task waiting at a pipe.
+    """
     fd = DISK.open(path, write=False)
     try:
         yield fd

@@ -25,6 +25,8 @@ from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SI
 from cometmq.store.derived.queue_table import TRASH, names_a_directory
 
 CONF = "broker.conf"
+CONF_MAX = 1 << 20
+"""Maximum size of a broker.conf in bytes. Parsing takes some 0.2 us for each."""
 _PROBE_ENTRIES = 64
 _MOST_READ = 64 << 20  # bytes of an index file in which the number of its slots is looked for
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
@@ -122,9 +124,11 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
     """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
     path = os.path.join(root, CONF)
     try:
-        data = read_file(disk, path)
+        data = read_file(disk, path, CONF_MAX + 1)
     except FileNotFoundError:
         return StoreConfig()
+    if len(data) > CONF_MAX:
+        raise StoreError(f"the settings have more than {CONF_MAX} bytes", path)
     properties = properties_of(data, path)
     if commit_log_dir:
         properties.pop("storePathCommitLog", None)
