@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN_ARGS ?=
 TEST_ARGS ?=
-# Three processes for two cores: half of the time tests wait for servers, timers and disks.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+# More processes than cores: most of the time tests wait for servers, timers and disks. Spark and Apache's servers do less.
+PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 # Many images set it. Each server that a test starts would compile all its modules again: 0.4 s of CPU each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -41,16 +41,16 @@ check: lint  ## lint, format, strict types, import directions
 
 # Each of these runs the tests of the one before it, too; tests/tiers.py decides which tests those are.
 test-fast: install  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
-	$(PYTEST) --tier fast $(TEST_ARGS)
+	$(PYTEST) -n 4 --tier fast $(TEST_ARGS)
 
 test: install lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
-	$(PYTEST) --tier test $(TEST_ARGS)
+	$(PYTEST) -n 6 --tier test $(TEST_ARGS)
 
 test-all: install  ## all tests, in at most 30 minutes on 2 cores
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
 test-rest: install  ## the tests of test-all that test leaves out
-	$(PYTEST) --tier rest $(TEST_ARGS)
+	$(PYTEST) -n 3 --tier rest $(TEST_ARGS)
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
@@ -58,7 +58,7 @@ LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.p
 
 test-long: install  ## the long forms of the tests that have one, more than half an hour
 	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
-	$(PYTEST) --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
+	$(PYTEST) -n 3 --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -32,7 +32,7 @@ ALONE = {
     "test_stores.py",
 }  # fmt: skip
 # What takes long comes first, so that all processes end at about the same time.
-LONG_FIRST = (*SHARING, "simulation", "faults", "", "cli")
+LONG_FIRST = (*SHARING, "simulation", "faults", "console", "cli", "broker", "")
 
 
 class Rooms(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""What is slow by nature runs in `make test-long`, which sets COMETMQ_LONG; `make test` skips it."""
+"""What is slow by nature runs in `make test-long`, which sets COMETMQ_LONG; the other commands skip it."""
 
 from __future__ import annotations
 

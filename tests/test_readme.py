@@ -45,6 +45,7 @@ def environment(cluster: StandaloneProcess) -> dict[str, str]:
     return {**os.environ, "PATH": path, "NAMESRV_ADDR": cluster.namesrv, "SPARK_MASTER": "local[1]"}
 
 
+@pytest.mark.slow("each command is a process, the last one Spark")
 @pytest.mark.foreign("Spark")
 def test_every_command_of_the_tour_works(cluster: StandaloneProcess, tmp_path: Path) -> None:
     lines = [line for block in blocks("sh") for line in block.splitlines()]
@@ -87,6 +88,8 @@ def test_the_program_of_the_tour_works(cluster: StandaloneProcess) -> None:
     assert "('1',) b'{\"id\": 1}'" in done.stdout
 
 
+@pytest.mark.representative("0")
+@pytest.mark.thorough("each program of the pages")
 @pytest.mark.parametrize("number", range(len(DOC_PROGRAMS)))
 def test_the_programs_of_the_pages_work(cluster: StandaloneProcess, tmp_path: Path, number: int) -> None:
     program = DOC_PROGRAMS[number].replace("/tmp/comet-test", str(tmp_path / "comet-test"))

@@ -177,6 +177,7 @@ def check(scene: Scene) -> None:
     assert "plain_acl" in scene.logs["broker"]
 
 
+@pytest.mark.slow("starts each program with debug logs")
 def test_programs_log_no_secret_and_no_message(scene: Scene) -> None:
     client = [sys.executable, "-c", CLIENT, scene.namesrv, str(scene.tls)]
     said = scene.run("client", [*client, PROGRAM, WRONG, BODY, PROPERTY])

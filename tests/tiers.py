@@ -22,7 +22,7 @@ SLOWEST_FILES = 10
 PROGRESS_INTERVAL_S = 15.0
 NEEDS_FOREIGN_PROGRAM = {
     "admin_shells", "apache_clusters", "browser", "browser_page", "connect_address", "java_clients", "names",
-    "own_java_client", "spark",
+    "java", "own_java_client", "spark",
 }  # fmt: skip
 """Fixtures that start a JVM or a browser."""
 MARKERS = (
@@ -47,8 +47,14 @@ TIERS = {
     "rest": {Tier.ALL},
     "all": {Tier.FAST, Tier.TEST, Tier.ALL},
 }
-SLOWER_ROOMS = ("faults", "simulation")
-"""Folders whose tests are long by nature: they start where `make test` does."""
+INTEROP = "tests/interop/"
+NOT_FAST = (
+    "tests/broker/replication/", "tests/broker/tables/test_durable.py", "tests/cli/", "tests/console/",
+    "tests/faults/", "tests/filtersrv/", "tests/simulation/", "tests/store/test_faults.py",
+    "tests/store/test_kill.py", "tests/store/test_truncation.py", "tests/test_architecture.py",
+    "tests/test_dead_code.py", "tests/test_readme.py", "tests/test_secrets.py",
+)  # fmt: skip
+"""Folders and files whose tests start processes, wait for elections or repeat much."""
 
 
 def tier_of(item: pytest.Item) -> Tier:
@@ -63,11 +69,10 @@ def tier_of(item: pytest.Item) -> Tier:
         raise pytest.UsageError(f"{item.nodeid}: a mark {reasons[0].name} says why")
     if "representative" in marks and marks["representative"].args in ((), (row_of(item),)):
         return Tier.TEST
-    parts = item.nodeid.partition("::")[0].split("/")[1:-1]
     fixtures = getattr(item, "fixturenames", ())
-    if reasons or "interop" in parts or not NEEDS_FOREIGN_PROGRAM.isdisjoint(fixtures):
+    if reasons or item.nodeid.startswith(INTEROP) or not NEEDS_FOREIGN_PROGRAM.isdisjoint(fixtures):
         return Tier.ALL
-    return Tier.TEST if parts and parts[0] in SLOWER_ROOMS else Tier.FAST
+    return Tier.TEST if item.nodeid.startswith(NOT_FAST) else Tier.FAST
 
 
 def row_of(item: pytest.Item) -> str:
@@ -85,6 +90,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunReport(config), "cometmq-run-report")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what no fast test is in: collecting all tests takes each process seven seconds of CPU."""
+    if config.getoption("tier") != "fast":
+        return None
+    path = f"{collection_path.as_posix()}/".removeprefix(f"{config.rootpath.as_posix()}/")
+    return path.startswith((INTEROP, *NOT_FAST)) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,6 +29,7 @@ def bodies(archive: Path) -> list[bytes]:
     return sorted(pq.read_table(archive, columns=["body"])["body"].to_pylist())
 
 
+@pytest.mark.slow("starts Spark twice")
 @pytest.mark.foreign("Spark")
 def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     run: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

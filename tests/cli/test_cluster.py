@@ -44,6 +44,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.run("down")
 
 
+@pytest.mark.slow("starts a cluster of processes and kills some")
 def test_a_cluster_is_started_killed_healed_and_stopped(cluster: Cluster) -> None:
     up = cluster.run("up", "--namesrv-port", "0", "--broker-port", "0")
     assert up.returncode == 0, up.stderr
@@ -72,6 +73,7 @@ def test_a_cluster_is_started_killed_healed_and_stopped(cluster: Cluster) -> Non
     assert not any(member["pid"] for member in cluster.status().values())
 
 
+@pytest.mark.slow("waits for an election of three servers")
 def test_a_raft_group_has_a_leader_again_when_its_leader_was_killed(cluster: Cluster) -> None:
     assert cluster.run("up", "--namesrv-port", "0", "--broker-port", "0", mode="raft-3").returncode == 0
 

@@ -297,6 +297,7 @@ def test_a_terminal_sees_a_progress_bar(root: Path, words: tuple[str, ...], show
     assert shown not in out
 
 
+@pytest.mark.slow("verifies a store while a broker is under load")
 def test_beside_a_broker_under_load(run: Run, tmp_path: Path) -> None:
     with StandaloneProcess(tmp_path) as cluster:
         stop = threading.Event()

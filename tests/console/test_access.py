@@ -59,6 +59,7 @@ def guarded_page(browser: Browser, guarded: RunningConsole) -> Iterator[Page]:
     context.close()
 
 
+@pytest.mark.slow("a long walk through the pages")
 def test_accounts_are_made_explained_changed_and_deleted(guarded_page: Page, guarded: RunningConsole) -> None:
     page = guarded_page
     shown(page, "Orders=PUB|SUB, In=SUB")

@@ -103,6 +103,7 @@ async def test_of_a_session_one_file_is_made_at_a_time() -> None:
     assert session.exporting, "the other one goes on"
 
 
+@pytest.mark.slow("a long walk through the pages")
 def test_letters_are_chosen_exported_and_sent_again(page: Page, console: RunningConsole) -> None:
     asked(made(console, "dying"))
     asked(died(console, "mortals", "dying", 5))

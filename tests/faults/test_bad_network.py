@@ -82,6 +82,7 @@ def ours() -> Counter[str]:
     return Counter(kind.__name__ for kind in kinds if str(kind.__module__).startswith(rooms))
 
 
+@pytest.mark.slow("32 scenarios on a bad network")
 @pytest.mark.timeout(600 + SCENARIOS)
 async def test_nothing_is_lost_or_invented_and_nobody_waits_for_ever(cluster: Cluster) -> None:
     print(f"COMETMQ_NETWORK_SEED={SEED}")

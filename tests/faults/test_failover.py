@@ -38,6 +38,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     driver.stop()
 
 
+@pytest.mark.slow("several runs of a group under faults, with a JVM")
 @pytest.mark.timeout(300 + 60 * RUNS)
 def test_nothing_acknowledged_is_lost_among_faults(tmp_path: Path, java: Driver) -> None:
     cases = [(PAIR if number % 5 in (1, 3) else RAFT, SEED + number) for number in range(RUNS)]

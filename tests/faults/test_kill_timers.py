@@ -80,6 +80,7 @@ async def came(addr: str) -> Counter[bytes]:
     return found
 
 
+@pytest.mark.slow("kills brokers while messages wait for their time")
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"] if LONG else ["ASYNC_FLUSH"])
 async def test_each_comes_once_through_kills(tmp_path: Path, flush: str) -> None:
     print(f"COMETMQ_KILL_SEED={SEED}")

@@ -42,6 +42,8 @@ REPLAY = os.environ.get("COMETMQ_CRASH_REPLAY", "")
 PER_RUN = 250  # images of one run of a workload, before another seed takes its turn
 
 
+@pytest.mark.representative("synchronous")
+@pytest.mark.slow("enumerates the crash images of a workload")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_image_is_recovered_to_what_was_promised(workload: str) -> None:

@@ -33,10 +33,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     here = Path(__file__).parent
     if session.config.option.collectonly or not any(here in item.path.parents for item in session.items):
         return
+    # The representatives of `make test` need the older versions only.
+    needed = slice(1 if session.config.getoption("tier") == "test" else None)
     with contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired):
-        for version in SERVER_VERSIONS:
+        for version in SERVER_VERSIONS[needed]:
             server_jars(version)
-        for version in CLIENT_VERSIONS:
+        for version in CLIENT_VERSIONS[needed]:
             client_jars(version)
 
 

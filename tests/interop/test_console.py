@@ -32,6 +32,7 @@ PAGES = {
 UNKNOWN_TO_APACHE = {"/timers": "This is unavailable just now.", "/access": "has no access control"}
 
 
+@pytest.mark.slow("a console and a browser over Apache's servers")
 @pytest.mark.parametrize("version", SERVER_VERSIONS)
 def test_pages_show_apaches_clusters(
     apache_clusters: Callable[[str], ApacheCluster], version: str, tmp_path: Path

@@ -36,6 +36,7 @@ def as_columns(text: str) -> list[list[str]]:
 class TestOursOnApachesServers:
     """The operations a user does first, in the order they are done."""
 
+    @pytest.mark.slow("Apache's servers start")
     @pytest.mark.parametrize("version", SERVER_VERSIONS)
     def test_the_life_of_a_topic(self, apache_clusters: Callable[[str], ApacheCluster], version: str) -> None:
         cluster = apache_clusters(version)

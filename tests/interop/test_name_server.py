@@ -68,6 +68,7 @@ def mixed(
     cluster.kill()
 
 
+@pytest.mark.slow("starts a broker of each version")
 def test_brokers_of_both_lines_register(mixed: Mixed) -> None:
     """Both send their whole topic table, the 4.9.7 one compressed."""
     assert mixed.brokers_of("broker-a").keys() == {"broker-a"}
@@ -131,6 +132,7 @@ def test_a_killed_broker_leaves_the_routes_at_once_and_returns_when_it_registers
     assert mixed.brokers_of("TBW102").keys() == {"broker-a", "broker-b"}
 
 
+@pytest.mark.slow("name servers of both kinds, one after the other")
 @pytest.mark.parametrize("version", SERVER_VERSIONS)
 def test_key_value_files_go_both_ways(tmp_path: Path, version: str) -> None:
     values = {"plain": "v", "order": "broker-a:8;broker-b:8", "text": 'åäö "quoted" \\ {}'}

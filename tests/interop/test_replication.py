@@ -66,6 +66,7 @@ def prepared(pair: Replicas) -> None:
             update_group(feeder, group, 16)
 
 
+@pytest.mark.slow("waits for Apache's slave")
 def test_a_slave_serves_what_its_master_had(both: Both) -> None:
     side_by_side(serve, [(pair,) for pair in both("4.9.7")])
 

@@ -91,6 +91,7 @@ def test_the_configuration_tables_say_the_same(written: Callable[[str, str], Pat
     assert ours["consumerOffset.json"]["offsetTable"] == apache["consumerOffset.json"]["offsetTable"]
 
 
+@pytest.mark.slow("eight brokers, and Apache's take ten seconds to stop")
 @pytest.mark.representative
 def test_each_broker_opens_what_the_other_wrote(
     start: Start, written: Callable[[str, str], Path], tmp_path: Path

@@ -171,6 +171,7 @@ def test_a_disk_that_is_full_while_files_are_published(
     assert archived(output) == Counter(topic.sent)
 
 
+@pytest.mark.slow("starts Spark for a job to interrupt")
 def test_a_second_interrupt_ends_the_job_at_once(spark: SparkSession, topic: Topic, output: str) -> None:
     topic.send(MESSAGES)
     arguments: list[Any] = [topic.name, "-o", output, "-n", topic.namesrv, "--master", "local[1]"]

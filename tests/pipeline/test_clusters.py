@@ -45,6 +45,7 @@ def run_command(topic: Topic, output: Path, *arguments: str, **env: str) -> int:
     return int(json.loads(done.stdout)["records"])
 
 
+@pytest.mark.slow("starts a cluster of Spark")
 def test_an_archive_through_spark_connect_is_the_same(
     spark: SparkSession, connect_address: str, topic: Topic, tmp_path: Path
 ) -> None:
@@ -56,6 +57,7 @@ def test_an_archive_through_spark_connect_is_the_same(
     assert table(tmp_path / "here").equals(table(tmp_path / "connect"))
 
 
+@pytest.mark.slow("starts a cluster of Spark")
 @pytest.mark.timeout(900)
 @long_form("seven JVMs")
 def test_an_archive_on_a_cluster_is_the_same(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:

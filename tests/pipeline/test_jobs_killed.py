@@ -81,6 +81,7 @@ def numbers(output: str) -> Counter[int]:
     return Counter(int(body.as_py().split(b":")[0]) for body in table["body"])
 
 
+@pytest.mark.slow("starts Spark for each kill")
 def test_a_job_killed_anywhere_has_each_message_once(topic: Topic, output: str, spark: SparkSession) -> None:
     topic.send(RECORDS)
     random.seed(3)
@@ -101,6 +102,7 @@ def test_a_job_killed_anywhere_has_each_message_once(topic: Topic, output: str, 
     assert numbers(output) == Counter(range(RECORDS))
 
 
+@pytest.mark.slow("starts Spark for each kill")
 @long_form("kills a JVM again and again")
 def test_a_stream_into_files_killed_and_restarted(topic: Topic, output: str, spark: SparkSession) -> None:
     topic.send(RECORDS // 8)

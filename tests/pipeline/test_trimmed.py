@@ -71,6 +71,7 @@ def test_a_batch_from_explicit_offsets(spark: SparkSession, trimmed: Topic) -> N
     assert spark.read.format("cometmq").options(**trimmed.options).load().count() == held_now(trimmed)
 
 
+@pytest.mark.slow("waits until segments are deleted")
 def test_a_stream_that_was_away_too_long(spark: SparkSession, trimmed: Topic, tmp_path: Path) -> None:
     def run(**options: str) -> int:
         limits = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "20", **options}

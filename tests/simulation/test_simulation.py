@@ -23,7 +23,7 @@ from cometmq.testing.history import operations
 SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "20000"))
 FIRST = int(os.environ.get("COMETMQ_SIM_FIRST", "1"))
 ALONE = int(os.environ.get("COMETMQ_SIM_SEED", "0"))
-AT_ONCE = 500
+AT_ONCE = 250
 IN_MAKE_TEST = 2_000
 """The seeds of `make test`; `make test-all` runs all."""
 MOST_TRIED = 300
@@ -77,6 +77,7 @@ def test_a_seed_alone() -> None:
         each_of([ALONE])
 
 
+@pytest.mark.thorough("a check of the simulation itself")
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
     bug = BUGS[name]
@@ -86,6 +87,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
         )
 
 
+@pytest.mark.slow("180 seeds of clusters")
 def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
     with many():
         assert missing(1, 150) == set()

@@ -158,6 +158,7 @@ def traced(tmp_path: Path, store: str) -> str:
     return f"store:{files.write(tmp_path / 'traces')}"
 
 
+@pytest.mark.slow("several audits of one topic")
 def test_with_traces_and_positions_losses_are_named(spark: SparkSession, store: str, traced: str) -> None:
     at = spark.createDataFrame(
         [("readers", "T", "broker-a", 0, 8)],
@@ -176,6 +177,7 @@ def test_with_traces_and_positions_losses_are_named(spark: SparkSession, store: 
     assert late == [("c", 40_000)]
 
 
+@pytest.mark.slow("several audits of one topic")
 def test_positions_alone_say_what_was_acknowledged(spark: SparkSession, store: str, tmp_path: Path) -> None:
     columns = "sampled_ms bigint, group string, topic string, broker_name string, queue_id int"
     rows = [(1, "g", "T", "broker-a", 0, 1), (2, "g", "T", "broker-a", 0, 6)]

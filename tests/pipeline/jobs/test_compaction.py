@@ -54,6 +54,7 @@ def place(request: pytest.FixtureRequest, output: str) -> str:
     return str(request.getfixturevalue("s3").uri(request.getfixturevalue("at")))
 
 
+@pytest.mark.slow("many small batches")
 def test_small_files_of_an_hour_become_one(
     spark: SparkSession, run: Callable[..., None], place: str, fake: FakeCluster
 ) -> None:

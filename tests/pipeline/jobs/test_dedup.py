@@ -110,6 +110,7 @@ def test_what_a_sink_sends_again_is_removed(topic: Topic, spark: SparkSession, o
     )
 
 
+@pytest.mark.slow("a stream with state")
 def test_a_stream_passes_one_message_of_each_key_on(
     topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:

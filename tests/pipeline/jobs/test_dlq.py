@@ -50,6 +50,7 @@ def die(topic: Topic, group: str, *deaths: tuple[bytes, dict[str, str]]) -> None
     asyncio.run(run())
 
 
+@pytest.mark.slow("several jobs")
 def test_what_is_chosen_is_sent_once_and_what_died_too_often_is_kept(
     topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_what_is_chosen_is_sent_once_and_what_died_too_often_is_kept(
     assert {row.state: row["count"] for row in states} == {"RESENT": 2, "SKIPPED": 2}
 
 
+@pytest.mark.slow("Spark repeats a task")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_task_that_spark_repeats_sends_and_counts_each_letter_once(
     again: bool, topic: Topic, spark: SparkSession, tmp_path: Path
@@ -121,6 +123,7 @@ def copies(retries: Topic) -> int:
         return 0
 
 
+@pytest.mark.slow("several jobs")
 def test_letters_without_bodies_are_not_sent(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
     group = f"g{topic.name}"
     parsed = b'{"n": 1}'

@@ -113,6 +113,7 @@ def test_a_killed_run_is_continued_and_only_the_batch_under_way_comes_twice(
     assert len({row.properties["REPLAY_OFFSET"] + row.properties["REPLAY_QUEUE"] for row in rows}) == 12_000
 
 
+@pytest.mark.slow("a replay at a limited rate")
 def test_a_stop_ends_a_slow_replay_after_its_batch(
     topic: Topic, archived: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_stop_while_it_counts_or_reads_ends_it_at_once(
     assert len(sent_to(spark, topic, f"{topic.name}-replay")) == 600
 
 
+@pytest.mark.slow("a live replay")
 def test_what_a_live_replay_sends_to_is_not_read_again(
     topic: Topic, spark: SparkSession, tmp_path: Path
 ) -> None:

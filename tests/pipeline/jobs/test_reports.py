@@ -16,6 +16,7 @@ from cometmq.pipeline.jobs.throughput import throughput
 from cometmq.pipeline.jobs.trace import ConsumeLatency, SendLatency, TraceSummary
 
 
+@pytest.mark.slow("draws plots")
 @pytest.mark.parametrize(("with_tables", "plots"), [(True, 5), (False, 1)])
 def test_an_audit(spark: SparkSession, topic: Topic, tmp_path: Path, with_tables: bool, plots: int) -> None:
     topic.send(30)

@@ -213,6 +213,7 @@ def test_what_does_not_fit_the_tables_is_said_with_its_line(
     assert not (tmp_path / "totals").exists()
 
 
+@pytest.mark.slow("several starts of a stream")
 def test_a_stream_ends_after_the_batch_and_goes_on_from_there(
     spark: SparkSession, topic: Topic, write: Write, tmp_path: Path
 ) -> None:

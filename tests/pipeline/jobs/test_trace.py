@@ -84,6 +84,7 @@ def test_latencies_failures_and_bad_records_of_the_whole_time(source: str, spark
     assert (idle.topic, idle.group, idle.deliveries, idle.cost_p50) == ("", "idle", 1, None)
 
 
+@pytest.mark.slow("several jobs")
 def test_the_tables_have_a_row_for_each_window_and_are_written_anew(
     source: str, spark: SparkSession, tmp_path: Path
 ) -> None:
