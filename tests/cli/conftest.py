@@ -48,7 +48,7 @@ def run() -> Run:
 
     def start(command: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         words = [str(BIN / command), *arguments]
-        return subprocess.run(words, capture_output=True, text=True, input=text, timeout=60)
+        return subprocess.run(words, capture_output=True, text=True, input=text, timeout=240)
 
     return start
 

@@ -26,7 +26,7 @@ async def client_and_server(
     handlers: dict[int, Any], calling: dict[int, Any] | None = None
 ) -> AsyncIterator[tuple[RemotingClient, RemotingServer, str]]:
     async with serving(handlers) as (server, port):
-        client = RemotingClient(calling)
+        client = RemotingClient(calling, limits=Limits(connect_timeout_s=60))
         try:
             yield client, server, f"127.0.0.1:{port}"
         finally:
