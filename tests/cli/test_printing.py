@@ -110,6 +110,8 @@ class TestEscapes:
 
 
 class TestEncodings:
+    @pytest.mark.representative("words0-ascii")
+    @pytest.mark.thorough("each command in each encoding")
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
     @pytest.mark.parametrize(
         "words",
@@ -132,6 +134,8 @@ class TestEncodings:
         assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.count(b"\n") >= 1
 
+    @pytest.mark.representative("words0")
+    @pytest.mark.thorough("each command")
     @pytest.mark.parametrize(
         "words",
         [

@@ -256,6 +256,8 @@ def test_zeroed_sectors_lie_within_records_on_their_borders_and_across_everythin
     assert parts >= PARTS
 
 
+@pytest.mark.representative("zeroed-clean")
+@pytest.mark.thorough("each kind of damage and stop")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("start", ["clean", "unclean"])
 @pytest.mark.parametrize("kind", ["flipped", "zeroed"])

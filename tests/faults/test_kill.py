@@ -316,6 +316,7 @@ def queue_of(*bodies: bytes) -> list[MessageExt]:
     return [MessageExt(TOPIC, body, queue_offset=offset) for offset, body in enumerate(bodies)]
 
 
+@pytest.mark.thorough("a check of the checker")
 @pytest.mark.parametrize(
     "stored",
     [

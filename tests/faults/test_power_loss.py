@@ -348,6 +348,7 @@ PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [
 BOUND = 1500
 
 
+@pytest.mark.thorough("a check of the test itself")
 @pytest.mark.parametrize(("plant", "workloads"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_planted_bug_is_caught(
     plant: Callable[[Patch], None], workloads: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,8 @@ async def settled(namesrv: str, listener: object, wanted: Counter[str], maybe: s
 # -- the producer dies -----------------------------------------------------------------------------
 
 
+@pytest.mark.representative("told")
+@pytest.mark.thorough("each moment of a transaction")
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_producer_that_dies(step: str, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "database").mkdir()
@@ -152,6 +154,8 @@ class Plans:
         await self.maybe_kill("answered")
 
 
+@pytest.mark.representative("told")
+@pytest.mark.thorough("each moment of a transaction")
 @pytest.mark.parametrize("step", ["local", "told", "asked", "answered", "between"])
 async def test_a_broker_that_dies(step: str, cluster: Cluster) -> None:
     listener = Plans(cluster, step)

@@ -102,6 +102,7 @@ def end_what_has_ended(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "standing_for", lambda self, first, offset: offset)
 
 
+@pytest.mark.thorough("a check of the test itself")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     "plant",

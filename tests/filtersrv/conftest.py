@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.client.fakes import FakeBroker
 
+from cometmq.filtersrv import filters
 from cometmq.filtersrv.server import FilterServer, Settings
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
@@ -21,6 +22,13 @@ EVEN = "class Wanted:\n    def match(self, message):\n        return int(message
 def matching(condition: str) -> str:
     """The source of a class that takes the messages for which an expression is true."""
     return f"class Wanted:\n    def match(self, message):\n        return {condition}\n"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give processes of classes a minute: on a busy machine a start takes more than five seconds."""
+    for name in ("LOAD_TIMEOUT_S", "BATCH_TIMEOUT_S", "QUEUE_TIMEOUT_S"):
+        monkeypatch.setattr(filters, name, 60.0)
 
 
 class Consumer:

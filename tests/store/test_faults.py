@@ -159,6 +159,8 @@ def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:
     return acknowledged, open_ended
 
 
+@pytest.mark.representative("1-5")
+@pytest.mark.thorough("each operation, for each kind of error")
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("times", [1, 10_000])
 def test_an_error_at_every_single_operation_loses_nothing_acknowledged(

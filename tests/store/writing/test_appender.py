@@ -57,6 +57,8 @@ TRAITS: list[Traits] = [
 ]
 
 
+@pytest.mark.representative("0")
+@pytest.mark.thorough("more seeds")
 @pytest.mark.parametrize("seed", range(12))
 def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
     chance = random.Random(seed)
