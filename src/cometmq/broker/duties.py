@@ -1,7 +1,7 @@
-"""What a broker of a raft group does as its leader, and does not as a follower.
+"""The services that a broker of a raft group runs as leader.
 
-The leader is the master, brokerId 0: it takes sends, delivers what waits, asks about transactions. A follower
-is a slave: it serves reads of what is committed. The name servers hear at once.
+The leader is the master, brokerId 0: it accepts sends, delivers waiting messages, and checks transactions. A
+follower is a slave: it serves reads of committed messages. The name servers are informed immediately.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from cometmq.store import Clock, MessageStore
 log = logs.logger(__name__)
 
 GRACE_S = 600.0
-"""A follower keeps an expired segment that its leader still has for so long: the leader stores what waits in
-it again, and that must be here first."""
+"""The time in seconds for which a follower keeps an expired segment that its leader still has.
+
+The leader stores the waiting messages of the segment again, and these copies must arrive first.
+"""
 
 
 @dataclass(eq=False, kw_only=True)
 class LeaderDuties:
-    """What RaftReplication has done when the role changes. follower_id: the brokerId of this broker while
-    another one leads."""
+    """The leader services that RaftReplication starts and stops when the role changes.
+
+    `follower_id` is the brokerId of this broker while another one leads.
+    """
 
     config: BrokerConfig
     clock: Clock
@@ -43,10 +47,10 @@ class LeaderDuties:
 
     def __post_init__(self) -> None:
         self.leader_log: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Where the leader's log began and ended, when it was last asked."""
+        """Returns the beginning and end of the leader's log as last reported."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # which end of a segment retention asked about, and when
+        self._asked: tuple[int, float] = (-1, 0.0)  # the end of a segment that retention requested, and when
         self._become(self.follower_id)
         self.store.retention.move_on = self._may_go
 
@@ -55,7 +59,7 @@ class LeaderDuties:
         self.store.slave = broker_id != MASTER_ID
 
     async def prepare(self) -> None:
-        """Read what a master must know before it takes anything. Raises OSError, StoreError."""
+        """Read what a master needs before it accepts requests. Raises OSError, StoreError."""
         if self._resting is not None:
             await self._resting
         self.tables.adopt()
@@ -65,7 +69,7 @@ class LeaderDuties:
         await asyncio.to_thread(self.transactions.load)
 
     def lead(self) -> None:
-        """Deliver what is due, register as the master."""
+        """Start the deliveries and register as the master."""
         self._leads = True
         self._become(MASTER_ID)
         self.transactions.fill()
@@ -73,12 +77,12 @@ class LeaderDuties:
         self.timers.start()
         self.store.retention.move_on = self._may_go
         self.transactions.start()
-        # With a new version, and registered so: the name servers may have had this one of a follower, whose
-        # topics do not count for them.
+        # The registration has a new version: the name servers may have the current one from a follower, whose
+        # topics they ignore.
         self.tables.topics.touch()
 
     def follow(self) -> None:
-        """Do none of it."""
+        """Stop the leader services."""
         self._become(self.follower_id)
         if self._leads:
             self._leads = False
@@ -87,7 +91,7 @@ class LeaderDuties:
         self.registrar.register()
 
     async def _may_go(self, behind: int) -> bool:
-        """Whether the log up to a position may be deleted: it is committed, and nothing waits in it."""
+        """Return whether the log up to a position may be deleted: committed, without waiting messages."""
         ledger, now = self.store.ledger, self.clock.boottime()
         if ledger is None or ledger.committed < ledger.first:
             return False
@@ -97,7 +101,7 @@ class LeaderDuties:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        if behind <= begin and end <= committed:  # the leader has deleted it, what it moved on is here
+        if behind <= begin and end <= committed:  # the leader has deleted it; moved messages are here
             return True
         if self._asked[0] != behind:
             self._asked = (behind, now)
@@ -107,10 +111,10 @@ class LeaderDuties:
         for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
             try:
                 await stop()
-            except Exception:  # it must not keep this member from ever leading again
+            except Exception:  # a failure here must not prevent this member from leading
                 log.exception("a duty of the leader did not end well")
 
     async def stop(self) -> None:
-        """The broker stops; its parts do so by themselves."""
+        """Stop; the parts of the broker stop separately."""
         if self._resting is not None:
             await self._resting

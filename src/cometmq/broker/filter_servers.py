@@ -1,8 +1,8 @@
-"""The filter servers of a broker: processes that it starts when its configuration file says so, and what it
-knows of them (docs/reference/remoting.md, Filter servers).
+"""The filter servers of a broker: processes that it starts if its configuration file requires them.
 
-Nothing of a setting gets into the command. How many run is read once; no request can change it. Only a
-filter server that this broker has started can register, by the token that it was given.
+No setting becomes part of the command. Their number is read once, and no request can change it. Only a filter
+server that this broker has started can register, with the token that it received (docs/reference/remoting.md,
+Filter servers).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMAND = (sys.executable, "-P", "-m", "cometmq.filtersrv.process")
 
 @dataclass(eq=False)
 class FilterServers:
-    """Starts them, and takes their registrations. Made inside the running loop."""
+    """Starts the filter servers and accepts their registrations. It is created inside the running loop."""
 
     config: BrokerConfig
     clock: Clock
@@ -52,16 +52,18 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # -> its address, when it registered last
-        self._complete = asyncio.Event()  # as many as are wanted have registered once
+        self._known: dict[Connection, tuple[str, int]] = {}  # address, time of the last registration
+        self._complete = asyncio.Event()  # set once all required filter servers have registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
             asyncio.get_running_loop(), SCAN_S, self.look_round, name="looking after filter servers"
         )
 
     async def start(self) -> None:
-        """Start as many as are wanted, others later in the place of those that end, and wait a little until
-        they have registered."""
+        """Start the required number, and wait a short time until they have registered.
+
+        Others replace those that end later.
+        """
         if self._count:
             self._start_missing()
             self._timer.start()
@@ -70,7 +72,7 @@ class FilterServers:
             await self.registrar.registered()
 
     async def stop(self) -> None:
-        """End them all."""
+        """End all filter servers."""
         self._timer.cancel()
         processes, self.processes = self.processes, []
         for process in processes:
@@ -78,7 +80,7 @@ class FilterServers:
         await asyncio.gather(*(asyncio.to_thread(_wait, process) for process in processes))
 
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
-        """A filter server says where consumers reach it, again and again."""
+        """Register the address at which consumers reach a filter server. It registers periodically."""
         header = frame.header(RegisterFilterServerRequestHeader)
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(
@@ -95,12 +97,12 @@ class FilterServers:
         return frame.response(header=RegisterFilterServerResponseHeader(broker_name=name, broker_id=number))
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone, perhaps that of a filter server."""
+        """Forget a closed connection, which may be that of a filter server."""
         if self._known.pop(connection, None) is not None:
             self._tell()
 
     def look_round(self) -> None:
-        """Close the connections of silent ones, start others in the place of those that have ended."""
+        """Close the connections of silent filter servers, and replace those that have ended."""
         now_ms = awake_ms(self.clock)
         silent = [key for key, (_, seen_ms) in self._known.items() if now_ms - seen_ms > EXPIRED_MS]
         for connection in silent:
@@ -108,7 +110,7 @@ class FilterServers:
         self._start_missing()
 
     def _tell(self) -> None:
-        """Tell the name servers, if anything is new."""
+        """Inform the name servers of changes."""
         addresses = sorted({address for address, _ in self._known.values()})
         if addresses != list(self.registrar.filter_servers):
             self.registrar.filter_servers = addresses
@@ -117,10 +119,10 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d ended with code %d", process.pid, process.returncode)
-            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has said why
+            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has logged the reason
                 log.error("no filter server can run on this machine, so none is started any more")
                 self._count = 0
-                self._complete.set()  # there is nothing to wait for
+                self._complete.set()  # nothing is left to wait for
             self.processes.remove(process)
             _close(process)
         try:
@@ -144,7 +146,7 @@ class FilterServers:
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
-    """Close what a filter server lives by."""
+    """Close the pipes of a filter server, which ends it."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has ended before it read its settings
         process.stdin.close()

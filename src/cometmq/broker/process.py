@@ -1,8 +1,8 @@
-"""A broker as a process of its own: started with a settings file, says when it is ready, stops when told.
+"""A broker as a process: it starts with a settings file, reports when it is ready, and stops on a signal.
 
 `python -m cometmq.broker.process -c broker.conf` prints one JSON line {"name", "addr", "port", "pid"} when it
-serves. It stops on SIGTERM or SIGINT, and, with --with-parent, when its standard input closes: a parent that
-dies leaves no brokers behind.
+is ready. It stops on SIGTERM or SIGINT and, with --with-parent, when its standard input closes, so that a
+parent that dies leaves no brokers behind.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logs.logger(__name__)
 
 
 def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
-    """Settings of a file, then those of `key=value` texts. Raises OSError, ConfigError."""
+    """Return the settings of a file with the `key=value` texts applied. Raises OSError, ConfigError."""
     more = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in settings)}
     with settings_of(path, more):
         return BrokerConfig.from_properties({**read_properties_file(path), **more})
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:
-    """Run a broker until a signal comes, or until standard input ends."""
+    """Run a broker until a signal arrives, or until the standard input ends."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -50,14 +50,14 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
 
 
 def say_ready(broker: Broker) -> None:
-    """The line that a parent waits for."""
+    """Print the line that a parent waits for."""
     line = {"name": broker.config.broker_name, "addr": broker.addr, "port": broker.port, "pid": os.getpid()}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 after an orderly stop, 1 if the broker could not start."""
+    """Return 0 after an orderly stop, 1 if the broker could not start."""
     parser = argparse.ArgumentParser(prog="cometmq.broker.process", description="Run one broker.")
     parser.add_argument("-c", "--config", required=True, help="settings file (properties)")
     parser.add_argument(

@@ -1,7 +1,7 @@
-"""Registration with the name servers: all of them at start, every 30 s, and whenever the topic table changes.
+"""The registration with all name servers: at the start, every 30 s, and after each change of the topic table.
 
-Each name server has a link of its own, so that a dead one does not hold up the others. Changes that come
-while a registration is under way wait for it and then leave as one.
+Each name server has a link of its own, so that an unreachable one does not delay the others. Changes during a
+registration are combined in the next one.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ log = logs.logger(__name__)
 
 UNREGISTER_TIMEOUT_S = 3.0
 NO_MASTER_S = 2.0
-"""Between two registrations of a slave that does not know its master yet."""
+"""The interval in seconds between registrations of a slave that does not know its master yet."""
 
 
 @dataclass(eq=False)
 class NamesrvLink:
-    """What one name server knows of us."""
+    """The registration with one name server."""
 
     namesrv: str
     registrar: Registrar
     _task: asyncio.Task[None] | None = None
     _again: bool = False
     known: bool = False
-    """Whether the last registration was taken."""
+    """Whether the last registration was accepted."""
 
     def register(self) -> asyncio.Task[None]:
-        """Send the table, after a registration that is under way; done when the answer to it is in."""
+        """Send the table after a registration in progress. The task ends when the answer has arrived."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         else:
@@ -57,7 +57,7 @@ class NamesrvLink:
         return self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # changes of the same tick leave together
+        await asyncio.sleep(0)  # changes of the same tick are sent together
         while True:
             self._again = False
             try:
@@ -89,7 +89,7 @@ class NamesrvLink:
             registrar.topics.set_ordered(KVTable.decode(answer.body).table)
 
     async def unregister(self) -> None:
-        """Leave; a registration under way is given up first."""
+        """Cancel a registration in progress and unregister."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -102,17 +102,17 @@ class NamesrvLink:
 
 @dataclass(eq=False)
 class Registrar:
-    """Keeps the name servers informed of one broker."""
+    """Keeps the name servers informed about one broker."""
 
     config: BrokerConfig
     topics: TopicTable
     address: BrokerAddress
     client: RemotingClient
     on_master: Callable[[str, str], None] = lambda _addr, _ha_addr: None
-    """Told of the master's address and that of its HA port, where the name server knows them."""
+    """Receives the master's address and its HA address, if the name server knows them."""
     lacks_master: Callable[[], bool] = lambda: False
-    """Whether this is a slave whose master is not known."""
-    filter_servers: Sequence[str] = ()  # addresses of those that have registered with this broker
+    """Returns whether this is a slave whose master is unknown."""
+    filter_servers: Sequence[str] = ()  # the addresses of the registered filter servers
 
     def __post_init__(self) -> None:
         self._links: dict[str, NamesrvLink] = {}
@@ -131,13 +131,11 @@ class Registrar:
 
     @property
     def timeout_s(self) -> float:
-        """How long a name server may take."""
+        """The timeout of a registration."""
         return self.config.register_broker_timeout_mills / 1000
 
     async def start(self) -> None:
-        """Register once, then periodically. A name server that does not answer is logged and asked again
-        later.
-        """
+        """Register once, then periodically. An unreachable name server is logged and tried again later."""
         config = self.config
         if config.fetch_namesrv_addr_by_address_server and not config.namesrv_addr:
             domain, sub_group = config.rmq_address_server_domain, config.rmq_address_server_sub_group
@@ -156,9 +154,8 @@ class Registrar:
             self.register()
 
     def register(self) -> list[asyncio.Task[None]]:
-        """Send the topic table to every name server: those of the configuration, which may have changed, or
-        of the address server."""
-        if self._stopped or not self.address.port:  # where nobody listens yet there is nothing to register
+        """Send the topic table to every name server of the current settings, or of the address server."""
+        if self._stopped or not self.address.port:  # before it listens there is nothing to register
             return []
         addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:
@@ -169,22 +166,22 @@ class Registrar:
         return [link.register() for link in self._links.values()]
 
     async def registered(self) -> None:
-        """Register and wait until every name server has answered, or its time is over."""
+        """Register and return once every name server has answered or timed out."""
         tasks = self.register()
         if tasks:
             await asyncio.wait(tasks, timeout=self.timeout_s)
 
     def state(self) -> tuple[int, int]:
-        """How many name servers have this broker, of how many."""
+        """Return the number of name servers with this broker, and the number of all."""
         links = self._links.values()
         return sum(link.known for link in links), len(links)
 
     def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
-        """Header and body of REGISTER_BROKER as of now."""
+        """Return the current header and body of REGISTER_BROKER."""
         config = self.config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
-            # A broker with restricted permission announces its topics with that permission.
+            # A broker with restricted permission registers its topics with that permission.
             topics = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()
@@ -201,7 +198,7 @@ class Registrar:
         return header, body
 
     def leaving(self) -> UnregisterBrokerRequestHeader:
-        """Header of UNREGISTER_BROKER."""
+        """Return the header of UNREGISTER_BROKER."""
         return UnregisterBrokerRequestHeader(**self._identity())
 
     def _identity(self) -> dict[str, Any]:
@@ -213,7 +210,7 @@ class Registrar:
         }
 
     async def stop(self) -> None:
-        """Unregister everywhere."""
+        """Unregister from every name server."""
         self._stopped = True
         self._timer.cancel()
         if self._address_server is not None:

@@ -1,8 +1,8 @@
-"""A broker: started, registered, and stopped in order.
+"""A broker: start, registration and stop in order.
 
-The order of a start: store (recovered), parts (tables from their files, processors), ports, delayed messages,
-name servers. A stop goes the other way: unregister, answer what is held, drain, write the tables, close the
-store.
+The start opens the store (with recovery), the parts (tables from their files, processors), the ports, the
+delayed messages, and registers with the name servers. The stop unregisters, answers parked pulls, drains,
+writes the tables, and closes the store.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig, System
 
 log = logs.logger(__name__)
 
-# Errors of a path that cannot be a directory, and will not be one at the next start either.
+# Errors of a path that cannot be used as a directory, at the next start neither.
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 
 
 class Broker:
-    """A broker: `await start()`, `await stop()`; `port` is where it listens. Raises OSError, StoreError,
-    ConfigError.
+    """A broker with `start()` and `stop()`. `port` is the port on which it listens.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        StoreError, OSError: The store cannot be opened.
     """
 
     def __init__(self, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
@@ -43,18 +46,18 @@ class Broker:
 
     @property
     def addr(self) -> str:
-        """ "ip:port" as the name servers know it."""
+        """The address "ip:port" that is registered."""
         return host_port(self.config.broker_ip1, self.port)
 
     @property
     def parts(self) -> BrokerParts:
-        """The tables and processors, while it runs."""
+        """The tables and processors of the running broker."""
         if self._parts is None:
             raise ClientStateError("the broker is not running")
         return self._parts
 
     async def start(self) -> int:
-        """Recover the store, listen, register with the name servers. Returns the port."""
+        """Recover the store, listen, and register with the name servers. Return the port."""
         config = self.config
         config.check()
         loop = asyncio.get_running_loop()
@@ -62,7 +65,7 @@ class Broker:
         advertised.check_usable(config.broker_ip1, address.ip)
         for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
             if host:
-                await resolve(key, host)  # what cannot work must not get as far as the store
+                await resolve(key, host)  # fail before the store is opened
         security = await security_of(config)
         try:
             store = await self._open_store()
@@ -87,8 +90,11 @@ class Broker:
         return self.port
 
     async def _open_store(self) -> MessageStore:
-        """Open the store in a thread. That goes on when the start is cancelled: then what it has opened is
-        closed again, else the directory would stay locked."""
+        """Open the store in a thread.
+
+        If the start is cancelled, the thread continues; then the opened store is closed, or the directory
+        would stay locked.
+        """
         opening = asyncio.create_task(
             asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
         )
@@ -101,7 +107,7 @@ class Broker:
             raise
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Unregister, answer what is held, drain, write the tables, close the store."""
+        """Unregister, answer parked pulls, drain, write the tables, close the store."""
         parts, self._parts = self._parts, None
         if self._look is not None:
             self._look.cancel()
@@ -111,11 +117,11 @@ class Broker:
 
 
 def not_opened(config: StoreConfig, error: OSError) -> CometError:
-    """What keeps a store from being opened: the setting of a directory that cannot be one, or the store."""
+    """Return the error for a store that cannot be opened. It names the setting of an unusable directory."""
     path = error.filename or config.root
     reason = error.strerror or str(error)
     if error.errno in NO_DIRECTORY:
-        # A file in a directory that is there, and that may not be written, is the store's trouble.
+        # A file that may not be written in an existing directory is a problem of the store.
         within = "" if error.errno in NOT_ALLOWED else os.path.dirname(path)
         for key, directories in config.directories.items():
             for directory in directories:

@@ -1,1 +1,1 @@
-"""Who may do what: accounts, their rights, and the check of each request (docs/security.md, Access)."""
+"""Access control: accounts, their rights, and the check of each request (docs/security.md, Access)."""

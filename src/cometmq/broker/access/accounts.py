@@ -1,8 +1,7 @@
-"""Accounts and white lists of a plain_acl.yml file, read strictly: what is half said is an error
-(docs/reference/remoting.md, ACL).
+"""Accounts and white lists of a plain_acl.yml file, read strictly (docs/reference/remoting.md, ACL).
 
-Apache's broker takes a word that it does not know for DENY and skips what it cannot use. Here every key,
-permission and pattern must be a known one, so that a typing error is seen at the start.
+Apache's broker treats an unknown permission as DENY and skips what it cannot use. Here every key, permission
+and pattern must be known, so that a typing error is reported at the start.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from cometmq.yaml_file import Node
 
 BYTES_MAX = 1 << 20
 NODES_MAX = 50_000
-"""Of one file: some 3,500 accounts with a few permissions each."""
-_SHOWN = 80  # characters of a wrong value in a complaint
+"""The maximum number of YAML nodes of one file: about 3,500 accounts with a few permissions each."""
+_SHOWN = 80  # characters of an invalid value in an error
 
 
 class Perm(IntFlag):
-    """What an account may do with a topic or group."""
+    """The permissions of an account for a topic or group."""
 
     DENY = 0
     PUB = 1
@@ -45,16 +44,18 @@ PERMS = {
 
 
 class Rule(NamedTuple):
-    """A line of the file that decides, and how it reads there."""
+    """A line of the file that decides, with its text."""
 
     perm: Perm
     text: str
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """An account. white: from where its requests are let in unsigned, whatever they are. An admin without
-    topic and group permissions of its own may do everything, one with some only what they allow, as with
-    Apache's broker."""
+    """An account.
+
+    `white` holds the addresses whose requests are allowed without a signature. As in Apache's broker, an
+    admin without topic and group permissions may do everything, and an admin with some only what they allow.
+    """
 
     access_key: str
     secret_key: str
@@ -70,7 +71,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AclFile(msgspec.Struct, frozen=True):
-    """What a file says."""
+    """The content of a file."""
 
     white: list[AddressPattern] = []
     accounts: list[Account] = []
@@ -78,7 +79,11 @@ class AclFile(msgspec.Struct, frozen=True):
 
 
 def read_acl(path: str, data: bytes) -> AclFile:
-    """The content of a file. Raises ConfigError with file and line; it never has a secret."""
+    """Parse a file.
+
+    Raises:
+        ConfigError: The file is invalid. The error has file and line, and never a secret.
+    """
     try:
         root = yaml_file.load(data, BYTES_MAX, NODES_MAX)
         return _Reader().file(root)
@@ -87,7 +92,10 @@ def read_acl(path: str, data: bytes) -> AclFile:
 
 
 def account_of(plain: dict[str, Any]) -> Account:
-    """An account of the form of `to_plain`, checked as one in a file is. Raises ConfigError."""
+    """Create an account from the form of `to_plain`, with the checks for accounts in files.
+
+    Raises ConfigError.
+    """
     nodes = {
         name: Node([Node(item, 0) for item in value] if isinstance(value, list) else show_value(value), 0)
         for name, value in plain.items()
@@ -99,12 +107,12 @@ def account_of(plain: dict[str, Any]) -> Account:
 
 
 def parse_perm(text: str) -> Perm | None:
-    """DENY, PUB, SUB or PUB|SUB; None for anything else."""
+    """Return the permission for DENY, PUB, SUB or PUB|SUB, or None for other text."""
     return PERMS.get(text.replace(" ", ""))
 
 
 def check_key(name: str, key: str) -> str:
-    """What is wrong with an access key or a secret, "" for nothing."""
+    """Return the problem of an access key or a secret, or ""."""
     if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX:
         return f"{name} needs {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} characters"
     return (
@@ -120,7 +128,7 @@ ACCOUNT_KEYS = (
 
 
 class _Reader:
-    """Typed access to the nodes. Raises YamlError."""
+    """A typed reader of YAML nodes. Raises YamlError."""
 
     def file(self, root: Node) -> AclFile:
         top = self._pairs(root, "the file", _TOP)
@@ -215,7 +223,7 @@ class _Reader:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]  # behind it may be a secret: `secretKey:x`
+                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]  # a secret may follow, as in `secretKey:x`
                 raise YamlError(item.line, f"{what}: unknown key {shortened(word, _SHOWN)!r}{hint}")
         return node.value
 
@@ -233,7 +241,7 @@ class _Reader:
 
 
 def to_plain(account: Account) -> dict[str, Any]:
-    """An account as the file has it."""
+    """Return an account in the form of a file."""
     return {
         "accessKey": account.access_key,
         "secretKey": account.secret_key,

@@ -1,9 +1,9 @@
-"""Patterns of client addresses, as plain_acl.yml has them (docs/reference/remoting.md, ACL).
+"""Patterns of client addresses in plain_acl.yml (docs/reference/remoting.md, ACL).
 
     *                                every address
-    192.168.0.1   fe80::1            this one
-    192.168.0.*   192.168.1-4.*      a part may be anything, or within a range
-    192.168.0.{1,4}                  or one of several
+    192.168.0.1   fe80::1            this address
+    192.168.0.*   192.168.1-4.*      any part, or a part in a range
+    192.168.0.{1,4}                  one of several parts
     10.0.0.1,10.0.0.2                several addresses
 
 Parts of IPv6 addresses are hexadecimal.
@@ -22,11 +22,11 @@ LENGTH_MAX = 4096
 _BETWEEN = re.compile(r",(?![^{]*\})")
 
 Part = tuple[tuple[int, int], ...]
-"""Ranges, both ends included: one of them must hold the number."""
+"""The inclusive ranges of one part of an address, one of which must contain the number."""
 
 
 class AddressPattern:
-    """What a white list says of addresses. Raises ConfigError for a text that is no pattern."""
+    """A pattern of a white list. Raises ConfigError for an invalid one."""
 
     __slots__ = ("_all", "_patterns", "text")
 
@@ -41,7 +41,7 @@ class AddressPattern:
         return f"AddressPattern({self.text!r})"
 
     def matches(self, host: str) -> bool:
-        """Whether this address, without a port, is meant."""
+        """Return whether the pattern matches an address without a port."""
         if self._all:
             return True
         numbers = _numbers(host)
@@ -55,7 +55,7 @@ class AddressPattern:
 
 
 def split_patterns(text: str) -> list[AddressPattern]:
-    """Several patterns with commas between them. Raises ConfigError."""
+    """Return several patterns that are separated by commas. Raises ConfigError."""
     return [AddressPattern(item) for item in _BETWEEN.split(text) if item.strip()]
 
 
@@ -64,7 +64,7 @@ def _wrong(text: str) -> ConfigError:
 
 
 def _numbers(host: str) -> tuple[int, ...]:
-    """The four or eight numbers of an address; none of what is no address."""
+    """Return the four or eight numbers of an address, or none for an invalid one."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

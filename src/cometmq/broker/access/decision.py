@@ -1,4 +1,4 @@
-"""Whether a request is let in: the one place that decides, for the broker and for `cometmq acl explain`."""
+"""The decision about a request, for the broker and for `cometmq acl explain`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cometmq.broker.access.rights import Right, Rights, by_default, is_trace
 from cometmq.protocol.codes import DLQ_PREFIX
 
 HOSTS_MAX = 10_000
-"""Addresses whose white list entries are remembered."""
+"""The maximum number of addresses whose matching white list entries are cached."""
 
 
 class Verdict(NamedTuple):
-    """reason: the rule that let it in, or what is missing, beginning with Apache's words."""
+    """A decision and its reason: the rule that allows the request, or what is missing, in Apache's words."""
 
     allowed: bool
     reason: str
 
 
 class Policy:
-    """All accounts and white lists that are in force at a time. It never changes; a reload makes another."""
+    """All accounts and white lists in force at one time. It is immutable; a reload creates another one."""
 
     def __init__(self, white: Iterable[AddressPattern], accounts: Iterable[Account]) -> None:
         self._white = list(white)
@@ -30,17 +30,17 @@ class Policy:
         self._known: dict[tuple[str, str], Verdict | None] = {}
 
     def __len__(self) -> int:
-        """Accounts."""
+        """Return the number of accounts."""
         return len(self._accounts)
 
     @property
     def remembered(self) -> int:
-        """Entries of the memory of addresses."""
+        """The number of cached addresses."""
         return len(self._known)
 
     @property
     def first_admin(self) -> Account | None:
-        """An account that may do everything."""
+        """An account that may do everything, or None."""
         return next((each for each in self._accounts.values() if each.admin and _unbounded(each)), None)
 
     def account(self, access_key: str) -> Account | None:
@@ -53,10 +53,13 @@ class Policy:
         host: str,
         is_signed: Callable[[Account], bool],
     ) -> Verdict:
-        """Whether an account may do something from an address (without port).
+        """Decide whether an account may make a request.
 
-        rights: what is needed, see rights.needed; asked for once the account is known. is_signed: whether the
-        request carries the account's signature.
+        Args:
+            access_key: The access key of the request.
+            rights: Returns the required rights, see rights.needed. It is called once the account is known.
+            host: The client's address without port.
+            is_signed: Returns whether the request has the account's signature.
         """
         white = self._white_listed("", host)
         if white is not None:
@@ -74,7 +77,7 @@ class Policy:
         return permitted(account, rights())
 
     def _white_listed(self, access_key: str, host: str) -> Verdict | None:
-        """The entry of a white list that lets an address in: of the account, or with "" the global one."""
+        """Return the white list entry that allows an address: the account's, or with "" the global one."""
         key = access_key, host
         if key in self._known:
             return self._known[key]
@@ -95,7 +98,7 @@ class Policy:
 
 
 def permitted(account: Account, rights: Rights | None) -> Verdict:
-    """What the permissions of an account say, whose signature is good."""
+    """Decide by the permissions of an account whose signature is valid."""
     if rights is None:
         if account.admin:
             return Verdict(True, "admin: true")
@@ -126,6 +129,6 @@ def _rule(account: Account, right: Right) -> Rule:
     own, default = account.topics, account.default_topic
     if right.group:
         own, default = account.groups, account.default_group
-    elif right.name.startswith(DLQ_PREFIX):  # messages of whatever topics the group has
+    elif right.name.startswith(DLQ_PREFIX):  # dead letters may be from any topic of the group
         default = account.groups.get(right.name.removeprefix(DLQ_PREFIX), account.default_group)
     return own.get(right.name, default if by_default(right) else _NO_DEFAULT)

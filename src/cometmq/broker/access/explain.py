@@ -1,4 +1,4 @@
-"""Whether an account may do something, asked by people: `cometmq acl explain`, and request 21007."""
+"""Explanations of permissions for people: `cometmq acl explain`, and request 21007."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ ACTIONS = ("pub", "sub", "admin")
 
 
 def explained(policy: Policy, user: str, action: str, resource: str, host: str = "") -> Verdict:
-    """The verdict, and the rule that decides. action: one of ACTIONS; resource: `topic:NAME`, `group:NAME`,
-    or NAME, which is a topic; "" with admin; host: the client's address, for white lists. Raises ConfigError
-    for an action or resource that is none."""
+    """Return the decision about an action, with the rule that decides.
+
+    Args:
+        policy: The accounts and white lists.
+        user: The access key.
+        action: One of ACTIONS.
+        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" with admin.
+        host: The client's address, for white lists.
+
+    Raises:
+        ConfigError: The action or resource is invalid.
+    """
     if action not in ACTIONS:
         raise ConfigError("ACTION", action, ", ".join(ACTIONS))
     kind, _, name = resource.rpartition(":")

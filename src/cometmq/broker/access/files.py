@@ -1,7 +1,7 @@
-"""The files that accounts and white lists come from, read at the start and again when they change.
+"""The files of accounts and white lists, read at the start and whenever they change.
 
-They lie in the `conf` directory of rocketmqHome (or ROCKETMQ_HOME), as Apache's do, else in the directory of
-the broker's settings file: `plain_acl.yml`, and whatever ends in .yml or .yaml below `acl/`.
+As Apache's, they lie in the `conf` directory of rocketmqHome (or ROCKETMQ_HOME), else in the directory of the
+broker's settings file: `plain_acl.yml`, and all files ending in .yml or .yaml below `acl/`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITHOUT = {"tools.yml", "tools.yaml"}
 READABLE_BY_OTHERS = 0o077
 
 Stamp = tuple[int, int, int]
-"""Time of change, length and number of a file: what differs when it has been written."""
+"""Modification time, length and inode of a file, which differ after it was written."""
 
 
 class _Read(NamedTuple):
@@ -39,19 +39,23 @@ class _Read(NamedTuple):
 
 
 class AclFiles:
-    """Reads them; methods block and belong to one thread at a time. Raises ConfigError where a file cannot
-    be used, OSError where it cannot be read."""
+    """Reads and writes the files. Methods block and must run in one thread at a time.
+
+    Raises:
+        ConfigError: A file is invalid.
+        OSError: A file cannot be read.
+    """
 
     def __init__(self, conf: str) -> None:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        self._in_force: dict[str, Stamp] = {}  # what the policy that was given last was made of
+        self._in_force: dict[str, Stamp] = {}  # the files of the last returned policy
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
 
     def load(self) -> Policy:
-        """The policy of all that is there. Whoever asks puts it into force."""
+        """Return the policy of all files. The caller applies it."""
         policy = self._look()
         self._in_force = self._stamps()
         return policy
@@ -60,7 +64,7 @@ class AclFiles:
         return {path: each.stamp for path, each in self._read.items()}
 
     def _look(self) -> Policy:
-        """Read anew what has changed."""
+        """Read the files that have changed."""
         read: dict[str, _Read] = {}
         for path in self._paths():
             before = self._read.get(path)
@@ -76,9 +80,12 @@ class AclFiles:
         return policy
 
     def reload(self) -> Policy | None:
-        """Another policy, if a file has changed since, and did not change between two looks: of one that is
-        being written the first half may be a good file, of other rights. One that cannot be used is said
-        once, as long as it stays as it is; what held before goes on to hold."""
+        """Return a new policy if a file has changed and is stable, or None.
+
+        A file must be equal in two successive checks: the first half of a file that is being written may be
+        valid, with other rights. An invalid file is logged once while it stays unchanged, and the previous
+        policy stays in force.
+        """
         stamps: dict[str, Stamp | None] = {}
         try:
             stamps = {path: _stamp(path) for path in self._paths()}
@@ -98,26 +105,26 @@ class AclFiles:
 
     @property
     def versions(self) -> dict[str, DataVersion]:
-        """How often each file was changed by requests, by its path."""
+        """Return the number of changes by requests for each file."""
         none = DataVersion(timestamp=0, counter=0)
         return {path: each.content.version or none for path, each in self._read.items()}
 
     @property
     def contents(self) -> dict[str, AclFile]:
-        """What each file says, by its path."""
+        """Return the content of each file."""
         return {path: each.content for path, each in self._read.items()}
 
-    # -- changes by request
+    # -- changes by requests
 
     def put(self, account: Account) -> Policy:
-        """Add or replace an account, in the file that has it."""
+        """Add an account, or replace it in its file."""
         path = self._home_of(account.access_key) or self.default
         content = self._content(path)
         others = [each for each in content.accounts if each.access_key != account.access_key]
         return self._write(path, AclFile(content.white, [*others, account], content.version))
 
     def delete(self, access_key: str) -> Policy:
-        """Remove an account. Raises KeyError if there is none."""
+        """Remove an account. Raises KeyError for an unknown one."""
         path = self._home_of(access_key)
         if path is None:
             raise KeyError(access_key)
@@ -126,8 +133,10 @@ class AclFiles:
         return self._write(path, AclFile(content.white, kept, content.version))
 
     def set_white(self, patterns: list[AddressPattern], path: str) -> Policy:
-        """Replace the global white list of a file ("": the default one). Raises KeyError for a file that is
-        none of these."""
+        """Replace the global white list of a file ("": the default one).
+
+        Raises KeyError for an unknown file.
+        """
         path = os.path.abspath(path) if path else self.default
         if path not in self._read and path != self.default:
             raise KeyError(path)
@@ -135,13 +144,13 @@ class AclFiles:
         return self._write(path, AclFile(patterns, content.accounts, content.version))
 
     def account(self, access_key: str) -> Account | None:
-        """The account as its file has it now."""
+        """Return the account in its file now, or None."""
         path = self._home_of(access_key)
         found = [] if path is None else self._read[path].content.accounts
         return next((each for each in found if each.access_key == access_key), None)
 
     def _home_of(self, access_key: str) -> str | None:
-        self._look()  # somebody may have written to a file since
+        self._look()  # the files may have been edited since
         for path, each in self._read.items():
             if any(account.access_key == access_key for account in each.content.accounts):
                 return path
@@ -152,7 +161,7 @@ class AclFiles:
         return self._read[path].content if path in self._read else AclFile()
 
     def _write(self, path: str, content: AclFile) -> Policy:
-        """Check that the whole would do, and replace the file."""
+        """Check that the whole is valid, and replace the file."""
         contents = {other: each.content for other, each in self._read.items()}
         policy = _joined({**contents, path: content})
         if not len(policy):
@@ -161,7 +170,7 @@ class AclFiles:
         version = DataVersion(timestamp=int(time.time() * 1000), counter=counter)
         content = AclFile(content.white, content.accounts, version)
         data = yaml_file.dump(_plain(content))
-        read_acl(path, data)  # what is written can be read again
+        read_acl(path, data)  # verify that the written text can be read
         real = os.path.realpath(path)
         replace_private(real, data)
         self._read[path] = _Read(_stamp(path), content)
@@ -169,7 +178,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # before the content: a change while it is read is seen the next time
+        stamp = _stamp(path)  # before the content, so that a change during the read is noticed
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
@@ -191,8 +200,10 @@ class AclFiles:
 
 
 def _below(directory: str, depth: int) -> Iterator[str]:
-    """Files of accounts, in the order of their names. Names that begin with a dot are no such files: mounted
-    secrets of Kubernetes have their older versions so."""
+    """Yield the account files of a directory in the order of their names.
+
+    Names that begin with a dot are skipped: mounted secrets of Kubernetes have their older versions there.
+    """
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -208,7 +219,7 @@ def _below(directory: str, depth: int) -> Iterator[str]:
 
 
 def _joined(contents: dict[str, AclFile]) -> Policy:
-    """All files as one. Raises ConfigError for an account that two files have."""
+    """Return all files as one policy. Raises ConfigError for an account in two files."""
     homes: dict[str, str] = {}
     for path, content in contents.items():
         for account in content.accounts:
@@ -239,7 +250,7 @@ def _stamp(path: str) -> Stamp:
 
 
 def replace_private(path: str, data: bytes) -> None:
-    """Put a file that only its owner may read in the place of another, whole or not at all."""
+    """Replace a file atomically by one that only its owner may read."""
     beside = f"{path}.new"
     with open_private(beside) as file:
         file.write(data)
@@ -254,7 +265,7 @@ def replace_private(path: str, data: bytes) -> None:
 
 
 def conf_directory(rocketmq_home: str, broker_config_path: str) -> str:
-    """Where the files are. Raises ConfigError if nothing says it."""
+    """Return the directory of the files. Raises ConfigError if no setting gives it."""
     if rocketmq_home:
         return os.path.join(rocketmq_home, "conf")
     if broker_config_path:

@@ -1,6 +1,6 @@
-"""The check of each request of a broker with aclEnable, in front of the handlers (docs/security.md, Access).
+"""The check of each request of a broker with aclEnable, before its handler (docs/security.md, Access).
 
-Without aclEnable there is no guard, and handlers are called as they are.
+Without aclEnable there is no guard, and handlers are called directly.
 """
 
 from __future__ import annotations
@@ -26,40 +26,39 @@ from cometmq.remoting import Connection, Handler, LogBudget
 log = logs.logger(__name__)
 
 LOOK_S = 1.0
-"""How often the files are looked at."""
+"""The interval in seconds at which the files are checked for changes."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""What Apache's 4.9 says in front of a refusal; clients know it by that."""
+"""The text of Apache's 4.9 before a refusal, by which clients recognise it."""
 
 
 CheckTopic = Callable[[Connection, Frame, str], None]
-"""Raises CommandError unless the account of a request, let in already, may do something with a topic that
-only its handler knows."""
+"""A further check of an allowed request, for a topic that only its handler knows. Raises CommandError."""
 
 
 class Guard:
-    """Lets requests in or refuses them. Made inside the running loop."""
+    """Allows or refuses requests. It is created inside the running loop."""
 
     def __init__(self, files: AclFiles, policy: Policy) -> None:
         self.files = files
         self.policy = policy
         self.lock = asyncio.Lock()
-        """Held while a thread works with the files."""
+        """Held while a thread uses the files."""
         self.refused = 0
         self._budget = LogBudget()
         self._accounts: dict[Connection, str | None] = {}
-        """Connections of clients, and the account that has signed the last heartbeat on each."""
+        """The account that signed the last heartbeat of each client connection."""
         loop = asyncio.get_running_loop()
         self._looks = Periodic(loop, LOOK_S, self.look, name="look at the files of accounts")
 
     def start(self) -> None:
-        """Begin to look whether the files have changed."""
+        """Start to check the files for changes."""
         self._looks.start()
 
     async def stop(self) -> None:
         await self._looks.stop()
 
     async def look(self) -> None:
-        """Take up the files if they have changed."""
+        """Load the files if they have changed."""
         async with self.lock:
             policy = await asyncio.to_thread(self.files.reload)
             if policy is not None:
@@ -68,7 +67,7 @@ class Guard:
     # -- requests to this broker
 
     def guarded(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The handlers, each behind the check."""
+        """Return the handlers with the check before each of them."""
         return {code: self._before(handler) for code, handler in handlers.items()}
 
     def _before(self, handler: Handler) -> Handler:
@@ -79,7 +78,7 @@ class Guard:
         return checked
 
     def check(self, connection: Connection, frame: Frame) -> None:
-        """Raises CommandError for a request that is not let in."""
+        """Raise CommandError for a request that is not allowed."""
         ext = frame.ext or {}
 
         def signed(account: Account) -> bool:
@@ -104,11 +103,11 @@ class Guard:
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
 
     def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """For requests that name a message by its place: see CheckTopic."""
+        """Check a request that identifies a message by its position, see CheckTopic."""
         self._check_topic(connection, frame, topic_right(Perm.SUB, topic))
 
     def check_write(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """For requests that end the transaction of a message: see CheckTopic."""
+        """Check a request that ends the transaction of a message, see CheckTopic."""
         self._check_topic(connection, frame, topic_right(Perm.PUB, topic))
 
     def _check_topic(self, connection: Connection, frame: Frame, right: Right) -> None:
@@ -121,34 +120,36 @@ class Guard:
     # -- connected clients
 
     def may_write(self, connection: Connection, topic: str) -> bool:
-        """Whether a client may send to a topic, by the account of its heartbeats."""
+        """Return whether a client may send to a topic, by the account of its heartbeats."""
         return self._decide(self._accounts.get(connection), connection, topic_right(Perm.PUB, topic)).allowed
 
     def same_account(self, connection: Connection, other: Connection) -> bool:
-        """Whether the heartbeats of two clients are of one account."""
+        """Return whether the heartbeats of two clients are from the same account."""
         return self._accounts.get(connection) == self._accounts.get(other)
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Forget a closed connection."""
         self._accounts.pop(connection, None)
 
     # -- requests of this broker
 
     def sign(self, frame: Frame) -> None:
-        """Sign a request to a master, which has the same accounts, as the first admin. Name servers ask for
-        no signature, and could use it elsewhere."""
+        """Sign a request to a master, which has the same accounts, as the first admin.
+
+        Requests to name servers are not signed: they need no signature, and could use it elsewhere.
+        """
         admin = self.policy.first_admin
         if admin is not None and frame.code not in NAMESRV_REQUESTS:
             sign(frame, Credentials(admin.access_key, admin.secret_key))
 
 
 def host_of(connection: Connection) -> str:
-    """The address of a peer, without its port."""
+    """Return the address of a peer without its port."""
     return connection.peer.rpartition(":")[0]
 
 
 async def guard_of(config: BrokerConfig) -> Guard | None:
-    """The guard that the settings ask for. Raises ConfigError."""
+    """Return the guard that the settings require, or None. Raises ConfigError."""
     if not config.acl_enable:
         return None
     if config.filter_server_nums:

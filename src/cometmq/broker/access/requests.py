@@ -1,5 +1,7 @@
-"""Requests 50 to 53: accounts and white lists changed in the files that they are in
-(docs/reference/remoting.md, ACL). Ours: 21006 and 21007, what they are and allow."""
+"""Requests 50 to 53, which change accounts and white lists in their files (docs/reference/remoting.md, ACL).
+
+CometMQ's own requests 21006 and 21007 list accounts and explain permissions.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,14 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class AclRequests:
-    """Without a guard (aclEnable=false) every change is refused."""
+    """Handles the requests. Without a guard (aclEnable=false) every change is refused."""
 
     config: BrokerConfig
     address: BrokerAddress
     guard: Guard | None
 
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Add an account or change one."""
+        """Add or change an account."""
         header = frame.header(CreateAccessConfigRequestHeader)
         guard = self._guard(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
 
@@ -82,7 +84,7 @@ class AclRequests:
         return frame.response()
 
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """How often the files were changed."""
+        """Return how often the files were changed."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion(timestamp=0, counter=0)
@@ -98,14 +100,14 @@ class AclRequests:
         return frame.response(header=header)
 
     async def list_accounts(self, _connection: Connection, frame: Frame) -> Frame:
-        """All accounts without their secrets, and the global white lists. Our own request."""
+        """Return all accounts without their secrets, and the global white lists (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         async with guard.lock:
             body = await asyncio.to_thread(_listing, guard.files.contents)
         return frame.response(body=body)
 
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
-        """Whether an account may do something, by what is in force. Our own request."""
+        """Return whether an account may do something by the current policy (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         header = frame.header(ExplainAccessRequestHeader)
         try:
@@ -142,7 +144,7 @@ class AclRequests:
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
-    """The account as the request wants it; what it does not name stays. Raises ConfigError."""
+    """Return the account after a request. Absent values stay unchanged. Raises ConfigError."""
     given = {
         "accessKey": header.access_key,
         "secretKey": header.secret_key or None,

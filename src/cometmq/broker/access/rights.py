@@ -1,8 +1,8 @@
-"""What each request needs (docs/security.md, Access).
+"""The rights that each request requires (docs/security.md, Access).
 
-Apache's 4.9 broker looks at the topics and groups of ten requests and has five that only admins may make; all
-others need a signature alone. Here every request that is not listed below needs an admin, so that a new one
-is closed until somebody opens it.
+Apache's 4.9 broker checks the topics and groups of ten requests and reserves five for admins; all others need
+only a signature. Here every request that is not listed below requires an admin, so that a new one is closed
+until somebody opens it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageReques
 
 EITHER = Perm.PUB | Perm.SUB
 RESOURCES_MAX = 10_000
-"""Topics and groups of one heartbeat."""
+"""The maximum number of topics and groups of one heartbeat."""
 
 
 class Right(NamedTuple):
-    """One of the bits of `perm` for a topic, or with `group` for a consumer group."""
+    """A required permission for a topic or, with `group`, for a consumer group."""
 
     perm: Perm
     name: str
@@ -45,21 +45,23 @@ Rights = list[Right]
 
 
 def topic_right(perm: Perm, name: str) -> Right:
-    """Of a topic; a retry topic belongs to its group, and whoever may consume as the group may use it."""
+    """Return the right for a topic. A retry topic requires the right to consume as its group."""
     if name.startswith(RETRY_PREFIX):
         return group_right(name.removeprefix(RETRY_PREFIX))
     return Right(perm, name)
 
 
 def group_right(name: str) -> Right:
-    """To consume as a group."""
+    """Return the right to consume as a group."""
     return Right(Perm.SUB, name.removeprefix(HAND_OVER_PREFIX), True)
 
 
 def by_default(right: Right) -> bool:
-    """Whether defaultTopicPerm and defaultGroupPerm say something of it. To read what the broker keeps for
-    others (delayed, half and timer messages, traces, copies of replies), and to act as one of its own groups,
-    takes an entry that names it."""
+    """Return whether defaultTopicPerm and defaultGroupPerm apply to a right.
+
+    They do not apply to reading what the broker stores for others (delayed, half and timer messages, traces,
+    copies of replies) and to acting as one of its own groups. These require an explicit entry.
+    """
     if right.group:
         return not right.name.startswith(CID_RMQ_SYS_PREFIX)
     kept = is_system_topic(right.name) or right.name.endswith(REPLY_TOPIC_POSTFIX)
@@ -67,14 +69,17 @@ def by_default(right: Right) -> bool:
 
 
 def needed(frame: Frame) -> Rights | None:
-    """The rights that a request needs, all of them; none: it only has to be signed; None: an admin. Raises
-    ProtocolError for a request that cannot be read."""
+    """Return the rights that a request requires: an empty list for a signature only, None for an admin.
+
+    Raises:
+        ProtocolError: The request cannot be read.
+    """
     find = _NEEDS.get(frame.code)
     return None if find is None else find(frame)
 
 
 def is_trace(rights: Rights) -> bool:
-    """Every account may send traces."""
+    """Return whether the rights are those of sending traces, which every account has."""
     return len(rights) == 1 and rights[0] == (Perm.PUB, TRACE_TOPIC, False)
 
 
@@ -83,7 +88,10 @@ def _send(frame: Frame) -> Rights:
 
 
 def _reply(frame: Frame) -> Rights | None:
-    """A reply goes to whatever client it names, so the right to some topic is not enough for it."""
+    """Return the rights of a reply.
+
+    It goes to any client that it names, so the right to a topic is not enough.
+    """
     topic = frame.header(SendMessageRequestHeader).topic
     return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
 
@@ -96,8 +104,10 @@ def _pull(frame: Frame) -> Rights:
 def _fields(
     perm: Perm, topic: str = "", group: str = "", *, optional: tuple[str, ...] = ()
 ) -> Callable[[Frame], Rights]:
-    """What the ext fields of these names say. One that is missing is a topic or group without a name, unless
-    the request may leave it out."""
+    """Return a function that reads the rights from these ext fields.
+
+    A missing field is a topic or group without a name, unless it is optional.
+    """
 
     def find(frame: Frame) -> Rights:
         ext = frame.ext or {}
@@ -147,7 +157,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
     RequestCode.SEND_REPLY_MESSAGE: _reply,
     RequestCode.SEND_REPLY_MESSAGE_V2: _reply,
-    # Their handlers know the topic of the message, and check it.
+    # The handlers of these requests know the topic of the message, and check it.
     RequestCode.END_TRANSACTION: _nothing,
     RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
     RequestCode.PULL_MESSAGE: _pull,
@@ -157,7 +167,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, group="consumerGroup", optional=("consumerGroup",)),
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _fields(Perm.SUB, group="consumerGroup"),
-    # Our consumers look what the other members of their group subscribe.
+    # CometMQ's consumers compare the subscriptions of their group's members.
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _fields(Perm.SUB, group="consumerGroup"),
     RequestCode.QUERY_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
     RequestCode.UPDATE_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),

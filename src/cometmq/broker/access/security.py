@@ -1,4 +1,4 @@
-"""What stands between a broker and whoever reaches its port: accounts and TLS, as far as the settings ask."""
+"""The accounts and TLS of a broker, as the settings require."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from cometmq.remoting import Connection, ServerTls, client_tls, server_tls
 
 
 class Security(NamedTuple):
-    """client_context: for connections to name servers and the master; None: they are plain."""
+    """The security of a broker.
+
+    client_context is the TLS of its connections to name servers and the master.
+    """
 
     guard: Guard | None = None
     tls: ServerTls | None = None
@@ -21,35 +24,35 @@ class Security(NamedTuple):
 
     @property
     def check_read(self) -> CheckTopic | None:
-        """See Guard.check_read; None: everybody may read."""
+        """The check Guard.check_read, or None without accounts."""
         return None if self.guard is None else self.guard.check_read
 
     @property
     def check_write(self) -> CheckTopic | None:
-        """See Guard.check_write; None: everybody may write."""
+        """The check Guard.check_write, or None without accounts."""
         return None if self.guard is None else self.guard.check_write
 
     def may_write(self, connection: Connection, topic: str) -> bool:
-        """See Guard.may_write."""
+        """Return whether a client may send to a topic, see Guard.may_write."""
         return self.guard is None or self.guard.may_write(connection, topic)
 
     def same_account(self, connection: Connection, other: Connection) -> bool:
-        """See Guard.same_account."""
+        """Return whether two clients have the same account, see Guard.same_account."""
         return self.guard is None or self.guard.same_account(connection, other)
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Forget a closed connection."""
         if self.guard is not None:
             self.guard.closed(connection)
 
     def start(self) -> None:
-        """Begin to look at the files of accounts and certificates."""
+        """Start to check the files of accounts and certificates for changes."""
         for part in (self.guard, self.tls):
             if part is not None:
                 part.start()
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop to check the files."""
         for part in (self.guard, self.tls):
             if part is not None:
                 await part.stop()
@@ -59,10 +62,10 @@ OPEN = Security()
 
 
 async def security_of(config: BrokerConfig) -> Security:
-    """What the settings ask for. Raises ConfigError for half of it.
+    """Return the security that the settings require. Raises ConfigError for incomplete settings.
 
-    As with Apache's brokers useTLS is for the connections that a broker makes, and an enforcing one makes
-    them so, too.
+    As in Apache's brokers, useTLS concerns the connections that a broker opens; an enforcing broker uses TLS
+    for them, too.
     """
     guard = await guard_of(config)
     path = config.tls_config_file
