@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,11 +29,23 @@ from tests.interop.replicas import (
     SLAVE_NOT_AVAILABLE,
     TOPICS,
     Replicas,
+    of_slave_queue,
     same,
 )
 from tests.interop.stores import loads
 from tests.interop.test_store_commands import run
 from tests.long_form import long_form
+
+from cometmq import (
+    ConsumeFromWhere,
+    MessageExt,
+    MessageQueue,
+    PullConsumer,
+    PullOptions,
+    PushConsumer,
+    PushOptions,
+)
+from cometmq.errors import RemotingError
 
 UPDATE_GROUP = 200
 DELETE_TOPIC = 215
@@ -86,6 +101,83 @@ def serve(pair: Replicas) -> None:
         made_anew(pair)
     pair.brokers["master"].kill()
     assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
+
+
+@pytest.mark.parametrize("slave", [OURS, "4.9.7"])
+def test_consumers_read_a_slave_while_their_master_is_paused_or_killed(
+    tmp_path: Path, names: str, slave: str
+) -> None:
+    name = f"read-{slave.replace('.', '-')}"
+    pair = Replicas(tmp_path, names, name, {"master": OURS, "slave": slave})
+    try:
+        pair.start("master")
+        prepared(pair)
+        pair.start("slave")
+        pair.in_step()
+        assert set(pair.send(8)) == {OK}
+        pair.equal()
+        of_slave_queue(pair, "Alpha", 0)
+        asyncio.run(read_on(pair, names))
+    finally:
+        pair.kill()
+
+
+async def read_on(pair: Replicas, names: str) -> None:
+    """Read by pull and by push while the master is stopped and continued, killed, and back."""
+    waits = {"broker_suspend_s": 0.5, "suspend_timeout_s": 2.0}
+    first = ConsumeFromWhere.FIRST_OFFSET
+    pushed: list[bytes] = []
+    name = pair.name
+
+    async def listener(messages: list[MessageExt]) -> None:
+        pushed.extend(message.body for message in messages)
+
+    async def until(what: str, check: Callable[[], bool]) -> None:
+        await asyncio.to_thread(wait_until, what, check, COPIED_WITHIN_S, 0.1)
+
+    push = PushOptions(consume_from_where=first, **waits)
+    pull = PullOptions(consume_from_where=first, **waits)
+    async with (
+        PushConsumer(f"push-{name}", listener, "Alpha", namesrv=names, options=push),
+        PullConsumer(f"pull-{name}", namesrv=names, options=pull) as consumer,
+    ):
+        queues = [queue for queue in await consumer.fetch_queues("Alpha") if queue.broker_name == name]
+        ends = {queue: await consumer.max_offset(queue) for queue in queues}
+
+        async def read_again() -> None:
+            """Everything is read again, at whatever broker serves it now."""
+            for queue in queues:
+                await everything(consumer, queue, ends[queue])
+
+        await read_again()
+        await until("all is pushed", lambda: len(pushed) == sum(ends.values()))
+        master = pair.brokers["master"].pid
+        os.kill(master, signal.SIGSTOP)
+        try:
+            await read_again()
+        finally:
+            os.kill(master, signal.SIGCONT)
+        assert set(await asyncio.to_thread(pair.send, 4)) <= {OK, SLAVE_NOT_AVAILABLE}
+        await until("more is pushed", lambda: len(pushed) >= sum(ends.values()) + 4)
+        pair.brokers["master"].kill()
+        await read_again()
+        await asyncio.to_thread(pair.start, "master")
+        await until("the slave is back", lambda: pair.send() == [OK])
+        await until("the new ones are pushed", lambda: len(pushed) >= sum(ends.values()) + 5)
+
+
+async def everything(consumer: PullConsumer, queue: MessageQueue, end: int) -> None:
+    offset = 0
+    async with asyncio.timeout(60):
+        while offset < end:
+            try:
+                result = await consumer.pull(queue, offset, timeout_s=2.0)
+            except RemotingError:
+                continue
+            assert [message.queue_offset for message in result.messages] == list(
+                range(offset, result.next_begin_offset)
+            )
+            offset = result.next_begin_offset
 
 
 def made_anew(pair: Replicas) -> None:

@@ -152,6 +152,7 @@ class FakeCluster:
         self.bodies: dict[int, tuple[bytes, int]] = {}  # offset -> (stored body, sysFlag), else its number
         self.refusals: deque[int] = deque()  # codes that answer the next pulls
         self.refuse_always: int | None = None
+        self.suggested = 0  # the broker id from which it wants to be read
         self.closing = False  # accept and close
         self.brokers: dict[int, str] = {}  # what the route says; itself as master by default
         self.routed = True
@@ -219,7 +220,7 @@ class FakeCluster:
             code, behind = ResponseCode.SUCCESS, min(at + header.max_msg_nums, self.maximum)
             body = b"".join(self.record(offset) for offset in range(at, behind))
         answer = PullMessageResponseHeader(
-            suggest_which_broker_id=0, next_begin_offset=behind, min_offset=self.minimum,
+            suggest_which_broker_id=self.suggested, next_begin_offset=behind, min_offset=self.minimum,
             max_offset=self.maximum,
         )  # fmt: skip
         return frame.response(code, header=answer, body=body)

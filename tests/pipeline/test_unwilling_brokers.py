@@ -172,6 +172,30 @@ class TestAReplicaThatLags:
         assert task.ranges == [QueueRange(QUEUE, 30, 50)]
 
 
+class TestABusyMaster:
+    """The master suggests its replica, as it does with slaveReadEnable for what is not in memory."""
+
+    @pytest.fixture
+    def replica(self, fake: FakeCluster) -> Iterator[FakeCluster]:
+        with fake_cluster() as replica:
+            fake.brokers, fake.suggested = {0: fake.address, 1: replica.address}, 1
+            fake.stored_ms = [1_000_000] * 50
+            yield replica
+
+    def test_its_replica_is_read(self, fake: FakeCluster, replica: FakeCluster) -> None:
+        replica.stored_ms = list(fake.stored_ms)
+        assert offsets(parts(fake, end=50, pull_batch_size=5)) == list(range(50))
+        assert replica.asked[RequestCode.PULL_MESSAGE] >= 5
+
+    @pytest.mark.parametrize("refusal", [None, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_BUSY])
+    def test_what_the_replica_lacks_or_refuses_is_read_at_the_master(
+        self, fake: FakeCluster, replica: FakeCluster, refusal: int | None
+    ) -> None:
+        replica.stored_ms, replica.refuse_always = fake.stored_ms[:30], refusal
+        assert offsets(parts(fake, end=50, pull_batch_size=5)) == list(range(50))
+        assert replica.asked[RequestCode.PULL_MESSAGE] > 0
+
+
 class TestAStreamWhoseBrokersAreAway:
     def test_a_broker_that_is_dead_and_still_routed_keeps_its_queues(
         self, fake: FakeCluster, stream: Stream, caplog: pytest.LogCaptureFixture

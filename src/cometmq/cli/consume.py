@@ -109,7 +109,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
         return  # nobody has sent to the topic: all that comes is new
     known: dict[str, bool] = {}
     for queue in queues:
-        addr = await client.find_master(queue)
+        addr = await client.find_addr(queue)
         if addr not in known:
             known[addr] = group in await groups_at(client, addr, topic)
         if not known[addr]:

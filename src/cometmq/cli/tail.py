@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -24,8 +25,10 @@ from cometmq.text import printable
 
 if TYPE_CHECKING:
     from cometmq.client import ClientInstance
+    from cometmq.client.cluster.routes import ReadTarget
     from cometmq.client.group.subscription import Subscription
     from cometmq.message import MessageQueue, PullResult
+    from cometmq.protocol.frame import Frame
 
 ROUTE_INTERVAL_S = 5.0  # between two looks for new queues and brokers
 RETRY_S = 1.0  # after a pull that failed
@@ -152,15 +155,18 @@ class Watch:
         self._followers[queue] = asyncio.create_task(self._read(queue, begin_ms, offset))
 
     async def _start_offset(self, queue: MessageQueue, begin_ms: int | None) -> int:
-        client = self._client
-        addr = await client.find_addr(queue)
-        if begin_ms is None:
-            return await client.brokers.max_offset(addr, queue)
-        first = await client.brokers.min_offset(addr, queue)
-        if begin_ms == 0:
-            return first
-        # A 4.9 broker gives the message nearest to a time, which may be an older one: `show` looks again.
-        return max(first, await client.brokers.offset_by_time(addr, queue, begin_ms - 1))
+        brokers = self._client.brokers
+
+        async def ask(target: ReadTarget) -> int:
+            if begin_ms is None:
+                return await brokers.max_offset(target.addr, queue)
+            first = await brokers.min_offset(target.addr, queue)
+            if begin_ms == 0:
+                return first
+            # A 4.9 broker gives the message nearest to a time, which may be an older one: `show` looks again.
+            return max(first, await brokers.offset_by_time(target.addr, queue, begin_ms - 1))
+
+        return await self._client.reads.run(queue, ask)
 
     async def _look_for_queues(self) -> None:
         """Follow queues that were not there at the start. They may hold older messages: perhaps their broker
@@ -184,7 +190,6 @@ class Watch:
             try:
                 if offset is None:
                     offset = await self._start_offset(queue, begin_ms)
-                addr, _ = await self._client.pull_addr(queue, broker_id)
                 request = pull_request(
                     TOOLS_CONSUMER_GROUP,  # every broker has it; without the commit bit nothing is stored
                     queue,
@@ -194,7 +199,8 @@ class Watch:
                     sub_version=self._subscription.version,
                     suspend_s=SUSPEND_S,
                 )
-                result = await self._client.brokers.pull(addr, queue, request, SUSPEND_S + 10.0)
+                pull = partial(self._pull, queue, request)
+                result = await self._client.reads.run(queue, pull, broker_id)
             except CometError as error:
                 self._tell(queue, error)
                 await asyncio.sleep(RETRY_S)
@@ -206,6 +212,9 @@ class Watch:
                 # Most brokers hold such a pull. One that does not must not be asked as fast as it answers.
                 await asyncio.sleep(IDLE_S)
             offset = result.next_begin_offset
+
+    async def _pull(self, queue: MessageQueue, request: Frame, target: ReadTarget) -> PullResult:
+        return await self._client.brokers.pull(target.addr, queue, request, SUSPEND_S + 10.0)
 
     def _tell(self, source: MessageQueue | str, error: Exception) -> None:
         """Print a problem once, even if many queues have it."""

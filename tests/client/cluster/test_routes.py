@@ -109,23 +109,30 @@ def test_addresses_by_role() -> None:
     assert (routes.any("a"), routes.any("b"), routes.any("c")) == ("a:1", "b:3", None)
     assert routes.addresses(replicas=False) == {"a:1"}
     assert routes.addresses(replicas=True) == {"a:1", "a:2", "b:3"}
-    assert routes.masters_of("T") == ["a:1"]
-    assert routes.masters_of("U") == []
 
 
 @pytest.mark.parametrize(
     ("broker_name", "broker_id", "expected"),
     [
-        ("a", 0, ("a:1", False)),
-        ("a", 1, ("a:2", True)),
-        ("a", 7, ("a:1", False)),
-        ("b", 0, ("b:3", True)),
-        ("b", 1, ("b:3", True)),
-        ("c", 0, None),
+        ("a", 0, [("a:1", False), ("a:2", True)]),
+        ("a", 1, [("a:2", True), ("a:1", False)]),
+        ("a", 7, [("a:1", False), ("a:2", True)]),
+        ("b", 0, [("b:3", True)]),
+        ("b", 1, [("b:3", True)]),
+        ("c", 0, []),
     ],
 )
-def test_where_to_pull(broker_name: str, broker_id: int, expected: tuple[str, bool] | None) -> None:
-    assert table().for_pull(broker_name, broker_id) == expected
+def test_where_to_read(broker_name: str, broker_id: int, expected: list[tuple[str, bool]]) -> None:
+    assert table().read_targets(broker_name, broker_id) == expected
+
+
+def test_what_cannot_be_reached_is_read_last() -> None:
+    routes = table()
+    routes.unreachable.add("a:1")
+    assert routes.read_targets("a") == [("a:2", True), ("a:1", False)]
+    assert routes.readers_of("T") == ["a:2", "b:3", "a:1"]
+    routes.unreachable.clear()
+    assert (routes.readers_of("T"), routes.readers_of("U")) == (["a:1", "a:2", "b:3"], [])
 
 
 def test_put_says_whether_anything_changed() -> None:

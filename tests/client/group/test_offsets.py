@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 import pytest
 
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.group import offsets as offsets_module
 from cometmq.client.group.offsets import (
     OffsetStorageError,
@@ -245,10 +246,10 @@ class Bounds:
     """A client instance whose broker has a queue that ends at 99, and store times that are offsets."""
 
     def __init__(self) -> None:
-        self.brokers = self
+        self.brokers = self.reads = self
 
-    async def find_master(self, queue: MessageQueue) -> str:
-        return "127.0.0.1:1"
+    async def run(self, queue: MessageQueue, read: Callable[[ReadTarget], Awaitable[int]]) -> int:
+        return await read(ReadTarget("127.0.0.1:1", False))
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
         return 99

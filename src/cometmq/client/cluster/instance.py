@@ -21,9 +21,10 @@ from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.client.cluster.namespaces import Namespace, instance_of
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
+from cometmq.client.cluster.reads import Reads
 from cometmq.client.cluster.replies import Replies
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
-from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
+from cometmq.client.cluster.routes import ReadTarget, RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
 from cometmq.client.cluster.traces import Traces
 from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
@@ -116,7 +117,7 @@ class ClientInstance(LifeCycle):
                 domain, self.options.namesrv_domain_sub_group, self.options.unit_name, self.namesrv.use
             )
         self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s, self.namespace)
-        self.routes = RouteTable()
+        self.routes, self.reads = RouteTable(), Reads(self)
         self.heartbeat_problems: dict[str, str] = {}
         """Broker address -> why the last heartbeat failed."""
         self.loop = self._loop = asyncio.get_running_loop()
@@ -300,9 +301,10 @@ class ClientInstance(LifeCycle):
     def refresh_soon(self, topic: str) -> None:
         """Ask for a route in the background: something says that it may be old."""
         if self._state == "running" and topic not in self._fetching:
-            self._in_background(self.refresh_routes([topic]), f"cometmq-refresh-{topic}")
+            self.in_background(self.refresh_routes([topic]), f"cometmq-refresh-{topic}")
 
-    def _in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
+    def in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
+        """Run a coroutine as a task that ends with this instance."""
         task = self.loop.create_task(work, name=name)
         self._refreshing.add(task)
         task.add_done_callback(self._refreshing.discard)
@@ -354,47 +356,49 @@ class ClientInstance(LifeCycle):
         """Raises NoRouteError, about `topic`, for a broker without a known master."""
         addr = self.routes.master(broker_name)
         if addr is None:
-            raise self._unknown_broker(broker_name, topic)
+            raise self._unknown_broker(broker_name, topic, "a master")
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
         """The master of a queue's broker, else a replica; asks for the topic's route if need be."""
-        return await self._find(queue, lambda: self.routes.any(queue.broker_name))
+        return await self._find(queue, lambda: self.routes.any(queue.broker_name), "any replica")
 
     async def find_master(self, queue: MessageQueue) -> str:
         """The master of a queue's broker, asking for the topic's route if it is not known yet."""
-        return await self._find(queue, lambda: self.routes.master(queue.broker_name))
+        return await self._find(queue, lambda: self.routes.master(queue.broker_name), "a master")
 
-    async def pull_addr(self, queue: MessageQueue, broker_id: int) -> tuple[str, bool]:
-        """(address, whether it is a replica) to pull a queue from."""
-        return await self._find(queue, lambda: self.routes.for_pull(queue.broker_name, broker_id))
+    async def read_targets(self, queue: MessageQueue, broker_id: int) -> list[ReadTarget]:
+        """Return the brokers that may serve a read of a queue, at least one (RouteTable.read_targets)."""
+        return await self._find(
+            queue, lambda: self.routes.read_targets(queue.broker_name, broker_id) or None, "any replica"
+        )
 
-    async def _find(self, queue: MessageQueue, look: Callable[[], T | None]) -> T:
+    async def _find(self, queue: MessageQueue, look: Callable[[], T | None], role: str) -> T:
         self.routes.use(queue.topic)
         found = look()
         if found is None:
             await self._fetch(queue.topic)
             found = look()
             if found is None:
-                raise self._unknown_broker(queue.broker_name, queue.topic)
+                raise self._unknown_broker(queue.broker_name, queue.topic, role)
         return found
 
-    def _unknown_broker(self, broker_name: str, topic: str) -> NoRouteError:
+    def _unknown_broker(self, broker_name: str, topic: str, role: str) -> NoRouteError:
         return NoRouteError(
             topic,
-            [(self.namesrv.current, f"no route names the address of a master of broker {broker_name}")],
+            [(self.namesrv.current, f"no route names the address of {role} of broker {broker_name}")],
             "Is the broker down, or registered under another name? (mqadmin clusterList)",
         )
 
     async def consumer_ids(self, topic: str, group: str) -> list[str]:
-        """The client ids of a group's members, from any broker of the topic."""
+        """The client ids of a group's members, from any broker of the topic, masters first."""
         failure: CometError | None = None
-        for addr in self.routes.masters_of(topic):
+        for addr in self.routes.readers_of(topic):
             try:
                 return await self.brokers.consumer_ids(addr, group)
             except CometError as error:
                 failure = error
-        raise failure if failure is not None else self._unknown_broker("(any)", topic)
+        raise failure if failure is not None else self._unknown_broker("(any)", topic, "any replica")
 
     async def _send_traces(self, body: bytes, keys: str) -> None:
         """Send records of traces to any broker of the trace topic. Raises CometError after two tries."""
@@ -505,7 +509,7 @@ class ClientInstance(LifeCycle):
         missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
         if missing or self._told_of < self._joined:
             if self._introduction is None or self._introduction.done():
-                self._introduction = self._in_background(self.send_heartbeats(), "cometmq-introduction")
+                self._introduction = self.in_background(self.send_heartbeats(), "cometmq-introduction")
             await asyncio.wait([self._introduction], timeout=max(end - self.loop.time(), 0.0))
 
     async def _heartbeat_to(self, addr: str, body: HeartbeatData) -> None:

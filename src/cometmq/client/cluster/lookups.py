@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from itertools import chain
 
+from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import Client, ClientInstance
 from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.workers import for_each
@@ -177,8 +179,10 @@ class LookingClient(Client):
             self._check_running()
         return self.client
 
-    async def _master(self, queue: MessageQueue) -> str:
-        return await self._running().find_master(queue)
+    async def _read(self, queue: MessageQueue, ask: Callable[[BrokerApi, str], Awaitable[int]]) -> int:
+        """Ask the master of a queue's broker, or a replica of it while the master cannot be reached."""
+        client = self._running()
+        return await client.reads.run(queue, lambda target: ask(client.brokers, target.addr))
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> MessageExt:
         """The message of an id: an offset id, as brokers give, or the unique key of its producer, which is
@@ -193,19 +197,21 @@ class LookingClient(Client):
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """First offset that is still stored."""
-        return await self._running().brokers.min_offset(await self._master(queue), queue)
+        return await self._read(queue, lambda brokers, addr: brokers.min_offset(addr, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get."""
-        return await self._running().brokers.max_offset(await self._master(queue), queue)
+        return await self._read(queue, lambda brokers, addr: brokers.max_offset(addr, queue))
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Offset by store time in ms: in 4.9 the nearest message, in 5.x the first one not older."""
-        return await self._running().brokers.offset_by_time(await self._master(queue), queue, timestamp_ms)
+        return await self._read(
+            queue, lambda brokers, addr: brokers.offset_by_time(addr, queue, timestamp_ms)
+        )
 
     async def earliest_store_time(self, queue: MessageQueue) -> int:
         """Store time in ms of a queue's first message, -1 without one."""
-        return await self._running().brokers.earliest_store_time(await self._master(queue), queue)
+        return await self._read(queue, lambda brokers, addr: brokers.earliest_store_time(addr, queue))
 
     async def create_topic(self, key: str, topic: str, queue_nums: int = 4) -> None:
         """Create or change a topic, with so many queues to read and to write, at every master of the topic

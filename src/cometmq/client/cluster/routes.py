@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +15,7 @@ from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import MASTER_ID, Perm
 from cometmq.text import printable
 
-__all__ = ["RouteTable", "TopicRoute", "template_route", "topic_route"]
+__all__ = ["ReadTarget", "RouteTable", "TopicRoute", "template_route", "topic_route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,17 @@ class TopicRoute:
     """What the name server gave as addresses and is left out of `data`, because it cannot be any."""
     from_template: bool = False
     """Made from the template's route: the topic does not exist yet and its first message will create it."""
+
+    def one_of_each_broker(self) -> list[MessageQueue]:
+        """Return one readable queue of each broker."""
+        return list({queue.broker_name: queue for queue in self.read_queues}.values())
+
+
+class ReadTarget(NamedTuple):
+    """A broker that may serve a read."""
+
+    addr: str
+    is_replica: bool
 
 
 QUEUES_MAX = 262_144
@@ -136,6 +148,8 @@ class RouteTable:
         self._addrs: dict[str, dict[int, str]] = {}
         self._used: set[str] = set()
         """Topics whose route was asked for since the last `forget_unused`."""
+        self.unreachable: set[str] = set()
+        """Addresses that the owner of this table could not reach; reads go to them last."""
 
     def get(self, topic: str) -> TopicRoute | None:
         """To work with it: it counts as used."""
@@ -192,13 +206,16 @@ class RouteTable:
         addrs = self._addrs.get(broker_name, {})
         return [addrs[broker_id] for broker_id in sorted(addrs)]
 
-    def for_pull(self, broker_name: str, broker_id: int) -> tuple[str, bool] | None:
-        """(address, whether it is a replica) of the wanted broker id, else of the next one, else of any."""
-        addrs = self._addrs.get(broker_name)
-        if not addrs:
-            return None
-        chosen = broker_id if broker_id in addrs else broker_id + 1 if broker_id + 1 in addrs else min(addrs)
-        return addrs[chosen], chosen != MASTER_ID
+    def read_targets(self, broker_name: str, broker_id: int = MASTER_ID) -> list[ReadTarget]:
+        """Return the brokers that may serve a read, in the order in which they are tried.
+
+        First comes the broker id that was suggested, else the one after it, as RocketMQ's clients have it;
+        then the master and the replicas by id. Addresses in `unreachable` come last.
+        """
+        addrs = self._addrs.get(broker_name, {})
+        first = next((number for number in (broker_id, broker_id + 1) if number in addrs), MASTER_ID)
+        order = sorted(addrs, key=lambda number: (addrs[number] in self.unreachable, number != first, number))
+        return [ReadTarget(addrs[number], number != MASTER_ID) for number in order]
 
     def addresses(self, *, replicas: bool) -> set[str]:
         """Of all masters, and with `replicas` of all the others."""
@@ -214,7 +231,10 @@ class RouteTable:
         route = self._routes.get(topic)
         return route.data.filter_server_table.get(broker_addr, []) if route is not None else []
 
-    def masters_of(self, topic: str) -> list[str]:
+    def readers_of(self, topic: str) -> list[str]:
+        """Return the address of each broker of a topic: the masters first, then the replicas."""
         route = self._routes.get(topic)
-        brokers = route.data.broker_datas if route is not None else []
-        return sorted(addr for broker in brokers if (addr := broker.broker_addrs.get(MASTER_ID)) is not None)
+        names = [broker.broker_name for broker in route.data.broker_datas] if route is not None else []
+        found = [target for name in sorted(names) for target in self.read_targets(name)]
+        found.sort(key=lambda target: (target.addr in self.unreachable, target.is_replica))
+        return [target.addr for target in found]

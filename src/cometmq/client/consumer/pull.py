@@ -30,6 +30,7 @@ from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
@@ -45,6 +46,7 @@ from cometmq.errors import ClientStateError, ConfigError, shown
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import check_group_name, check_topic_name
+from cometmq.protocol.frame import Frame
 
 __all__ = ["PullConsumer"]
 
@@ -243,22 +245,23 @@ class PullConsumer(LookingClient):
             raise ValueError(
                 f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
             )
-        addr = await self._master(queue)
-        await self._check(addr, subscription)
-        request = pull_request(
-            self.group,
-            queue,
-            offset,
-            self.options.pull_batch_size if max_count is None else max_count,
-            subscription.expression,
-            expression_type=subscription.expression_type,
-            sub_version=subscription.version,
-            suspend_s=suspend_s,
-            class_filter=subscription.source is not None,
-        )
-        result = await self._group.pulls.pull(
-            addr, queue, subscription, request, timeout_s, self.options.max_body
-        )
+
+        async def request(target: ReadTarget) -> Frame:
+            await self._check(target.addr, subscription)
+            return pull_request(
+                self.group,
+                queue,
+                offset,
+                self.options.pull_batch_size if max_count is None else max_count,
+                subscription.expression,
+                expression_type=subscription.expression_type,
+                sub_version=subscription.version,
+                suspend_s=suspend_s,
+                class_filter=subscription.source is not None,
+            )
+
+        self._running()
+        result = await self._group.pulls.pull(queue, subscription, request, timeout_s, self.options.max_body)
         if not subscription.tags:
             return result
         return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
@@ -275,6 +278,12 @@ class PullConsumer(LookingClient):
             self._checked.clear()
         self._checked.add(asked)
 
+    async def _check_at(self, queue: MessageQueue, subscription: Subscription) -> None:
+        """Check an expression at the broker that serves reads of a queue."""
+        if subscription.expression_type != "TAG":
+            reads = self._running().reads
+            await reads.run(queue, lambda target: self._check(target.addr, subscription))
+
     # -- reading ahead
 
     async def assign(self, queues: Iterable[MessageQueue], *, expression: Expression = "*") -> None:
@@ -286,7 +295,7 @@ class PullConsumer(LookingClient):
             raise ClientStateError(f"{self._name} has subscribed: the rebalance assigns its queues")
         wanted = set(queues)
         for queue in sorted(wanted) if isinstance(expression, sql92) else ():
-            await self._check(await self._master(queue), as_subscription(queue.topic, expression))
+            await self._check_at(queue, as_subscription(queue.topic, expression))
         await polling.release([queue for queue in polling.queues if queue not in wanted])
         self._expressions = {queue: as_subscription(queue.topic, expression) for queue in wanted}
         for queue in sorted(wanted.difference(polling.queues)):
@@ -310,8 +319,9 @@ class PullConsumer(LookingClient):
         failure = (await group.instance.refresh_routes([topic])).get(topic)
         if isinstance(failure, NameServersUnreachable):
             raise failure
-        for addr in group.instance.routes.masters_of(topic):
-            await self._check(addr, subscription)
+        route = group.instance.routes.get(topic)
+        for queue in route.one_of_each_broker() if route is not None else ():
+            await self._check_at(queue, subscription)
         if self._session is None:
             self._session = PullSession(group, self._polling)
         group.subscriptions[topic] = subscription.after(group.subscriptions.get(topic))

@@ -21,6 +21,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.retry_topic import check_delay_level
@@ -37,6 +38,7 @@ from cometmq.client.group.subscription import (
 )
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import check_group_name
 from cometmq.text import printable
 
@@ -138,10 +140,14 @@ class PushConsumer(LookingClient):
         for subscription in subscriptions:
             if subscription.expression_type == "TAG":
                 continue
-            for addr in client.routes.masters_of(subscription.topic):
-                await client.brokers.check_client_config(
-                    addr, client.client_id, self.group, subscription.data()
-                )
+            data = subscription.data()
+
+            async def check(target: ReadTarget, data: SubscriptionData = data) -> None:
+                await client.brokers.check_client_config(target.addr, client.client_id, self.group, data)
+
+            route = client.routes.get(subscription.topic)
+            for queue in route.one_of_each_broker() if route is not None else ():
+                await client.reads.run(queue, check)
 
     async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
         """Add or change a subscription, also while running. Raises BrokerError when a running consumer's

@@ -11,12 +11,14 @@ from itertools import groupby
 from cometmq import logs
 from cometmq.client.cluster.hooks import kept
 from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.client.group.process_queue import Batch, FlowLimits, ProcessQueue
 from cometmq.errors import BodyTooLarge, BrokerError, CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.frame import Frame
 
 __all__ = ["IDLE_S", "FlowControl", "QueuePuller"]
 
@@ -83,7 +85,6 @@ class QueuePuller:
     _submit: Callable[[list[Batch]], None]
     _limits: Callable[[], FlowLimits]
     _offset_illegal: OffsetIllegal
-    _broker_id: int = 0
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _errors_in_a_row: int = 0
@@ -186,30 +187,31 @@ class QueuePuller:
         if subscription is None:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
-        addr, is_slave = await group.instance.pull_addr(self.message_queue, self._broker_id)
         # A broker may serve a pull late, and store its older offset over the one with which a queue was left:
         # an orderly group would get messages again, behind later ones.
-        carries = group.stored_by_brokers and not options.orderly and not is_slave
-        commit = group.offsets.memory(self.message_queue) if carries else None
-        request = pull_request(
-            group.name,
-            self.message_queue,
-            queue.next_offset,
-            options.pull_batch_size,
-            subscription.expression,
-            expression_type=subscription.expression_type,
-            carry_expression=False,
-            class_filter=subscription.source is not None,
-            sub_version=subscription.version,
-            commit_offset=commit,
-            suspend_s=options.broker_suspend_s,
-        )
+        carries = group.stored_by_brokers and not options.orderly
+
+        async def request(target: ReadTarget) -> Frame:
+            commits = carries and not target.is_replica
+            return pull_request(
+                group.name,
+                self.message_queue,
+                queue.next_offset,
+                options.pull_batch_size,
+                subscription.expression,
+                expression_type=subscription.expression_type,
+                carry_expression=False,
+                class_filter=subscription.source is not None,
+                sub_version=subscription.version,
+                commit_offset=group.offsets.memory(self.message_queue) if commits else None,
+                suspend_s=options.broker_suspend_s,
+            )
+
         result = await group.pulls.pull(
-            addr, self.message_queue, subscription, request, options.suspend_timeout_s, options.max_body
+            self.message_queue, subscription, request, options.suspend_timeout_s, options.max_body
         )
         if queue.dropped:
             return 0.0
-        self._broker_id = result.suggest_which_broker_id
         if result.status is PullStatus.OFFSET_ILLEGAL:
             warn_of_moved_offset(self.message_queue, queue.next_offset, result)
             await self._offset_illegal(queue, result.next_begin_offset)

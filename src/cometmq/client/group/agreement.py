@@ -42,7 +42,7 @@ class Agreement:
         group = self._group
         instance = group.instance
         own = wants_of([each.data() for each in group.subscriptions.values()])
-        addr = next((a for topic in group.subscriptions for a in instance.routes.masters_of(topic)), None)
+        addr = next((a for topic in group.subscriptions for a in instance.routes.readers_of(topic)), None)
         if addr is None:
             return
         try:

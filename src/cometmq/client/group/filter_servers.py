@@ -1,19 +1,24 @@
-"""Whom a pull is sent to: the queue's broker, or a filter server of it when a class filters."""
+"""Sending pulls: to a broker of the queue, or to a filter server of that broker when a class filters."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.group.subscription import Subscription
 from cometmq.errors import BrokerError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue, PullResult
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import MASTER_ID, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import MAX_OFFSET, MIN_OFFSET
 
 __all__ = ["Pulls"]
+
+RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
+"""Makes the pull request for a broker."""
 
 
 @dataclass(eq=False)
@@ -26,19 +31,44 @@ class Pulls:
     """(address, topic) -> (name, source) of the class that is there; after a failure it is uploaded anew."""
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0
+    _suggested: dict[MessageQueue, int] = field(default_factory=dict)
+    """The broker id that the last answer for a queue suggested, unless that is the master."""
 
     async def pull(
         self,
-        broker_addr: str,
         queue: MessageQueue,
         subscription: Subscription,
-        request: Frame,
+        request: RequestFor,
         timeout_s: float,
         max_body: int,
     ) -> PullResult:
-        """What the pull brings (BrokerApi.pull), with the queue's bounds on each message as Java's client has
-        them. Raises NoRouteError when the broker has no filter server."""
-        result = await self._pull(broker_addr, queue, subscription, request, timeout_s, max_body)
+        """Pull a queue from its master or a replica (Reads.run), following the brokers' suggestions.
+
+        Args:
+            queue: The queue.
+            subscription: With a class, the pull goes to a filter server of the broker.
+            request: Makes the request for the broker that is asked.
+            timeout_s: Limit for the answer of one broker.
+            max_body: Bytes of a decompressed body.
+
+        Returns:
+            The answer, with the queue's bounds on each message as Java's client has them.
+
+        Raises:
+            NoRouteError: No route names the broker, or the broker has no filter server.
+            BrokerError: The broker refused.
+            RemotingError: No broker answered.
+        """
+
+        async def attempt(target: ReadTarget) -> PullResult:
+            frame = await request(target)
+            return await self._pull(target.addr, queue, subscription, frame, timeout_s, max_body)
+
+        result = await self.instance.reads.run(queue, attempt, self._suggested.get(queue, MASTER_ID))
+        if result.suggest_which_broker_id != MASTER_ID:
+            self._suggested[queue] = result.suggest_which_broker_id
+        else:
+            self._suggested.pop(queue, None)
         bounds = {MIN_OFFSET: str(result.min_offset), MAX_OFFSET: str(result.max_offset)}
         for message in result.messages:
             message.properties.update(bounds)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.cluster.workers import call_on_loop, for_each
 from cometmq.client.group.options import ConsumeFromWhere, OffsetStorage
 from cometmq.errors import CometError, Transient
@@ -227,10 +228,13 @@ async def start_offset(
     by_time = where is ConsumeFromWhere.TIMESTAMP
     if where is ConsumeFromWhere.FIRST_OFFSET or (is_retry and not by_time):
         return 0
-    addr = await client.find_master(queue)
-    if by_time and not is_retry:
-        return await client.brokers.offset_by_time(addr, queue, time_ms)
-    return await client.brokers.max_offset(addr, queue)
+
+    async def ask(target: ReadTarget) -> int:
+        if by_time and not is_retry:
+            return await client.brokers.offset_by_time(target.addr, queue, time_ms)
+        return await client.brokers.max_offset(target.addr, queue)
+
+    return await client.reads.run(queue, ask)
 
 
 def default_start_time_ms() -> int:

@@ -51,6 +51,7 @@ from cometmq.pipeline.live.marks import Mark, Marks, mark_of, resume
 from cometmq.pipeline.live.pulling import BUSY, Reply, pull_reply
 from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
 from cometmq.protocol.codes import (
+    MASTER_ID,
     TBW102,
     TOOLS_CONSUMER_GROUP,
     VERSION_5_0_0,
@@ -67,7 +68,7 @@ _RETRY_S = 0.2
 _AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
 _RECORDS_AT_ONCE = 8  # each answer may have 4 MiB
 _AWAY_S = (1.0, 30.0)  # pause between looks for a broker that is away: the first, the longest
-_REFUSED_S = 10.0  # so long a broker's replica is asked first after no connection to it could be made
+_REFUSED_S = 10.0  # how long an address without a connection comes last
 _ROUTE_S = 5.0  # how old a route may be for looks that follow each other
 _SAMPLES = 64  # records whose size is looked at before a batch is limited by bytes
 _SHRUNK_S = 1.0  # pause before a second look at a queue that looks shorter than it was
@@ -85,7 +86,7 @@ class Cluster:
         self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # by broker name
-        self._refused: dict[str, float] = {}  # addresses without a connection, and until when they come last
+        self._refused: dict[str, float] = {}  # addresses that come last, and until when
         self._routed: dict[str, float] = {}  # when each topic was looked up
         self._listed: tuple[float, list[str]] = (-math.inf, [])  # when, and the names of all topics
         self._ordinary: set[str] = set()  # topics that can be read
@@ -202,20 +203,19 @@ class Cluster:
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
         """The addresses to read from, by broker name; brokers that are away are left out."""
         named = {queue.broker_name for queue in queues}
-        return {name: found[0] for name in sorted(named) if (found := self._in_turn(name))}
+        return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
-    def address_of(self, queue: MessageQueue) -> str:
-        """Where to read the queue now, by a fresh look: at its master, or at a replica while no connection to
-        the master can be made. Raises NoRouteError or ConnectError if its broker is away."""
+    def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
+        """Return where to read the queue now, by a fresh route: the broker id that was suggested, or another
+        one while that cannot be connected. Raises NoRouteError or ConnectError if the broker is away."""
         self._route(queue.topic)
-        return self._reachable(queue)
+        return self._reachable(queue, broker_id)
 
     def is_replica(self, queue: MessageQueue, address: str) -> bool:
         return address != self._routes.master(queue.broker_name)
 
-    def _reachable(self, queue: MessageQueue) -> str:
-        addresses = self._in_turn(queue.broker_name)
-        failure: ConnectError | None = None
+    def _reachable(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
+        addresses, failure = self._in_turn(queue.broker_name, broker_id), None
         for address in addresses if len(addresses) > 1 else ():
             try:
                 self._wires.keep(self._wires.connect(address, self._timeout_s))
@@ -227,12 +227,12 @@ class Cluster:
             raise failure
         return _registered(queue, next(iter(addresses), None), self._namesrv)
 
-    def _in_turn(self, broker_name: str) -> list[str]:
-        """A broker's addresses in the order in which they are tried: the master, then replicas. Those that
-        were tried in vain come last for a while."""
+    def _in_turn(self, broker_name: str, broker_id: int) -> list[str]:
+        """Return a broker's addresses in the order of RouteTable.read_targets."""
         now = time.monotonic()
         self._refused = {address: until for address, until in self._refused.items() if until > now}
-        return sorted(self._routes.all_of(broker_name), key=self._refused.__contains__)
+        self._routes.unreachable = set(self._refused)
+        return [target.addr for target in self._routes.read_targets(broker_name, broker_id)]
 
     def master_of(self, queue: MessageQueue) -> str:
         """Where to write to the queue. Raises NoRouteError if the broker has no master now."""

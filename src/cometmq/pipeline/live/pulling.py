@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cometmq.client.cluster.requests import PULL_STATUS
 from cometmq.pipeline.base.plan import QueueRange
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import MASTER_ID, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageResponseHeader
 from cometmq.protocol.record.one import queue_offset_of, record_starts
@@ -47,6 +47,8 @@ class Reply(NamedTuple):
     maximum: int
     body: bytes
     remark: str = ""
+    suggested: int = MASTER_ID
+    """The broker id from which the broker wants to be read."""
 
     @property
     def left_out(self) -> bool:
@@ -66,7 +68,8 @@ def pull_reply(frame: Frame) -> Reply:
         return Reply(frame.code, 0, 0, 0, b"", remark)
     header = frame.header(PullMessageResponseHeader)
     held = (header.min_offset, header.max_offset)
-    return Reply(frame.code, header.next_begin_offset, *held, bytes(frame.body), remark)
+    suggested = header.suggest_which_broker_id
+    return Reply(frame.code, header.next_begin_offset, *held, bytes(frame.body), remark, suggested)
 
 
 class Verdict(Enum):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cometmq import logs
-from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.requests import PULL_STATUS, pull_request
 from cometmq.errors import (
     BodyTooLarge,
     BrokerError,
@@ -45,6 +45,7 @@ from cometmq.pipeline.live.pulling import (
     Verdict,
     pull_reply,
 )
+from cometmq.protocol.codes import MASTER_ID
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecoder, Origin
 
@@ -143,6 +144,8 @@ class _BrokerReader:
         self._timeout_s = options.timeout_ms / 1000
         self._backoff = _Backoff(self._timeout_s)
         self._role = (0.0, False)  # (valid until, whether a replica answers)
+        self._broker_id = MASTER_ID
+        self._follows_suggestions = True
 
     def parts(self) -> Iterator[Part]:
         wire = self._connect()
@@ -192,6 +195,8 @@ class _BrokerReader:
             self._flying[number] = item.segment
 
     def _answered(self, segment: Segment, reply: Reply) -> None:
+        if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
+            self._read_at(MASTER_ID)
         if reply.code in BUSY:
             self._on_replica()  # its master may be back, and 5.x's replicas are busy without slaveReadEnable
         elif reply.missing and self._on_replica():
@@ -204,6 +209,9 @@ class _BrokerReader:
         verdict = self._window.answered(segment, reply)
         if verdict is Verdict.PROGRESS:
             self._patience.pop(segment, None)
+            if reply.suggested != MASTER_ID and self._follows_suggestions:
+                self._follows_suggestions = False
+                self._read_at(reply.suggested)
         elif verdict is Verdict.NOT_YET:
             if self._waited(segment, _NOT_YET_S):
                 self._window.give_up(segment, reply)
@@ -214,6 +222,15 @@ class _BrokerReader:
         if segment.lost and self._options.fail_on_data_loss:
             place = (segment.source.queue, segment.start, segment.end, segment.minimum, segment.maximum)
             raise DataLossError(*place, f"{segment.lost} records are gone")
+
+    def _read_at(self, broker_id: int) -> None:
+        """Go on at another broker id by raising SendFailed, unless that is the same broker.
+
+        A task follows the suggestion of a busy master once, and returns to the master if the replica lacks or
+        refuses something. To change for each answer would cost a connection each time.
+        """
+        self._broker_id, self._role = broker_id, (0.0, False)
+        self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
         """Whether this has been the segment's answer for that long; if not, it is asked for again."""
@@ -243,7 +260,8 @@ class _BrokerReader:
         with self._cluster() as cluster:
             while True:
                 try:
-                    self._address, self._role = cluster.address_of(self._queue), (0.0, False)
+                    self._address = cluster.address_of(self._queue, self._broker_id)
+                    self._role = (0.0, False)
                     return idle_wires(self._options.access).connect(self._address, self._timeout_s)
                 except CometError as error:
                     self._backoff.failed(error)
@@ -254,7 +272,7 @@ class _BrokerReader:
         if time.monotonic() >= self._role[0]:
             replica = True
             with suppress(NoRouteError, ConnectError), self._cluster() as cluster:
-                address = cluster.address_of(self._queue)
+                address = cluster.address_of(self._queue, self._broker_id)
                 if address != self._address:
                     raise SendFailed(self._address, f"broker {self._queue.broker_name} is at {address} now")
                 replica = cluster.is_replica(self._queue, address)

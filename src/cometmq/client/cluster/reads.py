@@ -1,0 +1,117 @@
+"""Choosing the broker from which a queue is read: its master, or a replica of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from cometmq import logs
+from cometmq.client.cluster.requests import min_offset_request
+from cometmq.client.cluster.routes import ReadTarget
+from cometmq.errors import BrokerError, CometError, ConnectError, RemotingError
+from cometmq.message import MessageQueue
+from cometmq.protocol.codes import MASTER_ID
+
+if TYPE_CHECKING:
+    from cometmq.client.cluster.instance import ClientInstance
+
+__all__ = ["Reads"]
+
+log = logs.logger("cometmq.client")
+
+T = TypeVar("T")
+
+_PROBE_INTERVALS_S = (0.5, 10.0)
+"""Interval between two probes of an unreachable broker: the first, and the longest after doubling."""
+
+
+@dataclass(eq=False, slots=True)
+class Reads:
+    """The reads of one client instance.
+
+    A read goes to the broker id that the last answer suggested, by default to the master. If that broker
+    cannot be reached, the others are read until a probe of it is answered. A replica that refuses a read
+    (because it does not have a new topic yet, for example) is passed over in favour of the master.
+    """
+
+    _instance: ClientInstance
+    _probes: dict[str, asyncio.Task[object]] = field(default_factory=dict)
+
+    async def run(
+        self,
+        queue: MessageQueue,
+        read: Callable[[ReadTarget], Awaitable[T]],
+        broker_id: int = MASTER_ID,
+    ) -> T:
+        """Read a queue at the first of its brokers that serves it.
+
+        Args:
+            queue: The queue; its topic's route is fetched if no route names its broker.
+            read: Makes one attempt. It is called again for the next broker after a ConnectError, and for the
+                master after a replica has refused.
+            broker_id: The broker id that the last answer suggested.
+
+        Raises:
+            NoRouteError: No route names an address of the broker.
+            BrokerError: The master refused, or a replica did while its master cannot be reached.
+            RemotingError: No broker could be connected, or an answer did not arrive.
+        """
+        tried: set[str] = set()
+        failure: CometError | None = None
+        while True:
+            target = self._next(await self._instance.read_targets(queue, broker_id), tried)
+            if target is None:
+                assert failure is not None
+                raise failure
+            tried.add(target.addr)
+            try:
+                return await read(target)
+            except BrokerError as error:
+                master = self._instance.routes.master(queue.broker_name)
+                if not target.is_replica or master is None or master in tried | self._unreachable:
+                    raise
+                log.debug("%s: replica %s refused, asking the master: %s", queue, target.addr, error)
+                broker_id, failure = MASTER_ID, error
+            except RemotingError as error:
+                if error.addr != target.addr:  # a filter server's
+                    raise
+                self._failed(queue, target.addr)
+                if not isinstance(error, ConnectError):
+                    raise
+                failure = failure or error
+
+    @property
+    def _unreachable(self) -> set[str]:
+        return self._instance.routes.unreachable
+
+    @staticmethod
+    def _next(targets: list[ReadTarget], tried: set[str]) -> ReadTarget | None:
+        return next((target for target in targets if target.addr not in tried), None)
+
+    def _failed(self, queue: MessageQueue, addr: str) -> None:
+        """Read the other brokers of the queue, if there are any, until this one answers a probe."""
+        self._instance.refresh_soon(queue.topic)
+        others = len(self._instance.routes.all_of(queue.broker_name)) > 1
+        if others and addr not in self._probes:
+            log.info("%s cannot be reached: %s is read from another broker", addr, queue.broker_name)
+            self._unreachable.add(addr)
+            self._probes[addr] = self._instance.in_background(self._probe(queue, addr), "cometmq-probe")
+
+    async def _probe(self, queue: MessageQueue, addr: str) -> None:
+        interval_s, longest_s = _PROBE_INTERVALS_S
+        try:
+            while addr in self._instance.routes.all_of(queue.broker_name):
+                await asyncio.sleep(interval_s)
+                interval_s = min(2 * interval_s, longest_s)
+                try:
+                    # Any answer, a refusal too, shows that the broker works again.
+                    await self._instance.brokers.ask(addr, min_offset_request(queue))
+                except CometError:
+                    continue
+                log.info("%s answers again", addr)
+                return
+        finally:
+            self._unreachable.discard(addr)
+            del self._probes[addr]
