@@ -75,7 +75,9 @@ NAMES = {
         createTopic viewMessage queryMessage searchOffset minOffset maxOffset earliestMsgStoreTime
         sendMessageBack updateCorePoolSize suspend resume seek seekToBegin seekToEnd offsetForTimestamp
         pause committed commit commitSync fetchConsumeOffset updateConsumeOffset
-        MQPullConsumerScheduleService""",
+        MQPullConsumerScheduleService
+        sendOneway sendCallback tranExecuter clientCallbackExecutorThreads setCallbackExecutor
+        setAsyncSenderExecutor DEFAULT_PRODUCER DEFAULT_CONSUMER setNamesrvAddr setTopic setBody null""",
 }
 
 
@@ -95,7 +97,7 @@ def test_the_page_names_everything_of_the_other_client(package: str) -> None:
 
 CLASSES = (
     "ClientOptions FlowLimits MessageStream Message Producer ProducerOptions PullConsumer PullOptions "
-    "PushConsumer PushOptions TraceOptions TransactionProducer"
+    "PushConsumer PushOptions SyncProducer TraceOptions TransactionProducer"
 )
 
 

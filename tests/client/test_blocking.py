@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -325,9 +327,12 @@ def public(kind: type) -> dict[str, Any]:
 @pytest.mark.parametrize(("twin", "face"), PAIRS)
 def test_each_face_has_what_its_twin_has(twin: type, face: type) -> None:
     ours, theirs = public(face), public(twin)
-    assert theirs.keys() - LOOP_ONLY == ours.keys()
-    for name, member in ours.items():
-        source = theirs[name]
+    futures = (
+        {"send_async", "send_batch_async", "send_oneway_async"} if issubclass(face, SyncProducer) else set()
+    )
+    assert theirs.keys() - LOOP_ONLY == ours.keys() - futures
+    for name, source in ((name, theirs[name]) for name in ours.keys() - futures):
+        member = ours[name]
         if isinstance(source, property):
             assert isinstance(member, property), name
             declared = get_type_hints(face).get(name)
@@ -533,3 +538,50 @@ def test_an_exit_on_the_loop_harms_nobody_else(local: LocalBroker) -> None:
             thread.run(leave())
         thread.release()
         producer.send(Message("Exit", b"goes on"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.filterwarnings("ignore:.*was dropped without stop:ResourceWarning")
+def test_producers_that_are_dropped_are_stopped_and_named(local: LocalBroker) -> None:
+    def sockets() -> int:
+        links = Path("/proc/self/fd").iterdir()
+        return sum(os.path.realpath(link).rpartition("/")[2].startswith("socket:") for link in links)
+
+    def drop() -> None:
+        for _ in range(10):
+            producer = SyncProducer("dropped", namesrv=local.namesrv)
+            producer.start()
+            producer.send(Message("Dropped", b"x"))
+        del producer
+        gc.collect()
+
+    gc.collect()
+    before = sockets()
+    with pytest.warns(ResourceWarning, match="SyncProducer of group dropped was dropped without stop"):
+        drop()
+    deadline = time.monotonic() + 20
+    while "cometmq-loop" in [thread.name for thread in threading.enumerate()] or sockets() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_consumer_with_a_listener_goes_on_when_it_is_dropped(local: LocalBroker) -> None:
+    """Its listener is what it is there for, and need not know it."""
+    received: list[bytes] = []
+    arrived = threading.Event()
+
+    def listener(messages: list[MessageExt]) -> None:
+        received.extend(message.body for message in messages)
+        arrived.set()
+
+    held: list[Any] = [SyncPushConsumer("g-dropped", listener, "KeptOn", namesrv=local.namesrv)]
+    held[0].start()
+    twin, thread = held[0]._twin, held[0]._thread  # noqa: SLF001 - to end it behind the test
+    with pytest.warns(ResourceWarning, match="goes on calling its listener"):
+        held.clear()  # without a cycle: no collector is needed
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+        while not arrived.wait(0.05):
+            producer.send(Message("KeptOn", b"later"))
+    assert b"later" in received
+    thread.run(twin.stop())
+    thread.release()

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
+from cometmq.client.async_sends import AsyncSends
 from cometmq.client.cluster.life_cycle import not_running
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener
@@ -29,9 +32,10 @@ from cometmq.client.group.subscription import Subscriptions
 from cometmq.client.loop_thread import LoopThread
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer
+from cometmq.client.producer.selectors import QueueSelector
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 from cometmq.errors import ClientStateError
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import Message, MessageExt, MessageQueue, SendResult
 
 __all__ = [
     "SyncMessageStream",
@@ -100,6 +104,8 @@ class _Property(property, Generic[R]):
 class _Face(Generic[C]):
     """Start and stop on the background loop; `with` as `async with`."""
 
+    _has_listener = False
+
     def __init__(self, twin: C) -> None:
         self._twin: C = twin
         self._name = f"{type(self).__name__} of group {twin.group}"
@@ -147,11 +153,31 @@ class _Face(Generic[C]):
                 self._stop_for_listener = asyncio.create_task(self._release_later(thread))
 
         try:
+            self._finish_calls()
             thread.run(stop())
         finally:
             if not asked_by_listener:
                 thread.release()
                 self._over.set()
+
+    def _finish_calls(self) -> None:
+        """Wait for what goes on beside the calls of the caller."""
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        """Warn of a client that was dropped without `stop()`, and stop it.
+
+        One that calls a listener goes on, since a program need not keep it to have its messages consumed.
+        """
+        thread: LoopThread | None = getattr(self, "_thread", None)  # None as well if __init__ failed
+        if thread is None:
+            return
+        asked = self.state in ("stopping", "stopped")
+        if self._has_listener and not asked:
+            if thread.pid == os.getpid():
+                text = f"{self._name} was dropped without stop(), and goes on calling its listener"
+                warn(text, ResourceWarning, source=self)
+        elif thread.abandon(self._twin.stop) and not asked:
+            warn(f"{self._name} was dropped without stop()", ResourceWarning, source=self)
 
     async def _release_later(self, thread: LoopThread) -> None:
         """A listener has asked for the stop, which waits for the listener."""
@@ -179,15 +205,26 @@ class _Face(Generic[C]):
         return self._twin.state
 
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
-        if self._thread is None:
+        try:
+            thread = self._running_thread()
+        except ClientStateError:
             work.close()
+            raise
+        return thread.run(work)
+
+    def _running_thread(self) -> LoopThread:
+        """Return the thread of the loop. Raises ClientStateError unless the client runs."""
+        thread = self._thread
+        if thread is None:
             state = self._twin.state
             raise not_running(self._name, "stopping" if state == "running" else state)
-        return self._thread.run(work)
+        return thread
 
 
 class SyncProducer(_Face[Producer]):
-    """Blocking face of Producer."""
+    """Blocking face of Producer. `send_async` and its like return futures."""
+
+    _twin: Producer
 
     def __init__(
         self,
@@ -197,7 +234,83 @@ class SyncProducer(_Face[Producer]):
         options: ProducerOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(Producer(group, namesrv=namesrv, options=options, client_options=client_options))
+        self._init(Producer(group, namesrv=namesrv, options=options, client_options=client_options))
+
+    def _init(self, twin: Producer) -> None:
+        _Face.__init__(self, twin)
+        self._sends = AsyncSends(twin.options.max_in_flight)
+
+    def _finish_calls(self) -> None:
+        self._sends.finish()
+
+    def send_async(
+        self,
+        message: Message,
+        callback: Callable[[Future[SendResult]], object] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        argument: object = None,
+        timeout_s: float | None = None,
+    ) -> Future[SendResult]:
+        """Send as `send` does, without waiting for the broker's answer.
+
+        Waits for a place while `ProducerOptions.max_in_flight` asynchronous sends are under way.
+
+        Args:
+            message: The message.
+            callback: Called with the future once it is done, in a thread in which it may use this producer.
+                What it raises is logged.
+            queue: The queue to send to.
+            selector: Chooses the queue.
+            argument: The argument of the selector.
+            timeout_s: The budget of all tries, in seconds.
+
+        Returns:
+            A future with the result, or with what `send` raises.
+
+        Raises:
+            ClientStateError: The producer does not run, or this is called on its own loop.
+        """
+
+        def send() -> Coroutine[Any, Any, SendResult]:
+            return self._twin.send(
+                message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s
+            )
+
+        return self._sends.begin(self._running_thread(), send, callback)
+
+    def send_oneway_async(
+        self,
+        message: Message,
+        callback: Callable[[Future[None]], object] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        argument: object = None,
+    ) -> Future[None]:
+        """Send as `send_oneway` does, without waiting for the route and the connection; see `send_async`."""
+
+        def send() -> Coroutine[Any, Any, None]:
+            return self._twin.send_oneway(message, queue=queue, selector=selector, argument=argument)
+
+        return self._sends.begin(self._running_thread(), send, callback)
+
+    def send_batch_async(
+        self,
+        messages: Iterable[Message],
+        callback: Callable[[Future[SendResult]], object] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[SendResult]:
+        """Send as `send_batch` does, without waiting for the broker's answer; see `send_async`."""
+        batch = list(messages)
+
+        def send() -> Coroutine[Any, Any, SendResult]:
+            return self._twin.send_batch(batch, queue=queue, timeout_s=timeout_s)
+
+        return self._sends.begin(self._running_thread(), send, callback)
 
     queues = _blocking(Producer.queues)
     send = _blocking(Producer.send)
@@ -229,8 +342,7 @@ class SyncTransactionProducer(SyncProducer):
         options: ProducerOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        _Face.__init__(
-            self,
+        self._init(
             TransactionProducer(
                 group,
                 listener,
@@ -246,6 +358,8 @@ class SyncTransactionProducer(SyncProducer):
 
 class SyncPushConsumer(_Face[PushConsumer]):
     """Blocking face of PushConsumer: plain listeners run in threads, async ones on the background loop."""
+
+    _has_listener = True
 
     def __init__(
         self,
@@ -290,6 +404,8 @@ class SyncPushConsumer(_Face[PushConsumer]):
 
 class SyncMessageStream(SyncPushConsumer):
     """Blocking face of MessageStream: `for` gives its messages out, in several threads as well."""
+
+    _has_listener = False
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import contextvars
 import os
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cometmq import logs
@@ -58,6 +58,29 @@ class _Call(Generic[T]):
         self.under_way.release()
 
 
+class _SubmittedCall(_Call[T]):
+    """A coroutine that nobody waits for: a future takes its result."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        super().__init__(work)
+        self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        future = self.future
+        del self.future  # it refers to this call, see LoopThread.submit
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
+
+
 class LoopThread:
     """Shared by all blocking clients of a process; lives while at least one of them does.
 
@@ -75,6 +98,7 @@ class LoopThread:
         self._calls = threading.Lock()  # of this thread alone: a fork may leave it locked in the child
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
+        self._abandoned: set[asyncio.Task[None]] = set()  # kept, so that they are not collected
         self.loop = new_event_loop()
         started = threading.Event()
         self.loop.call_soon(started.set)
@@ -108,34 +132,48 @@ class LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def abandon(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Stop a client whose blocking face was collected, and release the thread for it.
+
+        It takes no lock and waits for nothing: the garbage collector may call it anywhere.
+
+        Args:
+            stop: Makes the coroutine that stops the client.
+
+        Returns:
+            Whether that was begun. False for a thread that has ended, or belongs to the parent process.
+        """
+
+        async def stop_and_release() -> None:
+            try:
+                await stop()
+            finally:
+                self.release()
+
+        def begin() -> None:
+            self._abandoned.add(task := self.loop.create_task(stop_and_release()))
+            task.add_done_callback(self._abandoned.discard)
+
+        if self.pid != os.getpid() or self._ended:
+            return False
+        try:
+            self.loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # closed meanwhile
+            return False
+        return True
+
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it; an interrupt (Ctrl-C) of the wait cancels it."""
-        if self.pid != os.getpid():
-            work.close()
-            raise ClientStateError("this client was made before a fork; make a new one in the child process")
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise ClientStateError(
-                "a blocking client was called on its own loop; use the asyncio class there"
-            )
         call = _Call(work)
         try:
-            with self._calls:  # either it is begun before the loop is told to stop, or it is refused
-                if self._ended:
-                    work.close()
-                    raise ClientStateError("this client was stopped: that is final, make a new one")
-                self._new.append(call)
-                if len(self._new) == 1:  # the loop takes all that have come by then
-                    self.loop.call_soon_threadsafe(self._begin)
+            self._enqueue(call)
             if timeout_s is None:
                 while not call.under_way.acquire(timeout=_SIGNALS_S):
                     pass
             elif not call.under_way.acquire(timeout=timeout_s):
                 raise TimeoutError
         except BaseException:  # a handler of a signal may raise anything, anywhere
-            with self._calls:
-                if not self._ended:
-                    self.loop.call_soon_threadsafe(self._give_up, call)
+            self._cancel(call)
             raise
         try:
             return call.task.result()
@@ -145,6 +183,47 @@ class LoopThread:
             raise ClientStateError("this client was stopped while a call of it was under way") from None
         finally:
             del call, work  # an error holds this frame, and its task the error: gone at once, without the gc
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop and return the future of its result; cancelling that cancels it."""
+        call = _SubmittedCall(work)
+        future = call.future
+        try:
+            self._enqueue(call)
+        except BaseException:
+            self._cancel(call)
+            raise
+        future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
+        return future
+
+    def check_caller(self) -> None:
+        """Raise ClientStateError where a call would never end: on the loop itself, or after a fork."""
+        if self.pid != os.getpid():
+            raise ClientStateError("this client was made before a fork; make a new one in the child process")
+        if threading.current_thread() is self._thread:
+            raise ClientStateError(
+                "a blocking client was called on its own loop; use the asyncio class there"
+            )
+
+    def _enqueue(self, call: _Call[Any]) -> None:
+        try:
+            self.check_caller()
+            with self._calls:  # either it is begun before the loop is told to stop, or it is refused
+                if self._ended:
+                    raise ClientStateError("this client was stopped: that is final, make a new one")
+                self._new.append(call)
+                if len(self._new) == 1:  # the loop takes all that have come by then
+                    self.loop.call_soon_threadsafe(self._begin)
+        except ClientStateError:
+            call.cancel()
+            raise
+
+    def _cancel(self, call: _Call[Any]) -> None:
+        if self.pid != os.getpid():
+            return
+        with self._calls:
+            if not self._ended:
+                self.loop.call_soon_threadsafe(self._give_up, call)
 
     def _begin(self) -> None:
         while self._new:
