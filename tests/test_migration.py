@@ -97,7 +97,7 @@ def test_the_page_names_everything_of_the_other_client(package: str) -> None:
 
 CLASSES = (
     "ClientOptions FlowLimits MessageStream Message Producer ProducerOptions PullConsumer PullOptions "
-    "PushConsumer PushOptions SyncProducer TraceOptions TransactionProducer"
+    "PushConsumer PushOptions TraceOptions TransactionProducer"
 )
 
 
