@@ -10,7 +10,7 @@ from tests.pipeline.store_files import START_MS, StoreFiles, positions, rows
 from tests.store.kit import numbered, put_all, quick
 from tests.store.ledger.members import add, agree, leader, ledger
 
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, StoreCorrupt
 from cometmq.pipeline.base.errors import BadStoreRecordError, LogLossError
 from cometmq.pipeline.base.options import StoreOptions
 from cometmq.pipeline.stored.plan import broker_name, plan_slices, store_directories
@@ -143,6 +143,13 @@ def test_a_link_in_place_of_a_log_file_is_not_followed(tmp_path: Path) -> None:
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=f"a link, which a store does not follow.*{file.name}"):
         positions(root)
+
+
+def test_a_file_longer_than_a_log_file_can_be_is_named(tmp_path: Path) -> None:
+    file = file_of(many().write(tmp_path), 0)
+    os.truncate(file, 8 << 40)
+    with pytest.raises(StoreCorrupt, match=f"{file.name}.*more than a log file can have"):
+        positions(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["broker.conf", f"consumequeue/T/0/{0:020d}"])

@@ -17,7 +17,7 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from cometmq import logs
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, StoreCorrupt
 from cometmq.pipeline.base.errors import LogLossError
 from cometmq.pipeline.base.options import StoreOptions
 from cometmq.pipeline.stored.log import Block, Damage, LogFile, LogReader, numbered_files, opened
@@ -26,7 +26,7 @@ from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, PLAIN, EntryHea
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.many import bodies_match
 from cometmq.protocol.record.one import PLACE_BYTES, place_of
-from cometmq.store.inspect import MemberLog, member_log
+from cometmq.store.inspect import LONGEST_FILE, MemberLog, member_log
 
 log = logs.logger(__name__)
 
@@ -51,7 +51,7 @@ class Slice(InputPartition):
 
 
 def plan_slices(options: StoreOptions) -> list[Slice]:
-    """All slices of all stores. Raises ConfigError, LogLossError, OSError."""
+    """Return all slices of all stores. Raises ConfigError, LogLossError, StoreCorrupt, OSError."""
     found: list[Slice] = []
     for directory in store_directories(options.paths):
         found += _in_time(_slices(directory, options), options)
@@ -117,6 +117,8 @@ def _files(directory: str) -> list[LogFile]:
             length = os.stat(path).st_size
         except FileNotFoundError:
             continue  # retention of a running broker: the log begins later now
+        if length > LONGEST_FILE:
+            raise StoreCorrupt(f"{length} bytes are more than a log file can have ({LONGEST_FILE})", path)
         if length and base < member.committed:
             own_queues = queues if os.path.isdir(queues) else None
             found.append(LogFile(path, base, min(base + length, member.committed), own_queues, framing))
