@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.admin.commands.test_messages import Wavering
 
-from cometmq.admin import Admin
-from cometmq.admin.waiting import Place, closed_by, given_up, half_messages, timer_page
+from cometmq.admin import Admin, waiting
+from cometmq.admin.waiting import Place, closed_by, given_up, half_messages, newest_copies, timer_page
 from cometmq.client import Producer, TransactionProducer
-from cometmq.message import Message, MessageQueue, TransactionState
+from cometmq.message import Message, MessageExt, MessageQueue, TransactionState
+from cometmq.protocol.codes import TRANS_HALF_TOPIC
 from cometmq.standalone import Standalone
 
 HOUR_MS = 3_600_000
@@ -77,3 +79,45 @@ def test_an_op_names_one_half_message_or_several() -> None:
     assert closed_by(b"7") == [7]
     assert closed_by(b"7,8,") == [7, 8]
     assert closed_by(b"x,-1,\xff,9999999999999999999999") == []
+
+
+async def test_a_transaction_is_listed_once_while_the_broker_asks_its_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two answers the broker stores the half message again and closes the older copy."""
+    answered = waiting.behind_group
+
+    async def with_a_copy_after(
+        admin: Admin, addr: str, queue: MessageQueue, most: int
+    ) -> tuple[list[MessageExt], bool]:
+        found = await answered(admin, addr, queue, most)
+        halves = MessageQueue(TRANS_HALF_TOPIC, queue.broker_name, 0)
+        end = await admin.client.brokers.max_offset(addr, halves)
+        while await admin.client.brokers.max_offset(addr, halves) == end:
+            await asyncio.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(waiting, "behind_group", with_a_copy_after)
+    settings = {"transactionTimeOut": "50", "transactionCheckInterval": "50", "transactionCheckMax": "999"}
+    with Standalone(tmp_path, 0, 0, settings=settings).run_in_thread() as cluster:
+        producer = TransactionProducer("PG", Wavering(), namesrv=cluster.namesrv_addr)
+        async with asyncio.timeout(60), Admin(cluster.namesrv_addr) as admin, producer:
+            sent = await producer.send_in_transaction(Message("T", b"open"))
+            rows = (await half_messages(admin)).rows
+            assert [each.message.msg_id for each in rows] == [sent.msg_id]
+
+
+def half(offset: int, key: str, **properties: str) -> MessageExt:
+    return MessageExt("T", b"x", queue_offset=offset, properties={"UNIQ_KEY": key, **properties})
+
+
+def test_the_newest_copy_stands_for_its_transaction() -> None:
+    halves = [
+        half(0, "a"),
+        half(1, "b"),
+        half(2, "a"),  # sent twice by its producer: a transaction of its own
+        half(3, "b", TRANSACTION_CHECK_TIMES="1"),  # as Apache's broker copies
+        half(4, "a", TRAN_PREPARED_QUEUE_OFFSET="0", TRANSACTION_CHECK_TIMES="1"),
+        half(5, "a", TRAN_PREPARED_QUEUE_OFFSET="0", TRANSACTION_CHECK_TIMES="2"),
+    ]
+    assert sorted(each.queue_offset for each in newest_copies(halves)) == [2, 3, 5]

@@ -44,7 +44,7 @@ def namesrv(broker: LocalBroker, home: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def run() -> Run:
-    """Run an installed command to its end."""
+    """Run an installed command to its end. Spark alone takes up to a minute to start on a busy machine."""
 
     def start(command: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         words = [str(BIN / command), *arguments]

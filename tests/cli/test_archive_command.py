@@ -51,9 +51,9 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
             wait_until(
                 "a commit or the end",
                 lambda: len(list(commits.iterdir())) > known or job.process.poll() is not None,
-                timeout_s=60,
+                timeout_s=300,
             )
-            assert job.stop(signal.SIGINT, timeout_s=60) == 0
+            assert job.stop(signal.SIGINT, timeout_s=300) == 0
         finally:
             job.kill()
 

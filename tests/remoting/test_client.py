@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,21 @@ async def test_a_thousand_concurrent_calls_share_one_connection() -> None:
         connection = client.connection(addr)
         assert connection is not None
         assert connection.outstanding == 0
+
+
+async def test_a_stall_longer_than_the_connect_timeout_fails_no_call() -> None:
+    """Timers run before sockets are read, so after a stall both the timeout and the connection are due."""
+    async with serving({ECHO: echo}) as (_, port):
+        client = RemotingClient(limits=Limits(connect_timeout_s=0.1))
+        addr = f"127.0.0.1:{port}"
+        calls = [asyncio.ensure_future(client.call(addr, Frame.request(ECHO), 20)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251 # the loop stands still
+        answers = await asyncio.gather(*calls)
+        await client.close(1)
+
+    assert [answer.code for answer in answers] == [0, 0, 0]
 
 
 async def test_answers_out_of_order_find_their_callers(client: RemotingClient) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -122,12 +122,13 @@ async def half_messages(admin: Admin) -> HalfMessages:
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        found, some = await _behind_group(admin, addr, halves, HALVES_MAX)
+        # Ops first: a copy that is stored between the two answers closes the older copy, and is found itself.
+        closings, others = await behind_group(admin, addr, ops, OPS_MAX)
+        found, some = await behind_group(admin, addr, halves, HALVES_MAX)
         if not found:
             return [], False
-        closings, others = await _behind_group(admin, addr, ops, OPS_MAX)
         closed = {number for op in closings if op.tags == REMOVED for number in closed_by(bytes(op.body))}
-        return [each for each in found if each.queue_offset not in closed], some or others
+        return [each for each in newest_copies(found) if each.queue_offset not in closed], some or others
 
     answers, missing = await each_master(admin, ask)
     rows = [
@@ -138,6 +139,28 @@ async def half_messages(admin: Admin) -> HalfMessages:
     ]
     rows.sort(key=lambda row: row.message.born_timestamp_ms)
     return HalfMessages(rows, any(partly for _, partly in answers.values()), missing)
+
+
+def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
+    """Return the last copy of each transaction.
+
+    A broker stores a half message again when it asks the producer. Apache's broker passes the older copy only
+    at the end of its cycle of checks; until then both are in the queue.
+
+    Args:
+        halves: The half messages of one broker in queue order.
+    """
+    newest: dict[tuple[str, int], MessageExt] = {}
+    begins: dict[str, int] = {}
+    for half in halves:
+        begin = _number(half.properties.get(names.TRAN_PREPARED_QUEUE_OFFSET, ""))
+        if begin is None:
+            # Copies of Apache's brokers do not name the first copy, but count the checks.
+            checked = half_of(half).checks > 0
+            begin = begins.get(half.msg_id, half.queue_offset) if checked else half.queue_offset
+        begins[half.msg_id] = begin
+        newest[half.msg_id, begin] = half
+    return list(newest.values())
 
 
 async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
@@ -177,7 +200,7 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
-async def _behind_group(
+async def behind_group(
     admin: Admin, addr: str, queue: MessageQueue, most: int
 ) -> tuple[list[MessageExt], bool]:
     """The messages that the broker has not worked off, and whether there are more than `most`."""

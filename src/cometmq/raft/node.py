@@ -176,7 +176,7 @@ class RaftNode:
         log_state = self._log_state
         outstanding = log_state.last - log_state.commit + count
         if leading.transfer is not None:
-            raise RaftRefused("the leadership is being handed over", leading.transfer[0])
+            raise RaftRefused("the leadership is being transferred", leading.transfer[0])
         if outstanding > self._options.outstanding or log_state.last + count > MAX_INDEX:
             raise RaftRefused(f"{outstanding} entries would not be committed yet", self.me)
         if count < 1:
@@ -583,7 +583,7 @@ class RaftNode:
     def _require_changeable_members(self) -> Members:
         """Return the current members, or raise RaftRefused if they cannot be changed now."""
         if self._require_ready_leader().transfer is not None:
-            raise RaftRefused("the leadership is being handed over", self.me)
+            raise RaftRefused("the leadership is being transferred", self.me)
         newest = self._log_state.history.newest
         if newest.index > self._log_state.commit:
             raise RaftRefused("a change of the members is not committed yet", self.me)

@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.addresses import parse_address
@@ -19,6 +19,11 @@ from cometmq.remoting.limits import Limits
 from cometmq.remoting.networks import network_of
 from cometmq.remoting.tick import Tick
 from cometmq.text import seconds, shortened
+
+T = TypeVar("T")
+
+STALL_GRACE_S = 0.1
+"""Time that a connection attempt has after its timeout (see `_await_connection`)."""
 
 
 def parse_addr(addr: str) -> tuple[str, int]:
@@ -34,6 +39,22 @@ def _reason(error: OSError) -> str:
         return error.strerror or str(error)  # the error number is not an errno
     # asyncio replaces strerror by its own text; the system's text describes the cause.
     return os.strerror(error.errno) if error.errno else str(error)
+
+
+async def _await_connection(attempt: asyncio.Future[T], timeout_s: float) -> T:
+    """Return the result of a connection attempt. Cancel it and raise TimeoutError if it takes too long.
+
+    Event loops run timers before they read sockets. If the process stood still for longer than the timeout,
+    the timer runs first although the connection may be established: the attempt gets STALL_GRACE_S more.
+    """
+    try:
+        for limit_s in (timeout_s, STALL_GRACE_S):
+            done, _ = await asyncio.wait([attempt], timeout=limit_s)
+            if done:
+                return attempt.result()
+        raise TimeoutError
+    finally:
+        attempt.cancel()
 
 
 class RemotingClient:
@@ -103,7 +124,7 @@ class RemotingClient:
         wait_s = limit if timeout_s is None else min(timeout_s, limit)
         try:
             # The attempt is shielded: a caller that times out must not cancel it for the others.
-            return await asyncio.wait_for(asyncio.shield(task), wait_s)
+            return await _await_connection(asyncio.shield(task), wait_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(wait_s)}") from None
         except asyncio.CancelledError:
@@ -155,14 +176,14 @@ class RemotingClient:
         try:
             if network is not None:
                 return cast(Connection, network.connect(lambda: self._make_connection(addr), port))
-            async with asyncio.timeout(limit_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: self._make_connection(addr),
-                    host,
-                    port,
-                    ssl=self._ssl_context,
-                    server_hostname=host if self._ssl_context is not None else None,
-                )
+            attempt = self._loop.create_connection(
+                lambda: self._make_connection(addr),
+                host,
+                port,
+                ssl=self._ssl_context,
+                server_hostname=host if self._ssl_context is not None else None,
+            )
+            _, connection = await _await_connection(self._loop.create_task(attempt), limit_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(limit_s)}") from None
         except OSError as error:

@@ -12,7 +12,8 @@ from tests.ports import free_port
 
 from cometmq.broker.replication import raft, raft_member
 from cometmq.broker.tables.topics import READ_WRITE, topic_of
-from cometmq.message import MessageQueue
+from cometmq.client import Producer
+from cometmq.message import Message, MessageQueue, SendStatus
 from cometmq.protocol.bodies import LockBatchBody
 from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -442,6 +443,33 @@ async def test_a_preferred_member_leads_once_it_is_there(tmp_path):
         await until(lambda: group.leads("n2"))
         assert len(await bodies(group.peers["n2"])) == 20
         await send(group, "n2", b"more")
+
+
+async def test_a_producer_outlasts_a_handoff_that_fails(group):
+    """The leader refuses for a second, with the code that Java's client and ours retry
+    (docs/reference/client.md, Sends and retries), and stays."""
+    leader = await group.leader()
+    async with Producer("senders", namesrv=group.namesrv) as producer:
+        await producer.send(Message("Orders", b"before"))
+        away = group.followers()[0]
+        await group.stop(away)
+        assert (await group.change(leader, "transfer", away)).code == ResponseCode.SUCCESS
+        refused = await group.peers[leader].send(body=b"during")
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "is being transferred" in refused.remark
+        sent = await producer.send(Message("Orders", b"during"), timeout_s=30)
+        assert sent.status is SendStatus.SEND_OK
+
+
+async def test_a_producer_finds_the_new_leader_within_a_send(group):
+    leader = await group.leader()
+    async with Producer("senders", namesrv=group.namesrv) as producer:
+        await producer.send(Message("Orders", b"before"))
+        to = group.followers()[0]
+        assert (await group.change(leader, "transfer", to)).code == ResponseCode.SUCCESS
+        sent = await producer.send(Message("Orders", b"during"), timeout_s=30)
+        assert sent.status is SendStatus.SEND_OK
+        assert await group.leader() == to
 
 
 async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, monkeypatch):

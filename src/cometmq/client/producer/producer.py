@@ -10,6 +10,7 @@ written in one loop tick leave in one system call, so many concurrent sends are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -319,17 +320,22 @@ class Producer(LookingClient):
                 left_s = attempts.timeout_s(loop.time())
             chosen = queue if queue is not None else self._choose(route)
             stored: SendResult | None = None
+            pause_s = 0.0
             while True:
                 try:
                     if attempts.outcomes:
                         route = await self._route_within(topic, attempts.timeout_s(loop.time()))
-                        chosen = self._choose(route, chosen.broker_name)
+                        failed = chosen.broker_name
+                        chosen = self._choose(route, failed)
+                        if pause_s and chosen.broker_name == failed:
+                            await self._pause(topic, pause_s)
                         left_s = attempts.timeout_s(loop.time())
                     result = await self._attempt(outgoing, chosen, left_s)
                 except _TRY_FAILURES as error:
                     failure = error
                     if not attempts.failed(chosen.broker_name, error, loop.time()):
                         break
+                    pause_s = attempts.pause_s(error, loop.time())
                     if isinstance(error, RemotingError):
                         client.refresh_soon(topic)  # the broker may have moved
                 else:
@@ -339,7 +345,7 @@ class Producer(LookingClient):
                         or not options.retry_another_broker_when_not_store_ok
                     ):
                         return result
-                    stored = result
+                    stored, pause_s = result, 0.0
                     if not attempts.stored_badly(chosen.broker_name, loop.time()):
                         break
             if stored is not None:
@@ -356,6 +362,13 @@ class Producer(LookingClient):
             if has_room:
                 self._room.release()
             self._ended()
+
+    async def _pause(self, topic: str, pause_s: float) -> None:
+        """Wait before another try at the same broker, and read the route: a new leader has a new address."""
+        await asyncio.sleep(pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self.client.refresh_routes([topic])
 
     def _ended(self) -> None:
         """A send is no longer under way."""

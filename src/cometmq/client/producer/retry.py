@@ -23,6 +23,12 @@ RETRY_RESPONSE_CODES = frozenset(
 )
 """Java 5.3's list. 4.9 lacks SYSTEM_BUSY and GO_AWAY, which is why a busy broker fails its users' sends."""
 
+MOMENTARY_CODES = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
+"""Refusals of a broker that stores nothing for a moment: a raft leader during a handoff, a busy broker."""
+FIRST_PAUSE_S = 0.3
+"""Pause before the second try at a broker that refused for a moment. Each further pause is four times as
+long: the three tries of the defaults outlast a raft handoff, which is aborted after one second."""
+
 
 class SendAttempts(msgspec.Struct):
     """One send call: its budget of time over all tries, and what became of the tries."""
@@ -49,6 +55,17 @@ class SendAttempts(msgspec.Struct):
         if isinstance(error, BrokerError) and error.code not in self.retry_codes:
             return False
         return isinstance(error, BrokerError | RemotingError | NoRouteError) and self._may_go_on(now)
+
+    def pause_s(self, error: CometError, now: float) -> float:
+        """Return the seconds to wait before the next try at the broker that raised `error`.
+
+        Without a pause all tries at a broker that refuses for a moment would fail within milliseconds. The
+        pause takes at most a third of the remaining time.
+        """
+        if not isinstance(error, BrokerError) or error.code not in MOMENTARY_CODES:
+            return 0.0
+        wanted: float = FIRST_PAUSE_S * 4 ** (len(self.outcomes) - 1)
+        return min(wanted, max(0.0, self.deadline - now) / 3)
 
     def stored_badly(self, broker_name: str, now: float) -> bool:
         """Note a try that stored the message without SEND_OK; whether another try is allowed."""
