@@ -1,31 +1,31 @@
-"""Blocks of the log that were read a moment ago.
+"""A cache of recently read blocks of the log.
 
-Consumers that drain several queues of a topic each ask for a record here and there of the same stretch of the
-log. One block read and kept for all of them is one copy from the page cache instead of one per queue. It is
-worth that once a few of its records were asked for, by one pull or by several. Blocks lie wholly before the
-end of the log, so they never change; readers get views of them.
+Consumers that drain several queues of a topic each request single records of the same part of the log.
+Reading one block for all of them needs one copy from the page cache instead of one per queue. It pays once a
+few records of the block were requested, by one pull or by several. Blocks lie completely before the end of
+the log, so they never change; readers get views of them.
 """
 
 from __future__ import annotations
 
 BLOCK = 128 << 10
-_KEPT = 64  # blocks: 8 MiB; those of 32 records that lie far apart, and their successors
-DENSE = 4  # records asked for that make loading their block worth while
+_KEPT = 64  # blocks: 8 MiB; enough for 32 records that lie far apart, and the blocks after them
+DENSE = 4  # requested records that justify loading their block
 _MOST_COUNTED = 4096
 
 
 class BlockCache:
-    """The blocks loaded last, by number (log position // BLOCK). The oldest goes first."""
+    """The blocks loaded last, by number (log position // BLOCK). The oldest one is dropped first."""
 
     __slots__ = ("_asked", "_blocks", "get")
 
     def __init__(self) -> None:
         self._blocks: dict[int, memoryview] = {}
-        self._asked: dict[int, int] = {}  # records asked for of blocks that are not kept
+        self._asked: dict[int, int] = {}  # records requested of blocks that are not cached
         self.get = self._blocks.get
 
     def worth(self, number: int, asked: int) -> bool:
-        """Whether to load a block that is not kept, now that `asked` more of its records are wanted."""
+        """Return whether to load a block that is not cached, for `asked` more requested records."""
         asked += self._asked.pop(number, 0)
         if asked >= DENSE:
             return True

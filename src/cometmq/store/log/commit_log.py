@@ -1,13 +1,13 @@
 """The log of all messages: segments of equal length, records appended tick by tick.
 
-Records of one loop tick are encoded into one buffer and leave in one `pwrite` (two when the tick rolls over
-to the next segment). A record never uses the last 8 bytes of a segment; when the next one does not fit, a
-blank closes the segment. Framing (framing.py) says how that looks, and what stands in front of each record.
-Segments are reserved on the disk before they are used, so a full disk refuses a send and never breaks a
-write; the next one is reserved ahead in a thread.
+The records of one loop tick are encoded into one buffer and written by one `pwrite` (two when the tick rolls
+over to the next segment). A record never uses the last 8 bytes of a segment; if the next record does not fit,
+a blank closes the segment. framing.py defines the blank, and the bytes before each record. Segments are
+reserved on the disk before they are used, so a full disk refuses a send and never breaks a write; a thread
+reserves the next one ahead.
 
-Positions are bytes in the whole log. `end` is the end of what was written, `next` the end of what was
-claimed in this tick. Loop thread only, except `reserve_file`.
+Positions are bytes in the whole log. `end` is the end of what was written, `next` the end of what was claimed
+in this tick. All methods belong to the loop, except `reserve_file`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ log = logs.logger(__name__)
 
 _READ_FDS = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ROLL_WAIT_S = 5.0  # Apache's wait for the allocator thread
+_ROLL_WAIT_S = 5.0  # equal to Apache's wait for the allocator thread
 
 
 class Extent(msgspec.Struct, gc=False):
-    """Bytes [start, stop) of `buffer`, for log position `position`; `stop` is -1 while the extent grows."""
+    """The bytes [start, stop) of `buffer` for log position `position`.
+
+    `stop` is -1 while the extent grows.
+    """
 
     fd: int
     base: int
@@ -49,7 +52,7 @@ class Extent(msgspec.Struct, gc=False):
 
 
 class CommitLog:
-    """Writer and reader of the segments."""
+    """The writer and reader of the segments."""
 
     def __init__(self, files: StoreFiles, places: LogPlaces, config: StoreConfig) -> None:
         self.framing = config.framing
@@ -60,12 +63,12 @@ class CommitLog:
         self.segments: list[int] = []  # first positions, ascending
         self.end = 0
         self.next = 0
-        self.segment_base = -1  # segment that `next` lies in; -1 before the first
+        self.segment_base = -1  # the segment of `next`; -1 before the first
         self.limit = 0  # end of that segment
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
-        # To write through: a slice of a bytearray copies its value twice.
+        # Writes go through a view: a slice of a bytearray copies its value twice.
         self._view = memoryview(self.buffer)
         self.used = 0
         self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
@@ -73,11 +76,12 @@ class CommitLog:
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._room_at_failure = -1  # usable bytes when a reservation last failed for want of them
-        # What failed writes may have left: (descriptor, segment, first position, end); `claim` heals it.
+        self._room_at_failure = -1  # usable bytes when a reservation last failed for lack of space
+        # The areas that failed writes may have changed (descriptor, segment, first position, end). `claim`
+        # zeroes them.
         self.scars: list[tuple[int, int, int, int]] = []
-        self.before_write: Callable[[int], None] | None = None  # told up to where a tick will be written
-        self.unsynced: dict[int, int] = {}  # descriptors of segments that hold data not yet on the device
+        self.before_write: Callable[[int], None] | None = None  # called with a tick's end
+        self.unsynced: dict[int, int] = {}  # descriptors of segments with data that is not on the device
 
     # -- segments ---------------------------------------------------------------------------------
 
@@ -89,10 +93,15 @@ class CommitLog:
         return self.segments[0] if self.segments else self.end
 
     def reserve_file(self, base: int) -> int:
-        """Make the segment that starts at `base` at full length and return its descriptor. Safe in a thread.
+        """Create the segment that starts at `base` at full length, and return its descriptor.
 
-        Raises OSError (ENOSPC …) and leaves no file. After a full disk it tries again only when there is more
-        room: each try takes all that is left, for a moment.
+        Any thread may call it.
+
+        After a full disk it tries again only when there is more space, because each try uses all remaining
+        space for a moment.
+
+        Raises:
+            OSError: The segment cannot be created (ENOSPC …). No file is left.
         """
         path = self.places.path_of(base)
         if 0 <= self._room(path) <= self._room_at_failure:
@@ -100,7 +109,7 @@ class CommitLog:
         try:
             fd = self._disk.open(path, create=True, exclusive=True)
         except FileExistsError:
-            # Left by a reservation that failed and could not even be taken away.
+            # An earlier reservation failed and could not even remove its file.
             self._disk.unlink(path)
             fd = self._disk.open(path, create=True, exclusive=True)
         try:
@@ -117,14 +126,14 @@ class CommitLog:
         return fd
 
     def _room(self, path: str) -> int:
-        """Usable bytes of the partition that a segment is to lie on, -1 if they cannot be had."""
+        """Return the usable bytes of the partition for a segment, or -1 if they are unknown."""
         try:
             return self._disk.usage(os.path.dirname(path)).usable
         except OSError:
             return -1
 
     def wants_reservation(self) -> int | None:
-        """First position of the segment to be reserved now, in a thread; None if there is no need yet."""
+        """Return the first position of the segment that a thread should reserve now, or None."""
         if self.segment_base < 0 or self._reserving is not None:
             return None
         base = self.segment_base + self.segment_size
@@ -136,7 +145,7 @@ class CommitLog:
         self._reserving = (base, future)
 
     def reservation_done(self) -> OSError | None:
-        """Take over a finished reservation. Returns its failure, if it failed; a later roll tries again."""
+        """Adopt a finished reservation. Return its error, if any; a later roll tries again."""
         if self._reserving is None or not self._reserving[1].done():
             return None
         base, future = self._reserving
@@ -157,7 +166,7 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def roll(self) -> None:
-        """Enter the next segment; a blank closes this one. Raises OSError and changes nothing."""
+        """Close this segment with a blank and enter the next one. Raises OSError without any change."""
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
             self._enter(base, self._next_segment(base))
@@ -186,7 +195,7 @@ class CommitLog:
             self._extents[-1].stop = self.used
 
     def _new_chunk(self, size: int) -> None:
-        """Go on in another chunk; what this tick has in the present one is an extent of its own."""
+        """Continue in another chunk. The part of this tick in the current chunk becomes an extent."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
         self._view = memoryview(self.buffer)
@@ -198,9 +207,14 @@ class CommitLog:
 
     def claim(self, size: int, behind: int = BLANK_SIZE) -> None:
         """Make room for `size` bytes in one segment and one chunk, to be `put` from log position `next` on.
-        behind: so many bytes of the segment must be left; 0 for bytes that bring the blank record along.
 
-        Raises OSError when a segment cannot be made; nothing has changed then."""
+        Args:
+            size: The number of bytes.
+            behind: The bytes of the segment that must remain; 0 if the bytes include the blank record.
+
+        Raises:
+            OSError: A segment cannot be created. Nothing has changed.
+        """
         if self.scars:
             self._heal()
         if self.next + size + behind > self.limit:
@@ -209,21 +223,27 @@ class CommitLog:
             self._new_chunk(size)
 
     def room(self) -> int:
-        """The log position up to which records may be `put` without a `claim`."""
+        """Return the log position up to which records may be `put` without a `claim`."""
         if self.scars:
             return 0
         return min(self.limit - BLANK_SIZE, self.next + len(self.buffer) - self.used)
 
     def put(self, data: Buffer) -> None:
-        """Add bytes, for which there is room, to the tick."""
+        """Add bytes to the tick. There must be room for them."""
         end = self.used + len(data)
         self._view[self.used : end] = data
         self.used = end
         self.next += len(data)
 
     def write_tick(self) -> None:
-        """Write what was claimed since the last call. Raises OSError; then all of it is taken back, and its
-        space is zeroed before the next write, so that no refused record can come to life."""
+        """Write what was claimed since the last call.
+
+        After a failure all of it is dropped, and its space is zeroed before the next write, so that no
+        refused record can appear later.
+
+        Raises:
+            OSError: The write failed.
+        """
         self._end_extent()
         extents = self._extents
         if self.before_write is not None:
@@ -251,7 +271,7 @@ class CommitLog:
         self._new_tick()
 
     def take_back_tick(self) -> None:
-        """Forget what was claimed since the last `write_tick`. None of it was written."""
+        """Drop what was claimed since the last `write_tick`. None of it was written."""
         self._end_extent()
         self._undo_tick()
         self.scars.clear()
@@ -279,7 +299,10 @@ class CommitLog:
         self._new_tick()
 
     def _heal(self) -> None:
-        """Zero what failed writes may have left. Raises OSError; nothing may be written until this works."""
+        """Zero the areas that failed writes may have changed. Until this succeeds, nothing may be written.
+
+        Raises OSError.
+        """
         while self.scars:
             fd, base, start, stop = self.scars[-1]
             write_all(self._disk, fd, bytes(stop - start), start - base)
@@ -288,7 +311,7 @@ class CommitLog:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, position: int, length: int, reads: Reads = WAITING) -> Buffer | None:
-        """Bytes of one segment; None if they are not there. Raises NotInMemory, OSError."""
+        """Return bytes of one segment, or None if they do not exist. Raises NotInMemory, OSError."""
         if position >= self._recent.start and position + length <= self.end:
             found = self._recent.get(position, length)
             if found is not None:
@@ -305,9 +328,12 @@ class CommitLog:
         return data if len(data) == length else None
 
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
-        """A block (see BlockCache), for the records at the ascending positions `wanted`; None if it is not
-        kept and not worth loading, or cannot be: near the end of the log, in segments that blocks do not
-        divide, when it is gone, or when the device cannot read some of it. Raises NotInMemory, OSError."""
+        """Return a block (see BlockCache) for the records at the ascending positions `wanted`, or None.
+
+        None means that it is not worth loading, or cannot be loaded: near the end of the log, in segments
+        whose length is no multiple of a block, if it was deleted, or if the device cannot read a part of it.
+        Raises NotInMemory, OSError.
+        """
         found = self.blocks.get(number)
         if found is not None:
             return found
@@ -331,7 +357,7 @@ class CommitLog:
         return view
 
     def _open_for_reading(self, base: int) -> int:
-        """Descriptor of an existing segment, one of at most a few dozen that stay open; -1 if it is gone."""
+        """Return the descriptor of an existing segment, or -1. At most a few dozen stay open."""
         if base not in self.segments:
             return -1
         if len(self._read_fds) >= _READ_FDS:
@@ -351,11 +377,14 @@ class CommitLog:
     # -- flushing, closing ------------------------------------------------------------------------
 
     def segments_to_sync(self) -> list[Unsynced]:
-        """The segments to sync; `synced` gives them back after success."""
+        """Return the segments to sync. The caller passes them to `synced` after success."""
         return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 
     def synced(self, segments: Sequence[Unsynced], end: int) -> None:
-        """The segments are on the device up to `end`; full ones are let go. Others need another sync."""
+        """Record that the segments are on the device up to `end`.
+
+        Full segments are closed, others need another sync.
+        """
         for base, _, _ in segments:
             if base + self.segment_size <= end and base != self.segment_base:
                 fd = self.unsynced.pop(base, -1)
@@ -363,15 +392,18 @@ class CommitLog:
                     self._disk.close(fd)
 
     def forget_first(self) -> int:
-        """Take the oldest segment, not the last, out of the log; the caller unlinks its file. Returns a
-        descriptor to be closed off the loop (the space comes back with the last one), or -1."""
+        """Remove the oldest segment, which must not be the last, from the log. The caller deletes its file.
+
+        Returns:
+            A descriptor to close in another thread, which frees the space, or -1.
+        """
         base = self.segments.pop(0)
         self.blocks.clear()
         self.places.forget(base)
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
-        """Close descriptors and, unless told otherwise, delete reserved segments that were never used."""
+        """Close descriptors and, unless `keep_spares` is set, delete unused reserved segments."""
         if self._reserving is not None:
             self._reserving[1].exception()
             self.reservation_done()
@@ -391,7 +423,7 @@ class CommitLog:
     # -- opening ----------------------------------------------------------------------------------
 
     def begin_at(self, base: int) -> None:
-        """Let a log without a record begin with another segment. Raises OSError."""
+        """Let a log without records begin with another segment. Raises OSError."""
         self.close()
         while self.segments:
             self._files.delete(self.path_of(self.segments[-1]))
@@ -400,14 +432,14 @@ class CommitLog:
         self.resume([], base)
 
     def let_go(self) -> list[int]:
-        """Close all files, because the log is cut now. Returns the segments; `resume` must follow."""
+        """Close all files before a cut, and return the segments. `resume` must follow."""
         self.close()
         self.limit = 0
         self.blocks.clear()
         return self.segments
 
     def resume(self, segments: list[int], end: int) -> None:
-        """Go on behind `end`, the end that recovery found, in the given existing segments."""
+        """Continue at `end`, the end that recovery found, in the given existing segments."""
         self.segments = segments
         for base in segments:
             self.path_of(base)
@@ -417,5 +449,5 @@ class CommitLog:
         if base >= 0 and end < base + self.segment_size:
             self._fd = self._disk.open(self.path_of(base))
             self.segment_base, self.limit = base, base + self.segment_size
-            self.unsynced[base] = self._fd  # what is before `end` may still be only in the page cache
+            self.unsynced[base] = self._fd  # the data before `end` may still be only in the page cache
         self._new_tick()

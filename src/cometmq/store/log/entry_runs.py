@@ -1,4 +1,4 @@
-"""Reading entries of a raft log from bytes."""
+"""Reading the entries of a raft log from bytes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from cometmq.protocol.record.one import Facts, record_facts
 
 
 def entry_runs(data: bytes, position: int, *, check_crc: bool = True) -> Iterator[Run]:
-    """The valid entries that follow each other in `data`, which is log position `position` on, up to the
-    first bytes that are none."""
+    """Yield the consecutive valid entries in `data`, which begins at log position `position`.
+
+    It ends before the first bytes that are not a valid entry.
+    """
     at = 0
     while at < len(data):
         run = valid_run(data, at, position + at, LONGEST_RUN, check_crc=check_crc, framing=ENTRIES)

@@ -1,6 +1,6 @@
-"""The newest entries of a raft log: those that its index does not hold yet.
+"""The newest entries of a raft log, which its index does not contain yet.
 
-They get into the index once they are on the device: what the index names has been there.
+They are added to the index once they are on the device: the index contains only durable entries.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from cometmq.protocol.record.framing import ENTRY_SIZE, encode_entry_head
 
 
 class EntryTail:
-    """Entries from index `first` on, by columns. Positions and sizes are those of whole entries, in bytes.
+    """The entries from index `first` on, by columns.
 
-    term: of the entries that `head` makes.
+    Positions and sizes are those of whole entries, in bytes.
+
+    `term` is the term of entries that `head` creates.
     """
 
     __slots__ = ("first", "positions", "sizes", "term", "terms")
@@ -25,12 +27,11 @@ class EntryTail:
 
     @property
     def next(self) -> int:
-        """Index of the next entry."""
+        """The index of the next entry."""
         return self.first + len(self.positions)
 
     def head(self, position: int, record_size: int) -> bytes:
-        """Take the next entry in, which begins at this log position. Returns what stands in front of its
-        record."""
+        """Add the next entry, which begins at this log position. Return the bytes before its record."""
         head = encode_entry_head(self.first + len(self.positions), self.term, position, record_size)
         self.positions.append(position)
         self.sizes.append(record_size + ENTRY_SIZE)
@@ -38,12 +39,12 @@ class EntryTail:
         return head
 
     def take_back(self, count: int) -> None:
-        """The last `count` entries do not exist."""
+        """Remove the last `count` entries, which were not written."""
         for column in (self.positions, self.sizes, self.terms):
             del column[len(column) - count :]
 
     def forget(self, count: int) -> None:
-        """The first `count` entries are in the index."""
+        """Remove the first `count` entries, which are in the index."""
         for column in (self.positions, self.sizes, self.terms):
             del column[:count]
         self.first += count

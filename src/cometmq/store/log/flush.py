@@ -1,9 +1,9 @@
-"""Bringing the commit log onto the device: group commit for SYNC_FLUSH, a timed flush for ASYNC_FLUSH.
+"""The flush of the commit log: group commit for SYNC_FLUSH, a timed flush for ASYNC_FLUSH.
 
-One sync is in flight at a time, in the background (see syncer.py). Whoever arrives meanwhile shares the next
-one, which begins once the loop has taken in who comes just then, too. Waiters are answered in order. A failed
+One sync runs at a time, in the background (see syncer.py). Senders that arrive meanwhile share the next one,
+which begins after the loop has handled the requests of this moment. Waiters are answered in order. A failed
 sync is final: the kernel may have dropped the pages, so a later success would prove nothing. Nothing is
-acknowledged after it and the store turns read-only until it is started again.
+acknowledged after it, and the store is read-only until it is started again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ log = logs.logger(__name__)
 
 Waiter = Callable[[bool], None]
 _PAGE = 4096
-# Turns of the loop that a sync waits for more senders, while each brings some: saves up to 8 % of CPU time.
+# The number of loop turns that a sync waits for more senders while each turn brings some. It saves up to 8 %
+# of CPU time.
 _TURNS = 4
 
 
 @dataclass(eq=False)
 class LogFlusher:
-    """Flush state of one commit log. Loop thread only. config: replaced when settings change."""
+    """The flush state of one commit log. All methods belong to the loop.
+
+    A change of settings replaces `config`.
+    """
 
     commit_log: CommitLog
     disk: Disk
@@ -42,7 +46,7 @@ class LogFlusher:
         self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
         self._flying = False
-        self._sync_began: float | None = None  # of the sync that is under way
+        self._sync_began: float | None = None  # the start of the sync in progress
         self._wanted = False
         self._landed: asyncio.Future[None] | None = None
         self._resting: asyncio.Future[None] | None = None
@@ -52,29 +56,29 @@ class LogFlusher:
         self.flushed_ms = 0  # store time of the last record before `flushed`
         self.written_ms = 0  # store time of the last record written
         self.failure: OSError | None = None
-        self.syncs = 0  # that are done, since the start, with their time
+        self.syncs = 0  # finished syncs since the start, and their total time
         self.synced_s = 0.0
         self.on_flushed: Callable[[int], None] = lambda _position: None
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
-        """From now on `syncer` syncs; before, and after `detach`, syncs run in place."""
+        """Use `syncer` from now on. Before, and after `detach`, syncs block."""
         self._loop = loop
         self._syncer = syncer
 
     async def detach(self) -> None:
-        """Wait for the sync in flight; later ones run in place."""
+        """Wait for the sync in progress. Later syncs block."""
         if self._flying and self._loop is not None:
             if self._landed is None:
                 self._landed = self._loop.create_future()
-            await asyncio.shield(self._landed)  # which others may wait for, too
+            await asyncio.shield(self._landed)  # others may wait for it, too
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._loop = self._syncer = None
 
     async def idle(self) -> None:
-        """Wait until no sync is under way, or about to be."""
+        """Wait until no sync is in progress or scheduled."""
         while self._flying and self._loop is not None:
             if self._resting is None:
                 self._resting = self._loop.create_future()
@@ -87,17 +91,17 @@ class LogFlusher:
             self._resting = None
 
     def abandon(self) -> None:
-        """Drop all waiters: the store is let go as it is."""
+        """Drop all waiters: the store is abandoned as it is."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # -- asking -----------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Tell `waiter` whether the log is durable up to `position`: False if a sync fails or is too late."""
+        """Call `waiter` with True once the log is durable up to `position`, or with False if that fails."""
         if self.failure is not None:
             waiter(False)
         elif position <= self.flushed:
@@ -110,7 +114,7 @@ class LogFlusher:
                 self._timer = self._loop.call_later(self.config.sync_flush_timeout / 1000, self._expire)
 
     def request(self) -> None:
-        """Start a sync of everything written, or let it follow the one in flight."""
+        """Start a sync of everything written, or schedule it after the current one."""
         if self.failure is not None:
             return
         if self._syncer is None:
@@ -121,7 +125,7 @@ class LogFlusher:
             self._start(self._syncer)
 
     def timed(self) -> None:
-        """Sync if enough pages are dirty, a segment is full, or the thorough interval has passed."""
+        """Sync if enough pages are dirty, a segment is full, or the thorough interval is over."""
         dirty = self.commit_log.end - self.flushed
         if not dirty:
             return
@@ -132,22 +136,22 @@ class LogFlusher:
             self._thorough_at = now
             self.request()
 
-    # -- how far behind the device is ------------------------------------------------------------
+    # -- lag of the device -----------------------------------------------------------------------
 
     @property
     def syncing_s(self) -> float:
-        """How long the sync that is under way has taken so far, in seconds; 0.0 without one."""
+        """The duration of the sync in progress so far, in seconds; 0.0 without one."""
         return 0.0 if self._sync_began is None else self.clock.monotonic() - self._sync_began
 
     @property
     def unflushed(self) -> int:
-        """Bytes of the log that are not on the device; 0 after a failure, which is told in another way."""
+        """The bytes of the log that are not on the device; 0 after a failure, which is reported elsewhere."""
         return 0 if self.failure is not None else self.commit_log.end - self.flushed
 
-    # -- doing ------------------------------------------------------------------------------------
+    # -- execution -------------------------------------------------------------------------------
 
     def flush_now(self) -> None:
-        """Sync in place. A failure is handled like one in the thread: recorded, not raised."""
+        """Sync and wait for it. As in the thread, a failure is recorded, not raised."""
         if self.failure is not None or self.flushed >= self.commit_log.end:
             return
         end, end_ms = self.commit_log.end, self.written_ms
@@ -231,4 +235,4 @@ def _answer(waiter: Waiter, ok: bool) -> None:
     try:
         waiter(ok)
     except Exception:
-        log.exception("a waiter for the flush failed")  # it must not keep the ones behind it waiting
+        log.exception("a waiter for the flush failed")  # a failing waiter must not delay the others

@@ -1,4 +1,4 @@
-"""Single records of a commit log, read from outside by their position."""
+"""Reading single records of a commit log by position, without an open store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cometmq.store.log.places import LogPlaces
 
 
 class LogReader:
-    """Single records of a commit log by their position."""
+    """Reads single records of a commit log by position."""
 
     __slots__ = ("_files", "_places", "_segment_size", "framing")
 
@@ -23,25 +23,25 @@ class LogReader:
         self._segment_size = config.mapped_file_size_commit_log
 
     def path_of(self, position: int) -> str:
-        """Path of the segment that holds a position, whether it exists or not."""
+        """Return the path of the segment for a position, whether it exists or not."""
         return self._places.path_of(position - position % self._segment_size)
 
     def record(self, position: int) -> bytes:
-        """The bytes of the valid record at `position`; none if no valid record begins there."""
+        """Return the bytes of the valid record at `position`, or none."""
         found = self._read(position)
         return found[1] if found is not None else b""
 
     def facts(self, position: int) -> Facts | None:
-        """What dispatch needs to know of the valid record at `position`; None if none begins there."""
+        """Return the facts about the valid record at `position`, or None."""
         found = self._read(position)
         return found[0] if found is not None else None
 
     def facts_behind(self, position: int) -> Facts | None:
-        """The same of the record that follows on one that ends at `position`, or on a segment's beginning."""
+        """Return the facts about the record after one that ends at `position`, or at a segment's start."""
         return self.facts(position + self.framing.gap)
 
     def bytes_at(self, position: int, length: int) -> bytes | None:
-        """Up to `length` bytes, within one segment; None where the device cannot read them."""
+        """Return up to `length` bytes within one segment, or None if the device cannot read them."""
         at = position % self._segment_size
         try:
             return self._files.read(self.path_of(position), min(length, self._segment_size - at), at)

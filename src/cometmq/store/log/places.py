@@ -1,9 +1,8 @@
-"""Where the segments of one log lie: one directory, or several (`storePathCommitLog=a,b`).
+"""The directories of a log's segments: one, or several (`storePathCommitLog=a,b`).
 
-As in Apache's broker (docs/reference/storage.md, Store directory): a new segment goes to
-`paths[number of the segment mod n]` of the sorted directories that take new files and are not
-too full; all of them when each is too full. Those of `readOnlyCommitLogStorePaths` are only read, until
-retention has emptied them.
+As in Apache's broker (docs/reference/storage.md, Store directory), a new segment goes to `paths[number of the
+segment mod n]` of the sorted directories that accept new files and are not too full, or of all if each is too
+full. Those of `readOnlyCommitLogStorePaths` are only read, until retention has emptied them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cometmq.store.base.disk import Disk
 
 
 class LogPlaces:
-    """The directories of one log. `full`: those that get no new segments as long as another one can."""
+    """The directories of one log. Those in `full` get no new segments while another one can."""
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
 
@@ -31,12 +30,12 @@ class LogPlaces:
         self.full: Collection[str] = ()
 
     def files(self) -> list[tuple[str, str]]:
-        """(directory, name) of everything in them, by name. Raises OSError."""
+        """Return directory and name of all files, sorted by name. Raises OSError."""
         found = [(directory, name) for directory in self.all for name in self._disk.listdir(directory)]
         return sorted(found, key=lambda each: each[1])
 
     def path_of(self, base: int) -> str:
-        """The segment that starts at `base`; where it would be made if there is none."""
+        """Return the path of the segment that starts at `base`, or where it would be created."""
         path = self._known.get(base)
         if path is None:
             name = f"{base:020d}"
@@ -51,7 +50,7 @@ class LogPlaces:
         return path
 
     def forget(self, base: int) -> None:
-        """The segment is gone."""
+        """Forget a deleted segment."""
         self._known.pop(base, None)
 
     def _next(self, base: int) -> str:
@@ -59,7 +58,7 @@ class LogPlaces:
         return choice[base // self._segment_size % len(choice)]
 
     def check(self, bases: Collection[int]) -> None:
-        """Raises StoreError for a segment that lies in two of the directories."""
+        """Raise StoreError for a segment that exists in two of the directories."""
         for base, count in Counter(bases).items():
             if count > 1:
                 raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))

@@ -1,8 +1,8 @@
 """The newest bytes of the log, kept in memory where they were encoded.
 
-Records are encoded into chunks; after a tick is written its part of the chunk stays readable until newer
-chunks push it out. Consumers that keep up are served from here without a system call. Nothing is copied to be
-kept; readers get copies, because chunks are used again. The chunks for small records fit into a core's cache.
+Records are encoded into chunks. After a tick is written, its part of the chunk stays readable until newer
+chunks replace it. Consumers that keep up are served from here without a system call. Keeping the bytes needs
+no copy; readers get copies, because chunks are reused. The chunks for small records fit into a core's cache.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 CHUNK = 1 << 17
 _LARGE = 1 << 20  # for records that fill most of a chunk, or more
 _NOWHERE = 1 << 62
-_CHUNKS = 4  # kept at most
+_CHUNKS = 4  # maximum number kept
 
 
 class RecentBytes:
-    """Parts of chunks by log position, oldest first, as (first position, end, chunk, place of the first)."""
+    """Parts of chunks by log position, oldest first: first position, end, chunk, index of the first byte."""
 
     __slots__ = ("_chunks", "_free", "_parts", "start")
 
@@ -25,10 +25,13 @@ class RecentBytes:
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
         self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # by length
-        self.start = _NOWHERE  # positions from here on may be found here
+        self.start = _NOWHERE  # positions from here on may be in memory
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
-        """An empty chunk with room for `size` bytes. `busy` ones are not written yet, and not used again."""
+        """Return an empty chunk with room for `size` bytes.
+
+        `busy` ones are not written yet, and not reused.
+        """
         chunks, parts = self._chunks, self._parts
         while len(chunks) >= _CHUNKS:
             oldest = chunks.popleft()
@@ -46,7 +49,7 @@ class RecentBytes:
         return chunk
 
     def add(self, chunk: bytearray, place: int, position: int, length: int) -> None:
-        """Bytes [place, place + length) of the newest chunk are those of the log from `position` on."""
+        """Record that the newest chunk holds `length` log bytes from `position` on, at index `place`."""
         parts = self._parts
         if parts:
             first, end, last_chunk, start = parts[-1]
@@ -58,7 +61,7 @@ class RecentBytes:
         parts.append((position, position + length, chunk, place))
 
     def cut(self, end: int) -> None:
-        """Forget what lies at `end` or behind it."""
+        """Forget the bytes from `end` on."""
         parts = self._parts
         while parts and parts[-1][0] >= end:
             parts.pop()
@@ -69,7 +72,7 @@ class RecentBytes:
             self.start = _NOWHERE
 
     def get(self, position: int, length: int) -> bytearray | None:
-        """A copy of `length` bytes of the log, if they are all here and in one part."""
+        """Return a copy of `length` bytes of the log if one part contains all of them, or None."""
         for first, end, chunk, place in reversed(self._parts):
             if position >= first:
                 if position + length > end:

@@ -1,9 +1,9 @@
-"""Walking the commit log record by record: what recovery, `verify` and `rebuild` see.
+"""The walk over the commit log, record by record, for recovery, `verify` and `rebuild`.
 
-A record is valid when its magic is known, its own position stands in it, its parts add up to its total size,
-no sector of its topic or properties reads as zeros, and its body has the CRC that it gives; in a raft log the
-head of its entry must fit, too. Where none begins, the walk looks for the next magic number whose record is
-valid at exactly its position. So damage hides only the records that it hit.
+A record is valid if its magic number is known, it contains its own position, its parts add up to its total
+size, no sector of its topic or properties consists of zeros, and its body has the stored CRC. In a raft log
+the head of its entry must match, too. Where no valid record begins, the walk searches for the next magic
+number whose record is valid at its position. So damage hides only the damaged records.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_fac
 from cometmq.store.base.disk import Disk, is_zero
 
 _BLOCK = 4 << 20
-_PIECE = 4096  # what is read at a time where the device fails
+_PIECE = 4096  # bytes per read where the device fails
 
 
 class Damage(NamedTuple):
-    """A stretch of a segment in which no valid record could be found, although valid ones follow it."""
+    """A part of a segment without valid records although valid ones follow it."""
 
     path: str
     start: int
@@ -37,12 +37,17 @@ class Damage(NamedTuple):
 class SegmentScan:
     """One walk through one segment file.
 
-    After the walk: `end` is the position behind the last valid record (or the end of the segment when a
-    blank record closed it), `closed` tells that case, `blank_end` the position behind what that record uses
-    (-1 without one), `dirt` whether anything but zeros follows `end`; `damage` lists what was skipped,
-    `unreadable` the positions of 4 KiB pieces that the device could not read. When one of them lies behind
-    the last record, nothing is known of what is there: the segment counts as closed in front of it, so that
-    nothing is cut or overwritten.
+    The attributes are valid after the walk.
+
+    Attributes:
+        end: The position after the last valid record, or the end of the segment if a blank record closed it.
+        closed: Whether a blank record closed the segment.
+        blank_end: The position after the used bytes of that record, or -1.
+        dirt: Whether anything but zeros follows `end`.
+        damage: The skipped parts.
+        unreadable: The positions of 4 KiB pieces that the device could not read. If one lies after the last
+            record, its content is unknown: the segment counts as closed before it, so that nothing is cut or
+                overwritten.
     """
 
     disk: Disk
@@ -57,7 +62,7 @@ class SegmentScan:
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
-        self._most = LONGEST_RUN  # records looked at together; fewer for a while behind damage
+        self._most = LONGEST_RUN  # records checked together; fewer for a while after damage
         self.end = self.base
         self.closed = False
         self.blank_end = -1
@@ -66,7 +71,10 @@ class SegmentScan:
         self.unreadable: set[int] = set()
 
     def runs(self, start: int) -> Generator[Run, None, None]:
-        """Valid records from `start` (a record or the segment begins there) on; damage lies between runs."""
+        """Yield groups of valid records from `start` on, where a record or the segment begins.
+
+        Damage lies between groups.
+        """
         self._fd = self.disk.open(self.path, write=False)
         try:
             yield from self._walk(start - self.base)
@@ -84,7 +92,7 @@ class SegmentScan:
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
-                    # A blank alone holds no message: unless a later segment does, this is a torn tail.
+                    # A blank alone holds no message: unless a later segment does, this is a torn end.
                     self.end = self.damage.pop().start
                     self.dirt = True
                     return
@@ -104,9 +112,9 @@ class SegmentScan:
             at = found
 
     def _run(self, at: int) -> Run | None:
-        """Valid records from `at` on, as many as are looked at together; None if none begins there."""
+        """Return the valid records from `at` on that are checked together, or None if none begins there."""
         offset = at - self._data_at
-        if 0 <= offset < len(self._data):  # the usual case: whole records are in the present window
+        if 0 <= offset < len(self._data):  # the usual case: the current window contains whole records
             run = valid_run(
                 self._data, offset, self.base + at, self._most, check_crc=self.check_crc, framing=self.framing
             )
@@ -121,8 +129,10 @@ class SegmentScan:
         return run._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else run
 
     def _few(self, at: int, most: int = SHORTEST_RUN) -> tuple[list[Facts], bytes]:
-        """Up to `most` records, one by one: where a window ends or holds few, and before damage; and the
-        heads of their entries, if they are such."""
+        """Return up to `most` records, checked one by one, and the heads of their entries in a raft log.
+
+        This is used where a window ends or holds few records, and before damage.
+        """
         found: list[Facts] = []
         heads = b""
         gap = self.framing.gap
@@ -130,7 +140,7 @@ class SegmentScan:
         while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
-                break  # in a new window a long run may begin
+                break  # a new window may begin a large group
             window = self._data_at
             facts = record_facts(self._view, offset + gap, self.base + at + gap, check_crc=self.check_crc)
             if facts is None:
@@ -149,7 +159,7 @@ class SegmentScan:
         return self.framing.is_blank(self._data[offset : offset + BLANK_SIZE], self.length - at)
 
     def _window(self, at: int) -> int:
-        """Have data that holds a whole record from `at` on; returns the place of `at` in it."""
+        """Read data that contains a whole record from `at` on. Return the index of `at` in it."""
         offset = at - self._data_at
         if offset < 0 or offset + self._needed(at, offset) > len(self._data):
             self._load(at, _BLOCK)
@@ -160,13 +170,13 @@ class SegmentScan:
         return offset
 
     def _needed(self, at: int, offset: int) -> int:
-        """Bytes that tell whether a record begins at `at`, which is `offset` in the data."""
+        """Return how many bytes tell whether a record begins at `at`, index `offset` in the data."""
         rest, gap = self.length - at, self.framing.gap
         least = CLAIM_BYTES + gap
         if offset + least > len(self._data):
             return min(least, rest)
-        # Whatever its size says, bytes that name another place are no record: a body full of old records must
-        # not make the walk read as much for each of them.
+        # Bytes that contain another position are not a record, whatever size they give. Otherwise a body full
+        # of old records would cause a long read for each of them.
         size, own = claim_of(self._data, offset + gap)
         return size + gap if least < size + gap <= rest and own == self.base + at + gap else min(least, rest)
 
@@ -176,7 +186,7 @@ class SegmentScan:
         self._data_at = at
 
     def _read(self, length: int, at: int) -> bytes:
-        """Bytes of the segment; zeros stand for sectors that the device cannot read, which are remembered."""
+        """Return bytes of the segment, with zeros for unreadable sectors, which are recorded."""
         try:
             return self.disk.pread(self._fd, length, at)
         except OSError as failure:
@@ -197,14 +207,14 @@ class SegmentScan:
         return b"".join(parts)
 
     def _resync(self, at: int) -> int | None:
-        """Place of the next valid (or blank) record behind `at`; None if there is none."""
+        """Return the position of the next valid (or blank) record after `at`, or None."""
         place = at + 1
         hole, behind = self._hole(place)
         while place < self.length:
             data = self._read(min(_BLOCK, self.length - place, hole - place), place)
             stop = place + len(data)
             if not data:
-                break  # the file is shorter than it was
+                break  # the file has become shorter
             if not is_zero(data):
                 self.dirt = True
                 found = self._search_block(data, place)
@@ -215,18 +225,17 @@ class SegmentScan:
                 hole, behind = self._hole(behind)
             if stop >= self.length:
                 break
-            # Blocks overlap: no magic number lies across a border unseen.
+            # Blocks overlap, so that no magic number across a border is missed.
             place = max(place + 1, stop - self.framing.magic_at - MAGIC_AT)
         if not self.dirt and self._read(1, at).strip(b"\0"):
             self.dirt = True
         return None
 
     def _hole(self, at: int) -> tuple[int, int]:
-        """Start and end of a stretch behind `at` that was never written; twice the end of the segment without
-        one.
+        """Return start and end of a part after `at` that was never written, or the end of the segment twice.
 
-        Looked for well ahead: reserved space counts as data once it has been read, even by the system's read-
-        ahead.
+        The search looks well ahead: reserved space counts as data once it has been read, even by the system's
+        read-ahead.
         """
         step = _BLOCK
         while at + step < self.length:

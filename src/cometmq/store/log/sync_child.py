@@ -1,10 +1,10 @@
-"""The process that syncs the commit log for a broker, run as a script: it imports next to nothing of Python
-and nothing of ours, for its memory and its start.
+"""The process that syncs the commit log for a broker.
 
-It reads requests from the socket that is its standard input and ends with it, however the broker went. A
-request is one byte. `SYNC`: sync what you hold. `HOLD`: another byte follows, which descriptors come along
-with; hold these instead of the ones before, and sync them. The answer is 4 bytes: 0, or the errno of the
-sync that failed.
+It runs as a script that imports almost nothing of Python and nothing of CometMQ, to save memory and start
+time. It reads requests from the socket that is its standard input and ends with it, whatever ended the
+broker. A request is one byte. `SYNC`: sync the held descriptors. `HOLD`: another byte follows with
+descriptors; hold these instead of the previous ones, and sync them. The answer is 4 bytes: 0, or the errno of
+the failed sync.
 """
 
 import os
@@ -19,8 +19,8 @@ ANSWER = struct.Struct("=i")
 
 
 def serve(broker: socket.socket) -> None:
-    """Answer requests until the other end is closed. Raises OSError when it is closed amid a sync."""
-    channel = broker.fileno()  # read and written as a file, which costs half
+    """Answer requests until the other end is closed. Raises OSError if it is closed during a sync."""
+    channel = broker.fileno()  # reading and writing it as a file costs half
     held: list[int] = []
     while request := os.read(channel, 1):
         if request == HOLD:
@@ -38,8 +38,8 @@ def serve(broker: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    # The end of a broker is said by its socket: what a terminal or a service manager tells the whole
-    # group may come before the broker's last sync.
+    # The broker's socket announces its end. A signal of a terminal or a service manager to the whole group
+    # may arrive before the broker's last sync.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:

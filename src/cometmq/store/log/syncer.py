@@ -1,11 +1,11 @@
-"""Who runs `fdatasync` for the loop: a thread, or a process of its own.
+"""`fdatasync` for the loop, in a thread or in a separate process.
 
-The thread needs the interpreter's lock before and after the call, and a busy loop gives that away late. The
+The thread needs the interpreter's lock before and after the call, and a busy loop releases it late. The
 process does not: the loop sends it a few bytes and reads a few when the sync is done.
 
-The process syncs through descriptors of its own. The system tells each opening of a file once of a failed
-write-back. So when the process is lost amid a sync, the same sync through the store's own descriptor still
-tells of every failure.
+The process syncs through descriptors of its own. The system reports a failed write-back once for each opening
+of a file. So if the process is lost during a sync, the same sync through the store's own descriptor still
+reports every failure.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = logs.logger(__name__)
 Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
-_AGAIN_S = 1.0  # until another process takes the place of one that is lost; twice as long after each loss
-_AGAIN_MOST_S = 60.0  # but not longer than this; one that lived as long begins at _AGAIN_S again
+_AGAIN_S = 1.0  # delay before a lost process is replaced, doubled after each loss
+_AGAIN_MOST_S = 60.0  # maximum delay; it starts at _AGAIN_S again after a process that lived this long
 
 
 class Unsynced(NamedTuple):
@@ -42,10 +42,10 @@ class Unsynced(NamedTuple):
 
 
 class Syncer(Protocol):
-    """Brings segments onto the device in the background, one request at a time."""
+    """Syncs segments in the background, one request at a time."""
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all of them, then call `done` in the loop, with what failed."""
+        """Sync all segments, then call `done` in the loop with the error, if any."""
         ...
 
 
@@ -58,7 +58,7 @@ class ThreadSyncer:
     pool: ThreadPoolExecutor
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """See Syncer."""
+        """Sync all segments, see Syncer."""
         self.pool.submit(self._work, segments, done)
 
     def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
@@ -73,18 +73,18 @@ class ThreadSyncer:
 
 @dataclass(eq=False)
 class ChildSyncer:
-    """Syncs in a process (see sync_child.py); in the thread what the process cannot do."""
+    """Syncs in a process (see sync_child.py), and in the thread what the process cannot do."""
 
     disk: Disk
     loop: asyncio.AbstractEventLoop
     thread: ThreadSyncer
 
     def __post_init__(self) -> None:
-        self._held: list[int] = []  # segments that the process holds descriptors of
+        self._held: list[int] = []  # segments whose descriptors the process holds
         self._flying: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._again: asyncio.TimerHandle | None = None  # of the start of another process
+        self._again: asyncio.TimerHandle | None = None  # the start of another process
         self._again_s = _AGAIN_S
         self._started_at = 0.0  # by the loop's clock
         self._start()
@@ -97,17 +97,18 @@ class ChildSyncer:
             log.warning("no process for syncs, a thread makes them for %g s: %s", self._wait(), problem)
             return
         ours.setblocking(False)
-        self._held = []  # another process knows nothing of what the one before held
+        self._held = []  # a new process holds no descriptors
         self._socket = ours
         self.loop.add_reader(ours, self._answered)
 
     def _start_process(self) -> socket.socket:
-        """Returns our end of its socket. Raises OSError."""
+        """Start the process and return our end of its socket. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                # A group of its own, for signals from the terminal are meant for the broker. Not a session of
-                # its own: to Linux's scheduler it would be a stranger (autogroup), and each sync would wait.
+                # The process gets its own group, because signals from the terminal are meant for the broker.
+                # It gets no session of its own: Linux's scheduler (autogroup) would treat it as a stranger,
+                # and each sync would wait.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", SCRIPT],
                     stdin=theirs.fileno(),
@@ -122,7 +123,7 @@ class ChildSyncer:
         return ours
 
     def _wait(self) -> float:
-        """Start another process later; returns the seconds until then."""
+        """Schedule the start of another process. Return the seconds until then."""
         if self.loop.time() - self._started_at >= _AGAIN_MOST_S:
             self._again_s = _AGAIN_S
         seconds, self._again_s = self._again_s, min(2 * self._again_s, _AGAIN_MOST_S)
@@ -137,11 +138,11 @@ class ChildSyncer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if it runs."""
+        """The process id, or None if no process runs."""
         return None if self._process is None else self._process.pid
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """See Syncer."""
+        """Sync all segments, see Syncer."""
         if self._socket is None or len(segments) > sync_child.MOST_DESCRIPTORS:
             self.thread.sync(segments, done)
             return
@@ -185,7 +186,7 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _lose(self, problem: OSError) -> None:
-        """Go on with the thread, from the sync in flight on, until another process is there."""
+        """Continue in the thread, beginning with the sync in progress, until another process has started."""
         flying, self._flying = self._flying, None
         self._end()
         log.warning("the process for syncs is lost, a thread makes them for %g s: %s", self._wait(), problem)
@@ -193,7 +194,7 @@ class ChildSyncer:
             self.thread.sync(*flying)
 
     def close(self) -> None:
-        """End the process; of a sync in flight nothing more is heard."""
+        """End the process. A sync in progress reports nothing more."""
         self._flying = None
         if self._again is not None:
             self._again.cancel()

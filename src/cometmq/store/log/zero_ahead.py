@@ -1,8 +1,8 @@
-"""Zeros ahead of the log under SYNC_FLUSH, so that a sync finds its place on the device prepared.
+"""Zeros ahead of the log under SYNC_FLUSH, so that the device is prepared for a sync.
 
-The file system knows a reserved segment as never written. The first write to each part changes that, and its
+The file system treats a reserved segment as never written. The first write to each part changes that, and its
 sync carries the change through the journal: three more writes and twice the time. So a thread writes zeros
-well before records get there. That space reads as zeros already: nothing changes for readers, recovery, power
+well before the records. That space reads as zeros already, so nothing changes for readers, recovery and power
 loss.
 """
 
@@ -16,15 +16,16 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-PART = 512 << 10  # written at once; the next sync of the log takes it along
-# Where zeros begin, behind the end of the log: so far that the log does not get there while they are written.
+PART = 512 << 10  # bytes per write; the next sync of the log includes it
+# The distance from the end of the log to the first zeros, which the log does not reach while they are
+# written.
 MARGIN = 16 << 20
-AHEAD = 32 << 20  # and how far they go
+AHEAD = 32 << 20  # the distance to the last zeros
 _PAGE = 4096
 
 
 class ZeroAhead:
-    """Methods belong to the loop's thread. Positions are those of the log, in bytes."""
+    """Writes zeros ahead of one log. Methods belong to the loop. Positions are those of the log, in bytes."""
 
     __slots__ = ("_disk", "_log", "_pool", "_start", "_stop", "_task", "_zeros")
 
@@ -33,20 +34,20 @@ class ZeroAhead:
         self._disk = disk
         self._pool = pool
         self._zeros = bytes(PART)
-        self._start = self._stop = 0  # what is being written, or was last
+        self._start = self._stop = 0  # the part written now, or last
         self._task: Future[None] | None = None
 
     def look(self) -> None:
-        """Have the next part written, unless one is under way or there are enough."""
+        """Start to write the next part, unless one is being written or there are enough zeros."""
         commit_log = self._log
         if self._task is not None:
             if not self._task.done():
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # no reason to stop: syncs take longer, and tell of what is wrong
+            if failure is not None:  # no reason to stop: syncs take longer, and report the problem
                 log.warning("the space ahead of the log could not be prepared: %s", failure)
-                self._stop = commit_log.limit  # not in this segment any more
+                self._stop = commit_log.limit  # no more in this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:
@@ -60,6 +61,6 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def let_pass(self, stop: int) -> None:
-        """The log is about to be written up to `stop`: wait as long as zeros may still be written there."""
+        """Wait while zeros may be written before `stop`, the end of the next write of the log."""
         if self._task is not None and stop > self._start:
-            self._task.exception()  # waits; `look` says what went wrong
+            self._task.exception()  # waits; `look` reports errors

@@ -1,9 +1,8 @@
-"""Which records of the log others have taken the place of.
+"""Links: the records of the log that others have replaced.
 
-A message that goes on within the log (a timer message that is delivered or moved) leaves the position of its
-former record in the field of the prepared transaction, plus 1, since 0 is none. No client can write that
-field. So a walk over the newest part of the log tells what was done there, also where no file could say so
-any more.
+A message that moves within the log (a timer message that is delivered or moved) stores the position of its
+former record, plus 1 because 0 means none, in the field of the prepared transaction. Clients cannot write
+that field. So a walk over the newest part of the log shows what was done there, even if no file does.
 """
 
 from __future__ import annotations
@@ -32,15 +31,18 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """What the record that takes the place of the one at a log position has in that field."""
+    """Return the value of that field in the record that replaces the one at a log position."""
     return position + 1
 
 
 async def links(
     commit_log: CommitLog, disk: Disk, off_loop: OffLoop, start: int, end: int | None = None
 ) -> AsyncIterator[Ints]:
-    """Positions of former records, in pieces: those that records from log position `start` on name, where a
-    record begins, in front of `end`, by default the log's present end. Raises OSError."""
+    """Yield the positions of replaced records, in pieces.
+
+    They come from the records from log position `start`, where a record begins, to `end`, by default the
+    log's current end. Raises OSError.
+    """
     size = commit_log.segment_size
     end = commit_log.end if end is None else min(end, commit_log.end)
     framing = commit_log.framing
@@ -59,7 +61,7 @@ async def links(
 def _read(
     disk: Disk, path: str, base: int, size: int, at: int, length: int, framing: Framing
 ) -> tuple[Ints, int]:
-    """The links of the records from `at` on that one read of `length` bytes brings, and where to go on."""
+    """Return the links of the records in one read of `length` bytes from `at` on, and the next position."""
     nothing, gap = np.empty(0, np.int64), framing.gap
     try:
         with opened(disk, path, write=False) as fd:
@@ -82,21 +84,21 @@ def _read(
         found = rows.field("prepared_transaction_offset").astype(np.int64)
         view = memoryview(data)
         for row in np.flatnonzero(good & (found > 0)).tolist():
-            # Torn by a power failure, it has not taken anything's place.
+            # A record torn by a power failure has replaced nothing.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
     return nothing, _behind(disk, path, base, size, at, framing)
 
 
 def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Framing) -> int:
-    """Where the next valid record behind damage begins, or the next segment."""
+    """Return the position of the next valid record after damage, or of the next segment."""
     for run in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).runs(at):
         return max(int(run.position[0]) - framing.gap, at + 1)
     return base + size
 
 
 def _readable(disk: Disk, fd: int, length: int, at: int) -> bytes | None:
-    """The bytes, or only the first of them if the device cannot read all; None if it can read none."""
+    """Return the bytes that the device can read, or None if it can read none."""
     while True:
         try:
             return disk.pread(fd, length, at)

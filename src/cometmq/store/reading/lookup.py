@@ -1,5 +1,7 @@
-"""Single records and times: by log position, by key, by store time. What may have much to look at is a
-coroutine, which gives the loop's other work its turns."""
+"""Queries of single records and times: by log position, by key, by store time.
+
+Queries that may examine many records are coroutines, which yield to the loop's other work.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-_POSITIONS_AT_ONCE = 32  # of records that may have a key
-_MOST_LOOKED_AT = 256  # of these, where other topics' keys have the same hash
-_UNITS_A_TURN = 256  # looked at in one turn of the loop; each may stand for a record that must be read
-_BYTES_A_TURN = 1 << 20  # of records, copied and checked in 1 ms or so
+_POSITIONS_AT_ONCE = 32  # records that may have a key, per step
+_MOST_LOOKED_AT = 256  # maximum of these, because keys of other topics may have the same hash
+_UNITS_A_TURN = 256  # units examined per turn of the loop; each may require reading a record
+_BYTES_A_TURN = 1 << 20  # of records, copied and checked in about 1 ms
 
 
 @dataclass(slots=True, eq=False)
 class _Found:
-    """Records of a topic, the newest first: `limit` at most, and bytes for `left` more."""
+    """Records of a topic, newest first: at most `limit`, with `left` bytes for more."""
 
     topic: str
     limit: int
@@ -37,7 +39,7 @@ class _Found:
     records: list[bytes] = field(default_factory=list)
 
     def add(self, record: bytes) -> None:
-        """Unless it is another topic's, whose key has the same hash."""
+        """Add a record unless it belongs to another topic, whose key has the same hash."""
         if topic_of(record) == self.topic:
             self.left -= len(record)
             if self.left >= 0:
@@ -50,7 +52,7 @@ class _Found:
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """Read-only questions to one store. config: replaced when settings change."""
+    """Read-only queries of one store. A change of settings replaces `config`."""
 
     commit_log: CommitLog
     queues: QueueTable
@@ -59,8 +61,10 @@ class Lookup:
     config: StoreConfig
 
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
-        """The whole record at a log position; None if no valid one begins there, or one that is too long for
-        a frame, as bytes within a message can pretend."""
+        """Return the record at a log position, or None.
+
+        None also stands for a record too long for a frame, which bytes within a message can imitate.
+        """
         head = self.commit_log.read(position, 4, reads)
         if head is None:
             return None
@@ -76,9 +80,16 @@ class Lookup:
     async def by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, max_bytes: int
     ) -> list[bytes]:
-        """Records of the topic whose key has this key's hash, stored in [begin_ms, end_ms], ascending by
-        position: the newest `max_count`, of these the newest that have `max_bytes` together. While the index
-        cannot be written, the newest messages are not found."""
+        """Return the newest records of the topic whose key has this key's hash, ascending by position.
+
+        While the index cannot be written, the newest messages are not found.
+
+        Args:
+            topic, key: The topic and the key.
+            max_count: The maximum number of records.
+            begin_ms, end_ms: The range of store times, both included.
+            max_bytes: The maximum total size.
+        """
         try:
             self.index.index_waiting_keys()
         except OSError as failure:
@@ -102,7 +113,7 @@ class Lookup:
         return found.records[::-1]
 
     async def _take(self, found: _Found, positions: list[int]) -> None:
-        """Add the records at these (ascending) positions, the newest first, until it is full."""
+        """Add the records at these ascending positions, newest first, until `found` is full."""
         this_turn = 0
         for position in reversed(positions):
             record = await self.off_loop.ask(partial(self.record_at, position))
@@ -116,13 +127,13 @@ class Lookup:
                 await self.off_loop.pause(0)
 
     def store_time_at(self, position: int, reads: Reads) -> int:
-        """Store time of the record at a position; -1 where none begins."""
+        """Return the store time of the record at a position, or -1 if none begins there."""
         data = self.commit_log.read(position, PLACE_BYTES, reads)
         place = None if data is None else place_of(data)
         return -1 if place is None else place.store_timestamp_ms
 
     async def earliest_store_time(self) -> int:
-        """Store time of the first message of the log; -1 when there is none, or it cannot be read."""
+        """Return the store time of the first message of the log, or -1 if it is missing or unreadable."""
         first = self.commit_log.min_position + self.commit_log.framing.gap
         if first >= self.commit_log.end:
             return -1
@@ -132,7 +143,7 @@ class Lookup:
             return -1  # its segment was deleted meanwhile
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
-        """Store time of the message at a queue offset; -1 when it does not exist."""
+        """Return the store time of the message at a queue offset, or -1."""
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1
         unit = queue.unit(offset, reads)
@@ -143,12 +154,17 @@ class Lookup:
     # -- offsets by time --------------------------------------------------------------------------
 
     async def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
-        """mode None: the message stored nearest to the time, of equals in distance the earlier, of equals in
-        time the one that stands next to the moment asked for (4.9). "LOWER": the first message stored at or
-        after it, else the queue's end; "UPPER": the last one stored at or before it, else the queue's
-        beginning (5.x).
+        """Return the offset for a store time.
 
-        A queue without a readable message answers with its beginning, which is its end; 0 without a queue.
+        A queue without a readable message returns its beginning, which is its end; no queue returns 0.
+
+        Args:
+            queue: The queue.
+            timestamp_ms: The time.
+            mode: None for the nearest message (4.9): of equal distances the earlier one, of equal times the
+                one next to the requested time. "LOWER" for the first message stored at or after the time,
+                else the queue's end; "UPPER" for the last one stored at or before it, else the queue's
+                beginning (5.x).
         """
         if queue is None:
             return 0
@@ -166,9 +182,11 @@ class Lookup:
         return found if timestamp_ms - before[1] > stored - timestamp_ms else before[0]
 
     async def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
-        """Offset of the first message stored at or after a time; the queue's end if there is none. Looked for
-        from the beginning in growing steps: old times of a clock that stepped back must not make all before
-        them look old."""
+        """Return the offset of the first message stored at or after a time, or the queue's end.
+
+        The search proceeds from the beginning in growing steps: a clock that was set back must not hide the
+        messages before it.
+        """
         low, high, step = queue.min_offset, queue.max_offset, 0
         while low + step < high:
             real = await self._next_real(queue, low + step, high)
@@ -176,7 +194,7 @@ class Lookup:
                 break
             if real[1] >= timestamp_ms:
                 if not step:
-                    return real[0]  # the usual answer, without a search
+                    return real[0]  # the usual result, without a search
                 high = real[0] + 1
                 break
             low, step = real[0] + 1, max(1, 2 * step)
@@ -185,8 +203,10 @@ class Lookup:
     async def _first_between(
         self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int
     ) -> tuple[int, int]:
-        """(offset, store time) of the first message in a range stored at or after a time; the range's end and
-        -1 without one. Fillers and lost records are passed over."""
+        """Return offset and store time of the first message in a range stored at or after a time.
+
+        Fillers and lost records are skipped. Without such a message the result is the range's end and -1.
+        """
         found = (high, -1)
         while low < high:
             middle = (low + high) // 2
@@ -200,7 +220,7 @@ class Lookup:
         return found
 
     async def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> tuple[int, int] | None:
-        """(offset, store time) of the first message in a range of a queue."""
+        """Return offset and store time of the first message in a range of a queue, or None."""
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
             real = await self.off_loop.ask(partial(self._first_real, queue, low, stop))
@@ -220,7 +240,7 @@ class Lookup:
         return None
 
     async def _last_before(self, queue: ConsumeQueue, offset: int) -> tuple[int, int] | None:
-        """(offset, store time) of the last message before an offset."""
+        """Return offset and store time of the last message before an offset, or None."""
         step = 1
         while offset > queue.min_offset:
             begin = max(queue.min_offset, offset - step)

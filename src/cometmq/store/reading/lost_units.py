@@ -1,4 +1,4 @@
-"""Units of a queue that the device cannot read, made anew from the records themselves."""
+"""The reconstruction of queue units that the device cannot read, from the records themselves."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ async def lost_units(
     start: int,
     code_of: Callable[[bytes], int],
 ) -> bytes:
-    """The units of `count` queue offsets from `first` on; fillers stand for those without a record.
+    """Return the units of `count` queue offsets from `first` on, with fillers for missing records.
 
-    start: log position of a record in front of theirs. code_of: a unit's tags code, by the properties of its
-    record. Raises OSError.
+    `start` is the log position of an earlier record. `code_of` returns a tags code for a record's properties.
+    Raises OSError.
     """
     start -= commit_log.framing.gap
     units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)
@@ -53,5 +53,5 @@ async def lost_units(
                     if np.any(ours & (offsets >= count - 1)):
                         return units.tobytes()
         except FileNotFoundError:
-            continue  # retention was faster
+            continue  # retention has deleted it meanwhile
     return units.tobytes()

@@ -1,11 +1,12 @@
-"""Reading a consume queue: which records one pull gets, and what it is told about offsets.
+"""Reading a consume queue: the records and offsets of one pull.
 
 Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 µs of CPU per message at 32
-per call. Records that follow each other in the log are read in one go, so 32 cost one system call and one
-copy from the page cache; others come out of the blocks that they lie in (block_cache.py).
+per call. Consecutive records of the log are read together, so 32 cost one system call and one copy from the
+page cache; others come from the blocks in which they lie (block_cache.py).
 
-Most reads have no filter and meet no limit: their units are judged as a whole, by loops in C; others unit by
-unit. Where a record is missing or damaged, or filtered by its content, records are read one by one.
+Most reads have no filter and meet no limit: their units are checked as a whole, by loops in C; others are
+checked unit by unit. Where a record is missing or damaged, or filtered by its content, records are read one
+by one.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MOST_FILLERS = 1 << 17  # passed over by one pull: 0.5 ms
+_MOST_FILLERS = 1 << 17  # skipped by one pull: 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
-_MOST_AT_ONCE = 64  # units judged as a whole
-_MOST_LOADED = 64  # blocks that one bulk read brings: 3 ms
-_STRETCH = 1024  # units read at once, for the pulls that follow: 20 KiB
-_MOST_STRETCHES = 64  # queues of which one is kept: 1.3 MiB
+_MOST_AT_ONCE = 64  # units checked as a whole
+_MOST_LOADED = 64  # blocks that one bulk read loads: 3 ms
+_STRETCH = 1024  # units read at a time, for the pulls that follow: 20 KiB
+_MOST_STRETCHES = 64  # queues with cached units: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool | None] | None
-"""Whether a record passes; None: it was not looked at, and the read ends before it."""
+"""Returns whether a record matches, or None if it was not checked, in which case the read ends before it."""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
-"""Positions and sizes of the records chosen, units scanned, position of the last of these."""
+"""The positions and sizes of the chosen records, the number of scanned units, the last position."""
 
 
 class Limits(NamedTuple):
-    """Messages, and bytes of them, that an answer may have before one that is in memory, or on disk only."""
+    """The messages and bytes after which a response takes no further message from memory, or from disk."""
 
     messages: int
     size: int
@@ -65,23 +66,23 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""Of a bulk read: what lies on disk is read ahead anyway."""
+"""The limits of a bulk read: data on disk is read ahead anyway."""
 
 
 @lru_cache(64)
 def _units_of(count: int) -> Callable[[Buffer], tuple[int, ...]]:
-    """Reads position and size of so many units, one behind the other."""
+    """Return a function that reads position and size of `count` consecutive units."""
     return struct.Struct(">" + "qi8x" * count).unpack_from
 
 
 @lru_cache(256)
 def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
-    """Reads size and magic of records of one size that follow each other."""
+    """Return a function that reads size and magic number of consecutive records of one size."""
     return struct.Struct(f"{START.format}{size - START.size}x").iter_unpack
 
 
 class GetStatus(enum.Enum):
-    """Outcome of a read; the names are the remarks on the wire."""
+    """The outcome of a read. The names are the remarks on the wire."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -94,9 +95,9 @@ class GetStatus(enum.Enum):
 
 
 class Got(msgspec.Struct, frozen=True, gc=False):
-    """What a read found. The concatenation of `buffers` is `count` whole commit-log records.
+    """The result of a read. The concatenation of `buffers` is `count` complete commit-log records.
 
-    behind: bytes from the last record looked at to the end of the log; 0 if none was.
+    `behind` is the distance in bytes from the last examined record to the end of the log, 0 without one.
     """
 
     status: GetStatus
@@ -110,22 +111,22 @@ class Got(msgspec.Struct, frozen=True, gc=False):
 
 
 def physical_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class QueueReader:
-    """`get` over one store's log. Loop thread only."""
+    """The reader of one store's queues. All methods belong to the loop."""
 
     def __init__(self, log: CommitLog, config: StoreConfig, memory_bytes: int) -> None:
         self._log = log
         self.memory_bytes = memory_bytes
         self._stretches: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.configure(config)
-        self.refused: Callable[[int, str], None] = _log_refused  # told of damage that readers meet
+        self.refused: Callable[[int, str], None] = _log_refused  # called for damage that readers find
 
     def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
+        """Apply settings, which may change while the store runs."""
         self._config = config
         self._limits = Limits(
             config.max_transfer_count_on_message_in_memory,
@@ -136,7 +137,7 @@ class QueueReader:
 
     @property
     def memory_window(self) -> int:
-        """Bytes at the end of the log that count as being in memory."""
+        """The number of bytes at the end of the log that count as being in memory."""
         return self.memory_bytes * self._config.access_message_in_memory_max_ratio // 100
 
     def get(
@@ -152,12 +153,24 @@ class QueueReader:
         correct: bool = True,
         reads: Reads = WAITING,
     ) -> Got:
-        """Read up to `max_count` messages from `offset` on: at least one, at most what the settings allow, or
-        with `bulk` what BULK does.
+        """Read up to `max_count` messages from `offset` on.
 
-        `tags` is a set of signed 32-bit tag hashes or a function of the whole tags code; `records` a
-        function of the whole record. With `correct` false (a slave without offsetCheckInSlave) the offset
-        corrections are not applied. Raises NotInMemory, OSError.
+        The result has at least one message and at most what the settings allow, or BULK with `bulk`.
+
+        Args:
+            queue: The queue.
+            offset: The first offset.
+            max_count: The maximum number of messages.
+            tags: A set of signed 32-bit tag hashes, or a function of the whole tags code.
+            records: A function of the whole record.
+            max_bytes: The maximum size.
+            bulk: Whether the limits of BULK apply.
+            correct: Whether to correct offsets outside the queue. A slave without offsetCheckInSlave does
+                not.
+
+        Raises:
+            NotInMemory: The data is on disk and the read must not wait.
+            OSError: The data cannot be read.
         """
         if queue is None:
             return Got(GetStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0 if correct else offset, 0, 0, False)
@@ -166,7 +179,7 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return Got(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        several = max(1, limits.messages, limits.messages_on_disk)  # no more than messages may be given
+        several = max(1, limits.messages, limits.messages_on_disk)  # no more units than messages
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)
@@ -199,7 +212,7 @@ class QueueReader:
         return self._get_one_by_one(queue, offset, data, tags, records, limits, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """`ConsumeQueue.read`, by way of the stretch read last: that saves most pulls a system call."""
+        """Return units like `ConsumeQueue.read`, but from the cache, which saves most pulls a system call."""
         several = min(_STRETCH, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)
@@ -217,7 +230,7 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Where to go on after `data`, which gave nothing: behind the fillers at its end and after it."""
+        """Return the next offset after `data` without results: after the fillers at its end and behind it."""
         if data[-UNIT:] != FILLER:
             return offset
         begin = offset
@@ -239,7 +252,7 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose all records, by loops in C. None if a limit ends this read: `_pick` then chooses."""
+        """Choose all records by loops in C, or return None if a limit applies and `_pick` must choose."""
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MOST_AT_ONCE:
@@ -255,7 +268,7 @@ class QueueReader:
         return positions, sizes, count, positions[-1]
 
     def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
-        """As `_pick_all`, for more of them and up to the limit of bytes."""
+        """Do the same as `_pick_all` for more records and up to the size limit."""
         units = np.frombuffer(data, UNIT_DTYPE, count)
         sizes, positions = units["size"].astype(np.int64), units["position"].astype(np.int64)
         two_limits = limits[:2] != limits[2:] and positions.min() < self._log.end - self.memory_window
@@ -266,7 +279,7 @@ class QueueReader:
         return chosen, tuple(sizes[:fit].tolist()), fit, chosen[-1]
 
     def _pick(self, data: Buffer, tags: TagFilter, limits: Limits) -> Picked | None:
-        """Choose records from units alone. None when a unit cannot be true."""
+        """Choose records by their units. Return None if a unit is invalid."""
         disk_below = self._log.end - self.memory_window
         limit_count, limit_bytes, disk_count, disk_bytes = limits
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
@@ -301,12 +314,14 @@ class QueueReader:
     def _records(
         self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads, *, partly: bool
     ) -> tuple[int, Buffer | None]:
-        """How many records were read, and their bytes; None if one cannot be had or is not what its unit
-        says. With `partly` those before the first that is not in memory will do, and those of
-        _MOST_LOADED blocks."""
+        """Return the number of records read, and their bytes, or None if one is missing or invalid.
+
+        With `partly`, the result may end before the first record that is not in memory, and after
+        _MOST_LOADED blocks.
+        """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
-        firsts = [0]  # of those that follow each other
+        firsts = [0]  # the first record of each consecutive group
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
@@ -341,7 +356,7 @@ class QueueReader:
         return total, parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Bytes of the log; None if the device cannot read some: each record is then read by itself."""
+        """Return bytes of the log, or None if some are unreadable: then each record is read by itself."""
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
@@ -359,7 +374,7 @@ class QueueReader:
         limits: Limits,
         reads: Reads,
     ) -> Got:
-        """The careful way: records are filtered by content, or some are missing or damaged."""
+        """Read records one by one: they are filtered by content, or some are missing or damaged."""
         log, check_crc = self._log, self._config.check_crc_on_read
         buffers: list[Buffer] = []
         total = scanned = skip_below = 0
@@ -379,7 +394,7 @@ class QueueReader:
                 begun = buffers or (records is not None and scanned > 1)
                 if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                     raise
-                scanned -= 1  # the next read begins here, and says so
+                scanned -= 1  # the next read begins here and reports it
                 break
             if record is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
@@ -413,14 +428,14 @@ class QueueReader:
         return Got(status, buffers, len(buffers), following, low, high, slave, lag)
 
     def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
-        """The bytes of one record, out of its block if that was asked for often."""
+        """Return the bytes of one record, from its block if that was requested often."""
         number, at = divmod(position, BLOCK)
         block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
         return self._log.read(position, size, reads) if block is None else block[at : at + size]
 
 
 def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
-    """Within limits, what a client asks for."""
+    """Return the limits restricted to what a client requests."""
     messages, most, messages_on_disk, most_on_disk = limits
     if size is not None:
         most, most_on_disk = min(most, size), min(most_on_disk, size)
@@ -428,7 +443,7 @@ def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
-    """Status and next offset of a request outside [low, high)."""
+    """Return status and next offset of a request outside [low, high)."""
     if high == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < low:
@@ -439,8 +454,10 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
 
 
 def tag_matches(tags: TagFilter, code: int) -> bool:
-    """Whether a unit with this tags code may be one of `tags`. The address of an ext unit passes: clients
-    compare the tag itself."""
+    """Return whether a unit with this tags code may match `tags`.
+
+    The address of an ext unit matches, because clients compare the tag itself.
+    """
     if tags is None:
         return True
     if callable(tags):
@@ -449,13 +466,16 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
-    """Whether a record of this size begins there: a lost page reads as zeros, which no client should get."""
+    """Return whether a record of this size begins there.
+
+    A lost page reads as zeros, which no client may get.
+    """
     stored, magic = _start_of(data, at)
     return stored == size and magic in _MAGICS
 
 
 def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
-    """Whether records of these sizes follow each other, by loops in C."""
+    """Return whether records of these sizes follow each other, by loops in C."""
     head = _start_of(data, 0)
     if sizes.count(sizes[0]) == len(sizes):
         return _begins(data, sizes[0]) and list(_heads_of(sizes[0])(data)) == [head] * len(sizes)
@@ -464,7 +484,7 @@ def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
 
 
 def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) -> bool:
-    """Whether a record is whole, its CRC included, and the one that this unit of this queue means."""
+    """Return whether a record is valid, including its CRC, and belongs to this unit of this queue."""
     facts = record_facts(memoryview(record), 0, position)
     place = queue.topic, queue.queue_id, offset
     return facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == place

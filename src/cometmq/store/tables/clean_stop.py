@@ -1,10 +1,10 @@
-"""Where the consume queues ended at the last clean stop, and how long files were then.
+"""The ends of the consume queues, and the file lengths, at the last clean stop.
 
-A queue whose newest sector, file or directory is lost looks just like a shorter queue, and would hand out
-offsets that its messages already have. So a clean stop leaves the ends of all queues in a small table; a
-start that finds less builds the queues anew from the log. Apache's broker does not know the file; ends
-from before it ran are lower bounds. A damaged table counts as empty, and its `.bak` is not asked: a wrong end
-would move a queue, no end only leaves damage unseen.
+A queue whose newest sector, file or directory is lost looks like a shorter queue, and would assign offsets
+that its messages already have. So a clean stop writes the ends of all queues to a small table, and a start
+that finds less rebuilds the queues from the log. Apache's broker does not have this file; ends from before it
+ran are lower bounds. A damaged table counts as empty, and its `.bak` is not used: a wrong end would move a
+queue, while a missing end only leaves damage undetected.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from cometmq.store.tables.table_checks import ENDS, QueueEndTable
 
 
 def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
-    """Bytes of a segment, of a queue file and of an index file."""
+    """Return the lengths in bytes of a segment, a queue file and an index file."""
     of_index = file_length(config.max_hash_slot_num, config.max_index_num)
     return config.mapped_file_size_commit_log, config.consume_queue_file_size, of_index
 
 
 class CleanEnds:
-    """`config/consumeQueueEnds.json`: topic -> queue id -> end. sizes: of `sizes_of`; 0 if unknown."""
+    """The file `config/consumeQueueEnds.json`: the end by topic and queue id.
+
+    `sizes` holds the lengths of `sizes_of`, 0 if unknown.
+    """
 
     __slots__ = ("_table", "ends", "log_end", "sizes")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises OSError."""
+        """Load the table. Raises OSError."""
         self._table = JsonTable(os.path.join(root, "config", ENDS), disk)
         found = QueueEndTable.from_plain(self._table.load_or_empty(backup=False))
         self.log_end = found.log_end
@@ -42,7 +45,7 @@ class CleanEnds:
         self.sizes = found.segment_size, found.queue_file_size, found.index_file_size
 
     def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
-        """Raises OSError."""
+        """Write the ends of all queues. Raises OSError."""
         sizes = sizes_of(config)
         ends: dict[str, dict[int, int]] = {}
         for queue in queues:
@@ -58,11 +61,11 @@ class CleanEnds:
         self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def forget(self) -> None:
-        """Queues may end anywhere from now on, on the device when this returns. Raises OSError."""
+        """Remove the table from the device: queues may end anywhere from now on. Raises OSError."""
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
-        """(topic, queue id, end then) of the queues that now end before where they did."""
+        """Return topic, queue id and former end of the queues that are shorter now."""
         found = []
         for topic, ends in self.ends.items():
             for queue_id, end in ends.items():

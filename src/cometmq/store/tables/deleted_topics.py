@@ -1,12 +1,12 @@
-"""Which part of the log belongs to topics that have been deleted.
+"""The part of the log that belongs to deleted topics.
 
-Deleting a topic removes its queues; its records stay in the log until their segments go. A later recovery
-must neither bring them back nor take them for records of a new topic of that name. So each deletion is kept,
-with the end of the log at that moment, until the log begins behind it. Apache's broker ignores this file:
-there, deleted messages can come back and hide new ones after a crash.
+Deleting a topic removes its queues; its records stay in the log until their segments are deleted. A later
+recovery must neither restore them nor count them as records of a new topic with that name. So each deletion
+is stored with the end of the log at that moment, until the log begins after it. Apache's broker ignores this
+file: there, deleted messages can reappear and hide new ones after a crash.
 
-No such position lies behind the end of the log: when the log ends earlier (after a power failure, or cut),
-what comes behind it is new.
+No stored position lies after the end of the log: if the log becomes shorter (by a power failure or a cut),
+what is written from there on is new.
 """
 
 from __future__ import annotations
@@ -24,39 +24,49 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MOST_TOLD = 1000
-"""The most that a slave is told of at once, the newest: what it lacks of others it finds out by itself."""
+"""The maximum number of deletions, the newest, that a slave receives at a time. It detects others itself."""
 
 
 class DeletedTopics:
-    """`config/deletedTopics.json`: `ends`, topic -> log position before which its records do not count; the
-    table is replaced, never changed."""
+    """The file `config/deletedTopics.json`.
+
+    `ends` maps a topic to the log position before which its records are deleted. The table is replaced, never
+    changed.
+    """
 
     __slots__ = ("_lock", "_table", "ends", "under_way")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises OSError. A table that cannot be read counts as empty: deleted messages may come back."""
+        """Load the table. An unreadable one counts as empty, so deleted messages may reappear.
+
+        Raises OSError.
+        """
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
-        self._lock = threading.Lock()  # a cut, in the loop, may meet a deletion that a thread notes
-        self.under_way = 0  # deletions that may be noted here already while their queues are still there
+        self._lock = threading.Lock()  # a cut in the loop may coincide with a deletion in a thread
+        self.under_way = 0  # deletions that may be recorded here while their queues still exist
 
     def add(self, topics: Sequence[str], log_end: int, log_min: int) -> None:
-        """Keep a deletion, on the device when this returns. Raises OSError; then nothing is kept."""
+        """Record a deletion on the device. Raises OSError without a change."""
         with self._lock:
             ends = {topic: end for topic, end in self.ends.items() if end > log_min}
             self._replace(ends | dict.fromkeys(topics, log_end))
 
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
-        """Take a deletion back: what was kept of these topics `before` counts again. Raises OSError; the next
-        start then finishes the deletion."""
+        """Undo a deletion and restore the entries `before`.
+
+        Raises OSError; the next start then completes the deletion.
+        """
         with self._lock:
             others = {topic: end for topic, end in self.ends.items() if topic not in topics}
             self.ends = others | {topic: before[topic] for topic in topics if topic in before}
             self._table.save({"deletedTopics": self.ends})
 
     def lower(self, log_end: int) -> None:
-        """The log ends at `log_end` now: what comes behind it is of new topics. On the device when this
-        returns. Raises OSError."""
+        """Lower the positions to `log_end` on the device: records after it belong to new topics.
+
+        Raises OSError.
+        """
         with self._lock:
             ends = {topic: min(end, log_end) for topic, end in self.ends.items()}
             if ends != self.ends:
@@ -67,22 +77,24 @@ class DeletedTopics:
         self.ends = ends
 
     def newest(self, log_min: int, log_end: int) -> dict[str, int]:
-        """The newest deletions of which a log from `log_min` to `log_end` may still hold messages. One that
-        is being noted may be for an end that the log has not reached."""
+        """Return the newest deletions of which a log from `log_min` to `log_end` may still hold messages.
+
+        A deletion that is being recorded may have an end that the log has not reached.
+        """
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
         return {topic: min(end, log_end) for end, topic in ends[:MOST_TOLD]}
 
     def hides(self, topic: str, position: int) -> bool:
-        """Whether the record at `position` belongs to a deleted topic."""
+        """Return whether the record at `position` belongs to a deleted topic."""
         return position < self.ends.get(topic, 0)
 
     def hidden(self, run: Run) -> NDArray[np.bool_]:
-        """Which records of a run belong to deleted topics."""
+        """Return for each record of a group whether it belongs to a deleted topic."""
         ends = [min(max(self.ends.get(name, 0), 0), 1 << 62) for name in run.names]
         return run.position < np.array(ends, np.int64)[run.topic]
 
     def any_since(self, position: int) -> bool:
-        """Whether a topic was deleted when the log ended at `position`, or later."""
+        """Return whether a topic was deleted when the log ended at `position`, or later."""
         return any(end >= position for end in self.ends.values())
 
     def __bool__(self) -> bool:

@@ -1,8 +1,8 @@
-"""JSON tables of `config/`: topics, groups, offsets, with Apache's protocol of files.
+"""The JSON tables of `config/`: topics, groups, offsets, with Apache's protocol of files.
 
-Saving 4.9's way: new text to `f.tmp`, the present text of `f` to `f.bak`, rename `f.tmp` to `f`; so at
-every moment one of `f` and `f.bak` is whole. Loading: `f`, or `f.bak` when `f` is missing, empty or no table
-(table_checks.py says what one is).
+Saving works as in 4.9: write the new text to `f.tmp`, the current text of `f` to `f.bak`, and rename `f.tmp`
+to `f`, so that `f` or `f.bak` is complete at every moment. Loading reads `f`, or `f.bak` if `f` is missing,
+empty or invalid (see table_checks.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ log = logs.logger(__name__)
 
 
 class JsonTable:
-    """One file of `config/`, which must hold what a file of its name holds. Its methods wait for the device;
-    big tables belong in a thread."""
+    """One file of `config/` with the content that its name requires. Its methods wait for the device."""
 
     __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 
@@ -31,13 +30,18 @@ class JsonTable:
         name = os.path.basename(path)
         self._rule = TABLE_RULES.get(name)
         self._sealed = name in SEALED
-        self._written: bytes | None = None  # digest of the text that we wrote last
+        self._written: bytes | None = None  # digest of the text written last
 
     def load(self, *, backup: bool = True) -> Table:
-        """The table, empty when neither the file nor its `.bak` is there. backup: whether that one counts.
+        """Return the table, empty if neither the file nor its `.bak` exists.
 
-        Raises StoreCorrupt when there is something but none of it is the table: starting with an empty one
-        would lose what it held at the next save. Raises OSError.
+        Args:
+            backup: Whether to use the `.bak`.
+
+        Raises:
+            StoreCorrupt: Files exist, but none is valid. An empty table would lose their content at the next
+                save.
+            OSError: A file cannot be read.
         """
         problems = []
         for path in (self.path, self.path + ".bak") if backup else (self.path,):
@@ -66,7 +70,7 @@ class JsonTable:
         return {}
 
     def load_or_empty(self, *, backup: bool = True) -> Table:
-        """The table; one that cannot be read is named in the log and taken for empty."""
+        """Return the table. An invalid one is logged and counts as empty."""
         try:
             return self.load(backup=backup)
         except StoreCorrupt as problem:
@@ -74,8 +78,13 @@ class JsonTable:
             return {}
 
     def save(self, table: Table) -> None:
-        """Replace the table. Raises OSError; then the previous one is still there. CometMQ's own tables have
-        text as keys everywhere: their CRC is over what is read back."""
+        """Replace the table.
+
+        CometMQ's own tables must have text keys only, because their CRC covers the text read.
+
+        Raises:
+            OSError: The previous table still exists.
+        """
         text = render(seal(table) if self._sealed else table).encode()
         directory = os.path.dirname(self.path)
         if not self._disk.is_dir(directory):
@@ -93,8 +102,10 @@ class JsonTable:
         self._disk.fsync_dir(directory)
 
     def _readable(self, text: bytes) -> bool:
-        """Whether a text is a table, and may replace the `.bak`. What we wrote last need not be read again:
-        with ten thousand topics that takes 70 ms of CPU."""
+        """Return whether a text is a valid table and may replace the `.bak`.
+
+        The text written last is not parsed again: with ten thousand topics that takes 70 ms of CPU.
+        """
         if _digest(text) == self._written:
             return True
         try:

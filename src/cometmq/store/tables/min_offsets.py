@@ -1,7 +1,7 @@
 """Minimum offsets that were moved on purpose: by a purge, or by a topic's own retention.
 
-The log keeps such messages until their segment goes, and queues can be computed anew from the log; so where
-each queue begins is kept in a table of its own. Apache's broker does not know the file: under it the
+The log keeps such messages until their segment is deleted, and queues can be rebuilt from the log; so the
+beginning of each queue is stored in a separate table. Apache's broker does not have this file: with it,
 messages whose segments still exist can be read again.
 """
 
@@ -20,21 +20,29 @@ Floors = Mapping[str, Mapping[int, int]]
 
 
 class MinOffsets:
-    """`config/queueMinOffsets.json`: topic -> queue id -> first offset that readers may see. Changed by the
-    loop's thread only; `save` may run in another one. `by_topic` is replaced, never changed."""
+    """The file `config/queueMinOffsets.json`: the first visible offset by topic and queue id.
+
+    Only the loop changes it; `save` may run in another thread. `by_topic` is replaced, never changed.
+    """
 
     __slots__ = ("_lock", "_saved", "_table", "by_topic")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises OSError. A table that cannot be read counts as empty: purged messages may come back."""
+        """Load the table. An unreadable one counts as empty, so purged messages may reappear.
+
+        Raises OSError.
+        """
         self._table = JsonTable(os.path.join(root, "config", MIN_OFFSETS), disk)
         self._lock = threading.Lock()
         self.by_topic: Floors = MinOffsetTable.from_plain(self._table.load_or_empty()).min_offsets
         self._saved: Floors = self.by_topic
 
     def apply(self, queues: QueueTable) -> None:
-        """After a start: raise the queues' minimum offsets. A floor behind the end of a queue that has lost
-        messages in a crash comes down to it, for it would hide the next ones. Raises OSError."""
+        """Raise the queues' minimum offsets after a start.
+
+        A minimum after the end of a queue that has lost messages in a crash is lowered to the end, because it
+        would hide the next ones. Raises OSError.
+        """
         kept: dict[str, Mapping[int, int]] = {}
         for topic, floors in self.by_topic.items():
             for queue_id, floor in floors.items():
@@ -49,13 +57,13 @@ class MinOffsets:
         self.save()
 
     def note(self, topic: str, moved: Mapping[int, int]) -> None:
-        """Take over floors of a topic, in memory."""
+        """Set minimum offsets of a topic in memory."""
         present = self.by_topic.get(topic, {})
         higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo `note` where nothing has raised the floor further since."""
+        """Undo `note` for queues whose minimum was not raised further since."""
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
             if kept.get(queue_id) == offset:
@@ -65,20 +73,21 @@ class MinOffsets:
         self.by_topic = {**others, topic: rest} if rest else others
 
     def drop(self, topics: Iterable[str]) -> None:
-        """Forget the floors of topics, in memory."""
+        """Remove the minimum offsets of topics in memory."""
         gone = set(topics)
         self.by_topic = {topic: floors for topic, floors in self.by_topic.items() if topic not in gone}
 
     def save_without(self, topics: Iterable[str]) -> None:
-        """Bring it onto the device that these topics were dropped. Raises OSError. Any thread."""
+        """Write the table without these topics to the device. Any thread may call it. Raises OSError."""
         with self._lock:
             if not set(topics).isdisjoint(self._saved):
                 self._write(self.by_topic)
-                # Once more for the backup: from there it could hide messages of a new topic of that name.
+                # The second write updates the backup, which could otherwise hide messages of a new topic with
+                # that name.
                 self._write(self.by_topic)
 
     def save(self) -> None:
-        """Bring the newest floors onto the device, if they have changed. Raises OSError. Any thread."""
+        """Write changed minimum offsets to the device. Any thread may call it. Raises OSError."""
         with self._lock:
             if self.by_topic != self._saved:
                 self._write(self.by_topic)

@@ -1,12 +1,12 @@
-"""What each table of `config/` must hold to be taken for one.
+"""The checks of the tables in `config/`.
 
-A flipped bit leaves most JSON readable. So besides its syntax a table is held against what the file must be:
-its table under its name, the right kinds within, entries that carry the name they stand under, no key twice,
-no key that is a known one but for a bit. What the text cannot show is a change inside a number, or inside a
-name that stands in one place only.
+A flipped bit leaves most JSON readable. So in addition to its syntax, a table is checked against what the
+file must contain: its table under its name, the right types, entries that repeat their own key, no duplicate
+key, no key that differs from a known one in a single bit. A change within a number, or within a name that
+occurs once, cannot be detected.
 
-CometMQ's own tables carry a CRC-32 of their content as well (`crc`, 8 hex digits, over the text of everything
-else); files of versions before it have none and are read all the same.
+CometMQ's own tables also contain a CRC-32 of their content (`crc`, 8 hex digits, over the text of everything
+else). Files of older versions have none and are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cometmq.protocol.lenient import read_lenient
 
 Table: TypeAlias = dict[str, Any]
 TableRule: TypeAlias = Callable[[Table], Table]
-"""Gives a table that keeps the rule back (without its CRC), raises ProtocolError for another one."""
+"""Returns a valid table without its CRC, or raises ProtocolError."""
 
 TOPICS = "topics.json"
 GROUPS = "subscriptionGroup.json"
@@ -49,7 +49,7 @@ _CRC = "crc"
 
 
 class QueueEndTable(Body, forbid_unknown_fields=True):
-    """`consumeQueueEnds.json`."""
+    """The content of `consumeQueueEnds.json`."""
 
     log_end: int = -1
     queue_ends: dict[str, dict[int, int]] = empty(dict)
@@ -59,19 +59,19 @@ class QueueEndTable(Body, forbid_unknown_fields=True):
 
 
 class MinOffsetTable(Body, forbid_unknown_fields=True):
-    """`queueMinOffsets.json`."""
+    """The content of `queueMinOffsets.json`."""
 
     min_offsets: dict[str, dict[int, int]] = empty(dict)
 
 
 class DeletedTopicTable(Body, forbid_unknown_fields=True):
-    """`deletedTopics.json`."""
+    """The content of `deletedTopics.json`."""
 
     deleted_topics: dict[str, int] = empty(dict)
 
 
 class TimerTable(Body, forbid_unknown_fields=True):
-    """`timers.json`: how far timer messages are done (docs/store.md, Timer messages)."""
+    """The content of `timers.json`: the progress of timer messages (docs/store.md, Timer messages)."""
 
     queue_offset: int = 0
     delivered_ms: int = -1
@@ -83,14 +83,14 @@ class TimerTable(Body, forbid_unknown_fields=True):
 
 
 class LogCutTable(Body, forbid_unknown_fields=True):
-    """`logCut.json`: where the log is to end, and until when what is in front of it was stored."""
+    """The content of `logCut.json`: the intended end of the log, and the latest store time before it."""
 
     log_end: int = -1
     stored_ms: int = 0
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
-    """The table of a file's text, in either dialect. Raises ProtocolError, whatever is wrong with it."""
+    """Return the table in a file's text, in either dialect. Raises ProtocolError for any error."""
     try:
         plain = text.decode()
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Table:
 
 
 def seal(table: Table) -> Table:
-    """A table with the CRC of its content."""
+    """Return a table with the CRC of its content."""
     return {**table, _CRC: _crc_of(table)}
 
 
@@ -121,9 +121,11 @@ def _crc_of(table: Table) -> str:
 
 
 def render(value: Any, level: int = 0) -> str:
-    """The text of a table, or of a value in one, in the style of Apache's broker (docs/reference/storage.md,
-    Tables): one TAB per level, LF, no newline at the end; keys of maps from numbers to numbers stand without
-    quotes on one line."""
+    """Return the text of a table, or of a value in one, in the style of Apache's broker.
+
+    Each level has one TAB, lines end with LF, the last one with nothing, and maps from numbers to numbers are
+    on one line with keys without quotes (docs/reference/storage.md, Tables).
+    """
     if not isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)
     if not value:
@@ -143,7 +145,7 @@ def render(value: Any, level: int = 0) -> str:
 
 
 def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
-    """Apache's tables: the field `name`, and perhaps a version and what newer versions add."""
+    """Return the rule of Apache's tables: the field `name`, optionally a version, and newer additions."""
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
     def rule(table: Table) -> Table:
@@ -161,7 +163,7 @@ def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRu
 
 
 def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
-    """Entries that repeat the name they stand under."""
+    """Return a check for entries that repeat their own key."""
     fields = kind.__struct_encode_fields__
 
     def check(entries: Table) -> None:
@@ -185,7 +187,7 @@ def _topic_and_group(entries: Table) -> None:
 
 
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
-    """Refuse keys that are a flipped bit from known ones: their value would read as the default."""
+    """Refuse keys that differ from known ones in a single bit: their value would get the default."""
     if not isinstance(value, dict):
         return
     for key in value:
@@ -197,7 +199,7 @@ def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
 
 
 def _bits_apart(one: str, other: str) -> int:
-    """Differing bits of two texts; many if their lengths differ."""
+    """Return the number of different bits of two texts, or a large number for different lengths."""
     a, b = one.encode(), other.encode()
     if len(a) != len(b):
         return 8 * max(len(a), len(b))
@@ -205,7 +207,7 @@ def _bits_apart(one: str, other: str) -> int:
 
 
 def _own(kind: type[Body]) -> TableRule:
-    """CometMQ's tables: nothing but their fields, and the CRC of a sealed one right."""
+    """Return the rule of CometMQ's tables: only their fields, and a correct CRC if there is one."""
 
     def rule(table: Table) -> Table:
         content = {key: value for key, value in table.items() if key != _CRC}
@@ -230,5 +232,5 @@ TABLE_RULES: dict[str, TableRule] = {
     TIMERS: _own(TimerTable),
     CUT: _own(LogCutTable),
 }
-"""File name -> rule."""
+"""The rules by file name."""
 SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS, CUT})

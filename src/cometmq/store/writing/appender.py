@@ -1,7 +1,7 @@
-"""From a message's parts to its bytes in the tick buffer, with every check that must come before.
+"""The encoding of messages into the tick buffer, with all checks that precede it.
 
-Messages are encoded many at once, mostly all of a tick: with one look at the clock, which is the time when
-they are stored, and without what a call for each would cost.
+Many messages are encoded together, usually all of a tick: with one reading of the clock, which is their store
+time, and without a call for each.
 
 Budget: 1.5 µs for a 1 KiB message, of which its head takes 0.3.
 """
@@ -35,14 +35,14 @@ from cometmq.store.writing.batch_items import Common, Items, batch_items
 log = logs.logger(__name__)
 
 REFUSED = -1  # in place of a size
-_PIECES = 5  # of which a record is joined
+_PIECES = 5  # pieces that form a record
 _TOPIC_MAX = 255
 _PROPERTIES_MAX = 32_767
-# Bodies of up to so many bytes wait for their encoding, with at most so many other messages. A longer one is
-# encoded at once, from where it was received.
+# Bodies up to this size wait for their encoding, with at most this many other messages. A longer body is
+# encoded immediately from the receive buffer.
 COPIED = 16 * 1024
 MOST_PENDING = 512
-# Up to so many bytes encoded records are joined; more are moved piece by piece, without one more copy.
+# Encoded records are joined up to this size; larger ones are moved piece by piece, without another copy.
 JOIN_LIMIT = 256 * 1024
 _length = struct.Struct(">H").pack
 
@@ -51,7 +51,7 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):
-    """What many messages have in common; see MessageStore.append."""
+    """The values that many messages share; see MessageStore.append."""
 
     flag: int = 0
     sys_flag: int = 0
@@ -63,33 +63,35 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class TickMessage(msgspec.Struct, gc=False):
-    """A message of a tick: first what is to be encoded, then where it went.
+    """A message of a tick: the data to encode, then its position.
 
-    sender: for the caller, to know it again; of one with None it hears only if it is refused. Messages that
-    share one object of traits are encoded faster in a row. Times in ms.
+    Messages in a row that share one object of traits are encoded faster. Times are in ms.
+
+    Attributes:
+        sender: Receives the outcome. Messages without a sender are reported only when they are refused.
     """
 
     sender: Any
     queue: ConsumeQueue
     body: Body
-    """Empty once it is encoded."""
+    """The body; empty once it is encoded."""
     properties: bytes
     born_timestamp_ms: int
     born_host: bytes
     keys: Keys
     traits: Traits
     size: int = 0
-    """Of the record, in bytes; 0 until it is encoded."""
+    """The size of the record in bytes; 0 until it is encoded."""
     physical_offset: int = 0
     queue_offset: int = 0
     tags_code: int = 0
     store_timestamp_ms: int = 0
     in_queue: bool = True
-    """Not if it is prepared or a rollback: such records get no unit in the queue."""
+    """Whether the record gets a unit in its queue. Half messages and rollbacks get none."""
 
 
 class Refused(NamedTuple):
-    """A message that was not encoded, by its sender, and the reason."""
+    """A message that was not encoded, by its sender, with the reason."""
 
     sender: Any
     refusal: StoreRefused
@@ -97,23 +99,23 @@ class Refused(NamedTuple):
 
 @final
 class BatchRecords(NamedTuple):
-    """The records of a batch, in columns, and as such waiting for their dispatch."""
+    """The records of a batch, by column, until their dispatch."""
 
     queue: ConsumeQueue
     key_prefix: int
     queue_offset: int
-    """That of the first; the others follow."""
+    """The queue offset of the first record; the others follow."""
     physical_offsets: list[int]
     sizes: list[int]
     tags_codes: Sequence[int]
     store_timestamp_ms: int
     properties: Callable[[], Sequence[bytes]]
-    """Makes them: mostly nobody asks."""
+    """Creates the properties, which are rarely needed."""
     keys: Sequence[bytes] | None
-    """What to index: of each record this key alone; None: the keys in its properties."""
+    """The only key of each record to index, or None for the keys in its properties."""
 
     def part(self, start: int, stop: int) -> BatchRecords:
-        """Those from number `start` on, before `stop`."""
+        """Return the records from number `start` to before `stop`."""
         part, properties, keys = slice(start, stop), self.properties, self.keys
         return self._replace(
             queue_offset=self.queue_offset + start,
@@ -126,11 +128,11 @@ class BatchRecords(NamedTuple):
 
 
 EncodedRun = list[TickMessage] | BatchRecords
-"""Records that follow each other in the tick's buffer."""
+"""Consecutive records in the tick's buffer."""
 
 
 class EncodedTick(NamedTuple):
-    """What a tick has brought: its records in order, and what became of the messages with a sender."""
+    """The result of a tick: its records in order, and the outcome of the messages with a sender."""
 
     runs: list[EncodedRun]
     placed: list[TickMessage]
@@ -138,7 +140,7 @@ class EncodedTick(NamedTuple):
 
 
 class Appender:
-    """Encodes into the commit log's tick buffer. Loop thread only."""
+    """Encodes into the commit log's tick buffer. All methods belong to the loop."""
 
     __slots__ = (
         "_encoded", "_flags", "_gap", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms",
@@ -160,22 +162,25 @@ class Appender:
         self._time_ms = clock.time_ms
         self._flags = flags
         self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
-        self.pending: list[TickMessage] = []  # not encoded yet; one list for good
-        self._making_room = False  # what is encoded now may pass a full disk
+        self.pending: list[TickMessage] = []  # not encoded yet; always the same list object
+        self._making_room = False  # whether the current message may be stored on a full disk
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
-        self._unput = 0  # from which on those of `_encoded` are not in the tick's buffer
-        self._runs: list[EncodedRun] = [self._encoded]  # records of this tick; the last run grows
+        self._unput = 0  # index in `_encoded` from which on records are not in the tick's buffer
+        self._runs: list[EncodedRun] = [self._encoded]  # records of this tick; the last group grows
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
         self.set_largest(config.max_message_size)
 
     def set_largest(self, body: int) -> None:
-        """maxMessageSize may change while the store runs."""
+        """Apply maxMessageSize, which may change while the store runs."""
         self.largest_body = body
         self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE - self._gap)
 
     def end_tick(self) -> EncodedTick:
-        """Encode what is pending and hand over all of this tick; what comes now belongs to the next."""
+        """Encode pending messages and return all records of this tick.
+
+        Later messages belong to the next one.
+        """
         self.encode_pending()
         runs, refused = self._runs, self._refused
         if not runs[-1]:
@@ -189,7 +194,7 @@ class Appender:
         return EncodedTick(runs, placed, refused)
 
     def roll_back(self, runs: list[EncodedRun]) -> None:
-        """Give the queue offsets of records that could not be written back, and the indexes of entries."""
+        """Release the queue offsets and entry indexes of records that could not be written."""
         if self._gap:
             self.entries.take_back(sum(len(run.sizes if type(run) is BatchRecords else run) for run in runs))
         for run in reversed(runs):
@@ -220,12 +225,19 @@ class Appender:
         stored_before: bool = False,
         makes_room: bool = False,
     ) -> TickMessage:
-        """Take one message into this tick. `body` is copied at once.
+        """Add one message to this tick. `body` is copied immediately.
 
-        index_keys: keys to index (None: those in the properties). delay_ms: the unit's tags code is store
-        time plus this, for messages that wait for delivery. stored_before: the message moves within the
-        store, so a lowered maxMessageSize does not count. makes_room: it moves so that its segment can go, so
-        a disk above the watermark does not count. Raises StoreRefused; nothing has changed then.
+        Args:
+            topic, queue_id, body, properties: The message.
+            index_keys: The keys to index; None for those in the properties.
+            delay_ms: For a waiting message, the unit's tags code is the store time plus this.
+            stored_before: Whether the message moves within the store, so that a lowered maxMessageSize does
+                not apply.
+            makes_room: Whether it moves so that its segment can be deleted, so that a full disk is no
+                obstacle.
+
+        Raises:
+            StoreRefused: The message is refused. Nothing has changed.
         """
         queue = self.queue_of(topic, queue_id)
         self.encode_pending()
@@ -261,9 +273,9 @@ class Appender:
         reconsume_times: int = 0,
         store_host: bytes | None = None,
     ) -> BatchRecords:
-        """Take a batch body (items of the batch send) into this tick, all of it into one segment or nothing.
+        """Add a batch body (the items of a batch send) to this tick, all of it in one segment, or nothing.
 
-        `properties` of the request are added to those of every item, as 4.9 does. Raises StoreRefused.
+        As in 4.9, the `properties` of the request are added to those of every item. Raises StoreRefused.
         """
         self.encode_pending()
         self._refuse_if_shut()
@@ -308,13 +320,13 @@ class Appender:
         return appended
 
     def _positions(self, sizes: list[int]) -> list[int]:
-        """Where records that follow each other from here on begin."""
+        """Return the positions of consecutive records that begin here."""
         gap = self._gap
         steps = [size + gap for size in sizes[:-1]] if gap else sizes[:-1]
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Records that lie back to back, each with the head of its entry."""
+        """Return consecutive records, each after the head of its entry."""
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
@@ -323,13 +335,13 @@ class Appender:
         return b"".join(pieces)
 
     def _refuse_member(self, items: Items, records: list[int]) -> None:
-        """Name the first message that is too large."""
+        """Raise the error for the first message that is too large."""
         for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
             if len(text) > _PROPERTIES_MAX or record > self.largest_record:
                 self._refuse_size(len(body), len(text), record)
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if need be. Raises StoreRefused."""
+        """Return the queue, created if necessary. Raises StoreRefused."""
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
             self._refuse_if_shut()
@@ -337,8 +349,11 @@ class Appender:
         return queue
 
     def enqueue(self, message: TickMessage) -> None:
-        """Take a message into this tick; `end_tick` says what has become of it. Its queue must not be
-        `deleted` before it is encoded; the bytes of its body are not needed any more on return."""
+        """Add a message to this tick; `end_tick` returns its outcome.
+
+        Its queue must not be `deleted` before it is encoded. The bytes of its body are not needed after the
+        return.
+        """
         pending = self.pending
         pending.append(message)
         body = message.body
@@ -348,11 +363,11 @@ class Appender:
             message.body = bytes(body)
 
     def waiting(self) -> bool:
-        """Whether there is something for `end_tick`."""
+        """Whether there is anything for `end_tick`."""
         return bool(self.pending or self._runs[0] or self._refused)
 
     def encode_pending(self) -> None:
-        """Encode what is pending. Whoever looks at where queues or the log will go on calls it before."""
+        """Encode pending messages. Code that needs the next position of queues or the log calls it first."""
         if not self.pending:
             return
         messages = self.pending.copy()
@@ -367,10 +382,10 @@ class Appender:
                 raise
 
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
-        """Take back what is not in the tick's buffer, and refuse what was neither encoded nor refused."""
+        """Drop what is not in the tick's buffer, and refuse what was neither encoded nor refused."""
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # no memory, a bug: nobody beside these messages is to suffer from it
+        else:  # no memory, or a bug: only these messages must suffer from it
             log.error("messages could not be encoded", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._unput :]
@@ -429,7 +444,7 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                self._refuse(message, refusal.with_traceback(None))  # that holds all the messages
+                self._refuse(message, refusal.with_traceback(None))  # the traceback holds all messages
                 continue
             if in_queue:
                 queue.next_offset = queue_offset + 1
@@ -477,7 +492,7 @@ class Appender:
             )
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
-        """Find out what records need of the queue's topic. Raises StoreRefused."""
+        """Return the queue's topic in the form of records. Raises StoreRefused."""
         siblings = self._queues.of_topic(queue.topic)
         known = next((each for each in siblings if each.record_topic), None)
         if known is None:

@@ -1,8 +1,8 @@
-"""The messages of a batch send, on their way from its body to records of the log.
+"""The messages of a batch send, from its body to records of the log.
 
-They go in columns (all bodies, all keys, all records), each made by one call of something that loops in C.
-Most batches differ only in bodies and unique keys of one length: these go as `Alike`, at two thirds of the
-cost of `Mixed`, which takes any.
+They are processed by column (all bodies, all keys, all records), each with one call that loops in C. Most
+batches differ only in bodies and unique keys of equal length: these are `Alike`, at two thirds of the cost of
+`Mixed`, which accepts any batch.
 """
 
 from __future__ import annotations
@@ -27,62 +27,65 @@ _length_at = struct.Struct(">h").unpack_from
 _item_at = ITEM_HEAD.unpack_from
 _LENGTH_SIZE = 2
 _MOST_SHARED = 16 << 20
-"""Bytes that the request's properties may add to all messages together. A frame of 4 MiB holds 190,000
-messages of nothing: enough for Apache's clients, whose batches themselves have less than 80 bytes of them."""
-# The head of a record by its length, everything between physical offset and body length as one field: it is
-# the same for all messages of a batch.
+"""The maximum size that the request's properties may add to all messages together.
+
+A frame of 4 MiB holds 190,000 empty messages. It suffices for Apache's clients, whose batches themselves have
+less than 80 bytes of properties.
+"""
+# The head of a record by its length, with everything between physical offset and body length as one field,
+# because all messages of a batch share it.
 _SHORT_HEADS = {
     head.size: struct.Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for head in HEADS.values()
 }
 
 
 class Common(NamedTuple):
-    """What the records of a batch have in common, in the order of a record."""
+    """The values that the records of a batch share, in the order of a record."""
 
     head: struct.Struct
     magic: int
     queue_id: int
     queue_offset: int
-    """That of the first."""
+    """The queue offset of the first record."""
     behind_position: tuple[int | bytes, ...]
     """The fields from sysFlag to the one before the body length."""
     topic: bytes
-    """With its length in front."""
+    """The topic after its length."""
 
 
 class Alike(NamedTuple):
-    """Messages that differ in nothing but body and unique key, lengths included."""
+    """Messages that differ only in body and unique key, with equal lengths."""
 
     flag: int
     bodies: Sequence[bytes]
     keys: Sequence[bytes]
     template: Template
-    """The properties of each, those of the request included, with its key."""
+    """The properties of each message, including the request's, without its key."""
 
     @property
     def longest_properties(self) -> int:
         return len(self.template.before) + len(self.keys[0]) + len(self.template.behind)
 
     def sizes(self, fixed: int) -> list[int]:
-        """Sizes of the records, `fixed` beside body and properties."""
+        """Return the sizes of the records, which have `fixed` bytes beside body and properties."""
         return [fixed + len(self.bodies[0]) + self.longest_properties] * len(self.bodies)
 
     def properties(self) -> Callable[[], Sequence[bytes]]:
-        """What makes the properties of each, and keeps no bodies alive."""
+        """Return a function that creates the properties of each message without keeping the bodies alive."""
         before, keys, behind = self.template.before, self.keys, self.template.behind
         return lambda: [before + key + behind for key in keys]
 
     @property
     def stray_separator(self) -> bool:
-        """Whether `has_stray_separator` of the properties of any."""
+        """Return whether the properties of any message contain a stray separator."""
         return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
-        """Tags codes, and unique keys if those are the only keys."""
+        """Return tags codes, and the unique keys if they are the only keys."""
         return [self.template.tags_code] * len(self.keys), self.keys
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
-        """The records. Raises struct.error for a number that does not fit."""
+        """Return the records. Raises struct.error for a number out of range."""
         body_length = len(self.bodies[0])
         head = common.head.pack(
             sizes[0], common.magic, 0, common.queue_id, self.flag, 0, 0, *common.behind_position, body_length
@@ -101,12 +104,12 @@ class Alike(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """Any messages."""
+    """Messages without common parts."""
 
     flags: Sequence[int]
     bodies: Sequence[bytes]
     texts: Sequence[bytes]
-    """Properties, those of the request included."""
+    """The properties of each message, including the request's."""
     text_lengths: Sequence[int]
 
     @property
@@ -145,23 +148,29 @@ Items = Alike | Mixed
 
 
 def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
-    """The messages of a batch send, the request's properties (`extra`) added to those of each. Raises
-    StoreRefused(MESSAGE_ILLEGAL) unless they fill the body exactly."""
+    """Return the messages of a batch send, with the request's properties (`extra`) added to each.
+
+    Raises:
+        StoreRefused: They do not fill the body exactly (MESSAGE_ILLEGAL).
+    """
     if len(extra) > PROPERTIES_MAX_BYTES:
         raise _too_much_shared(len(extra), 1)
-    data = bytes(body)  # whose slices are bytes, and cost half of a view's
+    data = bytes(body)  # slices of bytes cost half as much as those of a view
     if not data:
         raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     return _alike(data, extra) or _mixed(data, extra)
 
 
 def checksums(bodies: Sequence[bytes]) -> list[int]:
-    """`body_crc` of each, without the calls."""
+    """Return `body_crc` of each body, without the calls."""
     return [crc32(each) & 0x7FFFFFFF for each in bodies]
 
 
 def _alike(data: bytes, extra: bytes) -> Alike | None:
-    """The messages, if all are like the first; None also if that is no message or has other keys."""
+    """Return the messages if all are like the first, or None.
+
+    It also returns None for an invalid first message.
+    """
     if len(data) < MIN_ITEM:
         return None
     size, _, _, flag, length = _item_at(data, 0)
@@ -175,7 +184,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    if not template.only_key or key_end > len(text):  # beyond the text it is the request's
+    if not template.only_key or key_end > len(text):  # a key beyond the text is the request's
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
@@ -192,14 +201,18 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
 
 @lru_cache(256)
 def _alike_item(body: int, before: int, key: int, behind: int) -> struct.Struct:
-    """An item of a batch: head, body, properties (with length) before the unique key, key, the others."""
+    """Return the layout of an item: head, body, properties before the unique key, key, the rest."""
     return struct.Struct(f"{ITEM_HEAD.size}s{body}s{before}s{key}s{behind}s")
 
 
 @lru_cache(256)
 def _alike_record(head: int, body: int, middle: int, key: int, behind: int) -> Callable[..., bytes]:
-    """Packs a record: bytes before the checksum, that; bytes before the queue offset, that, the position;
-    bytes before the body, that; bytes before the unique key, that, the bytes behind."""
+    """Return a function that packs a record.
+
+    Its arguments are the bytes before the checksum, the checksum, the bytes before the queue offset, the
+    queue offset, the position, the bytes before the body, the body, the bytes before the unique key, the key,
+    and the bytes after it.
+    """
     to_checksum, to_offset, to_body = BODY_CRC_AT, QUEUE_OFFSET_AT - QUEUE_ID_AT, head - SYS_FLAG_AT
     return struct.Struct(f">{to_checksum}si{to_offset}sqq{to_body}s{body}s{middle}s{key}s{behind}s").pack
 
@@ -232,7 +245,7 @@ def _mixed(data: bytes, extra: bytes) -> Mixed:
 
 
 def _joined(texts: list[bytes], extra: bytes) -> list[bytes]:
-    """The properties of each message and those of the request."""
+    """Return the properties of each message with those of the request."""
     if not extra:
         return texts
     behind_a_pair = b"\x02" + extra
@@ -248,7 +261,7 @@ def _too_much_shared(extra: int, count: int) -> StoreRefused:
 
 
 def _bad_batch(data: bytes) -> StoreRefused:
-    """What the careful reader says is wrong with it."""
+    """Return the error that the careful reader finds in a batch."""
     try:
         for _ in iter_batch(data):
             pass

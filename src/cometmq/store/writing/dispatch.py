@@ -1,4 +1,4 @@
-"""Dispatch: what makes written records visible, their units in the queues and their keys in the index."""
+"""The dispatch makes written records visible: their units in the queues and their keys in the index."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from cometmq.store.writing.record_dispatch import ALL, MOST_NAMED, NONE, Arrival
 log = logs.logger(__name__)
 
 WrittenRun = EncodedRun | Run
-"""Records that follow each other in the log: made here, or by a master and received as they are."""
+"""Consecutive records in the log: encoded here, or received from a master."""
 
 _pack = UNIT_STRUCT.pack
 
 
 def count_of(run: EncodedRun) -> int:
-    """How many records it has."""
+    """Return the number of records."""
     return len(run.sizes if type(run) is BatchRecords else run)
 
 
 def last_of(runs: Sequence[WrittenRun]) -> tuple[int, int, int]:
-    """Log position, end and store time (ms) of the last record."""
+    """Return log position, end and store time (ms) of the last record."""
     run = runs[-1]
     if type(run) is Run:
         return int(run.position[-1]), run.end, int(run.store_ms[-1])
@@ -45,7 +45,7 @@ def last_of(runs: Sequence[WrittenRun]) -> tuple[int, int, int]:
 
 
 def split_at(runs: Sequence[WrittenRun], end: int) -> tuple[list[WrittenRun], list[WrittenRun]]:
-    """The records in front of log position `end`, where a record ends, and those behind it."""
+    """Divide records at log position `end`, where a record ends."""
     front: list[WrittenRun] = []
     rest: list[WrittenRun] = []
     for run in runs:
@@ -68,7 +68,7 @@ def split_at(runs: Sequence[WrittenRun], end: int) -> tuple[list[WrittenRun], li
 
 
 class Dispatcher:
-    """Makes what was written visible, in the order of the log: at once, or with its flush."""
+    """Makes written records visible in the order of the log: immediately, or after their flush."""
 
     def __init__(
         self,
@@ -78,7 +78,10 @@ class Dispatcher:
         config: StoreConfig,
         dispatched: Callable[[int, int, int, int], None],
     ) -> None:
-        """dispatched: called with the number of records, and position, end and store time of the last."""
+        """Create a dispatcher.
+
+        `dispatched` is called with the number of records, and position, end and store time of the last one.
+        """
         self._queues = queues
         self._index = index
         self.received = RecordDispatch(queues, index, deleted, config, {}, self._note_not_served)
@@ -86,22 +89,22 @@ class Dispatcher:
         self._dispatched = dispatched
         self._unflushed: deque[tuple[int, Sequence[WrittenRun]]] = deque()
         self.watched: Watched = None
-        """Of which queues the arrivals are told."""
+        """The queues whose arrivals are reported."""
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
-        """Called with what became visible with a flush."""
+        """Called with the messages that became visible with a flush."""
 
     @property
     def waits(self) -> bool:
-        """Whether some records wait for their flush: those behind them must, too."""
+        """Whether records wait for their flush. Then later records must wait, too."""
         return bool(self._unflushed)
 
     @property
     def own_wait(self) -> bool:
-        """Whether records that were made here wait: they know the queues that they go to."""
+        """Whether records that were encoded here wait. They have references to their queues."""
         return any(type(run) is not Run for _, runs in self._unflushed for run in runs)
 
     def dispatch(self, runs: Sequence[WrittenRun]) -> tuple[int, Arrivals]:
-        """Make records visible. Returns how many, and the arrivals in watched queues."""
+        """Make records visible. Return their number, and the arrivals in watched queues."""
         arrivals: Arrivals = []
         count = 0
         for run in runs:
@@ -123,7 +126,7 @@ class Dispatcher:
             if not message.in_queue:
                 continue
             queue, offset, tags_code = message.queue, message.queue_offset, message.tags_code
-            if offset == queue.max_offset:  # ConsumeQueue.push, without the call
+            if offset == queue.max_offset:  # inlined ConsumeQueue.push
                 queue.window += _pack(message.physical_offset, message.size, tags_code)
                 queue.max_offset = offset + 1
             else:
@@ -143,7 +146,7 @@ class Dispatcher:
             )
 
     def _dispatch_batch(self, records: BatchRecords, arrivals: Arrivals) -> None:
-        """The same by loops in C: 0.2 µs a record."""
+        """Dispatch a batch by loops in C: 0.2 µs per record."""
         watched, index = self.watched, self._index
         queue, prefix, offset, positions, sizes, codes, store_ms, properties, keys = records
         count = len(sizes)
@@ -171,7 +174,7 @@ class Dispatcher:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
         touched = received.add(run, indexed=ALL if self._index.enabled else NONE)
-        for queue in touched | received.finish():  # nobody knows when its next record will come
+        for queue in touched | received.finish():  # the time of the next record is unknown
             queue.next_offset = queue.max_offset
             if not queue.dirty:
                 self._queues.add_dirty(queue)
@@ -182,11 +185,11 @@ class Dispatcher:
             log.warning("%s, not served", note)
 
     def dispatch_flushed(self, end: int, runs: Sequence[WrittenRun]) -> None:
-        """Make records visible when the log has been flushed up to `end`."""
+        """Make records visible once the log has been flushed up to `end`."""
         self._unflushed.append((end, runs))
 
     def flushed(self, end: int) -> None:
-        """The log is on the device up to `end`."""
+        """Dispatch the records before `end`, which are on the device."""
         waiting = self._unflushed
         runs: list[WrittenRun] = []
         while waiting and waiting[0][0] <= end:
@@ -195,7 +198,7 @@ class Dispatcher:
             self.on_visible(*self.dispatch(runs))
 
     def committed(self, end: int) -> None:
-        """In a raft log: entries up to log position `end`, where one ends, are committed."""
+        """Dispatch the entries before `end`, which a raft group has committed. An entry ends there."""
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:
@@ -207,5 +210,5 @@ class Dispatcher:
         self.flushed(end)
 
     def forget_waiting(self) -> None:
-        """What waits has been cut off the log."""
+        """Drop waiting records, which were cut off the log."""
         self._unflushed.clear()

@@ -1,9 +1,8 @@
-"""Cutting the log behind a record: what a slave, or a member of a group, holds that its master does not.
+"""The cut of a log after a record: a slave, or a member of a group, removes what its master does not have.
 
-Several files change, so first a note of the cut is brought onto the device. From then on the cut happens, if
-not now then at the next start; before, nothing has changed. The marks of what is durable come down before
-the log does, and all of it can be done again. Queues and index follow in recovery, which takes the stop for
-an unclean one.
+Several files change, so a note of the cut is first written to the device. From then on the cut happens, at
+the next start at the latest; before, nothing has changed. The checkpoint positions are lowered before the log
+is cut, and all steps can be repeated. Queues and index follow in recovery, which treats the stop as unclean.
 """
 
 from __future__ import annotations
@@ -24,30 +23,37 @@ log = logs.logger(__name__)
 
 
 class CutNote:
-    """`config/logCut.json`, there while a cut is under way. A damaged one counts as none, and is left for
-    `verify` to name: where the log was to end, nobody knows."""
+    """The file `config/logCut.json`, which exists during a cut.
+
+    A damaged file is ignored, because the intended end of the log is unknown, and left for `verify` to
+    report.
+    """
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
         self._table = JsonTable(os.path.join(root, "config", CUT), disk)
 
     def read(self) -> LogCutTable | None:
-        """Where the log is to end. Raises OSError."""
+        """Return the intended end of the log, or None. Raises OSError."""
         found = LogCutTable.from_plain(self._table.load_or_empty(backup=False))
         return found if found.log_end >= 0 else None
 
     def write(self, log_end: int, stored_ms: int) -> None:
-        """Have the log end at `log_end`. stored_ms: no record in front of it was stored later (0: unknown).
-        On the device when this returns. Raises OSError."""
+        """Record on the device that the log shall end at `log_end`.
+
+        `stored_ms` is the latest store time of the records before it, or 0 if unknown. Raises OSError.
+        """
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
-        """The cut is done. Raises OSError."""
+        """Remove the note after the cut. Raises OSError."""
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:
-        """Drop the mark of the timer messages, who may be others now: the log tells what is done. On the
-        device when this returns. Raises OSError."""
+        """Remove the progress of timer messages from the device: the messages may have changed.
+
+        The log shows which are done. Raises OSError.
+        """
         path = os.path.join(os.path.dirname(self._table.path), TIMERS)
         self._forget(path, path + ".bak")
 
@@ -67,7 +73,7 @@ def finish_cut(
     ends: CleanEnds,
     deleted: DeletedTopics,
 ) -> None:
-    """Do the cut that is noted, if one is, before the store is recovered. Raises OSError."""
+    """Carry out a noted cut, if any, before the store is recovered. Raises OSError."""
     cut = note.read()
     if cut is None:
         return
@@ -82,8 +88,10 @@ def finish_cut(
 
 
 def cut_segments(disk: Disk, places: LogPlaces, segment_size: int, log_end: int) -> None:
-    """Zero the log from `log_end` on and delete the segments behind, all but the first one of the log: by it
-    an empty log knows where it begins. On the device when this returns. Raises OSError."""
+    """Zero the log from `log_end` on, on the device, and delete the later segments.
+
+    The first segment of the log stays: an empty log begins where it begins. Raises OSError.
+    """
     bases = sorted(int(name) for _, name in places.files() if is_numbered(name, 20))
     for base in reversed(bases[1:]):
         if base >= log_end:

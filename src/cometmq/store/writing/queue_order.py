@@ -1,11 +1,11 @@
-"""Which records, in the order of the log, follow on the ends of their queues: for recovery and rebuild.
+"""The order of records in their queues, for recovery and rebuild.
 
-No CRC covers a record's queue offset. So a record ahead of its queue's end waits for the queue's next one,
-which tells what is wrong: the records between are lost, or this offset is damaged.
+No CRC covers a record's queue offset. So a record ahead of its queue's end waits for the queue's next record,
+which shows what is wrong: either the records between them are lost, or this offset is damaged.
 
-Fillers take the place of lost records. A lost record took room in the log. So an offset that claims more of
-them than there was room for is damaged, or made up to fill the disk with fillers, unless the queue is known
-to have been longer.
+Fillers replace lost records. A lost record occupied space in the log. So an offset that implies more lost
+records than there was space for is damaged, or forged to fill the disk with fillers, unless the queue is
+known to have been longer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
-WIDEST_GAP = 1_000_000  # units; a jump wider than this is a damaged header, not a loss
+WIDEST_GAP = 1_000_000  # units; a larger gap is a damaged header, not a loss
 SPARE = 100_000
-"""Units, of all queues together, without room: the newest segment may have been lost, and the log has gone on
-where it began, but the queues behind their former ends, and the table of those (see CleanEnds) with it."""
+"""The number of units, of all queues together, that may lack space in the log.
+
+The newest segment may have been lost. Then the log continues where that segment began, but the queues
+continue after their former ends, and the table of these ends (see CleanEnds) is lost, too.
+"""
 
 
 class QueueOrder:
     """The order of one walk over the log.
 
-    ends: topic -> queue id -> where the queue ended once. push(queue, record): makes the record's unit.
-    leave_out(record, end, next): the record does not fit its queue, which ends at offset `end`, or the next
-    record of the queue says so.
+    Args:
+        ends: The former end of each queue, by topic and queue id.
+        push: Creates the unit of a record in a queue.
+        leave_out: Called with a record that does not fit into its queue, the queue's end, and the next record
+            of the queue, if that showed it.
     """
 
     __slots__ = ("_ends", "_leave_out", "_push", "_spare", "waiting")
@@ -45,11 +50,11 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Take the next record of a queue. False, with nothing done, if it would have to wait and may not."""
+        """Process the next record of a queue. Return False, without a change, if it must wait and may not."""
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                self._push(queue, before)  # what was between is lost
+                self._push(queue, before)  # the records between them are lost
             else:
                 self._leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:
@@ -64,11 +69,14 @@ class QueueOrder:
 
     @property
     def spare_used(self) -> int:
-        """How many of the units without room, which all queues share, these have used."""
+        """The number of units without space in the log that were used."""
         return SPARE - self._spare
 
     def _bridges(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Whether a record may follow on its queue's end, with a gap between. Uses up spare units."""
+        """Return whether a record may follow its queue's end after a gap.
+
+        It uses spare units if necessary.
+        """
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
             return gap >= 0
@@ -81,7 +89,7 @@ class QueueOrder:
         return True
 
     def finish(self) -> None:
-        """After the last record: those that wait are served."""
+        """Process the waiting records after the last one."""
         for queue, facts in self.waiting.items():
             self._push(queue, facts)
         self.waiting.clear()

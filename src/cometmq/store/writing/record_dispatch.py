@@ -1,6 +1,6 @@
-"""Dispatch of records as they lie in a log: a walk over it finds them, or a master sends them.
+"""The dispatch of records that a walk over a log finds, or that a master sends.
 
-What follows on its queue's end goes in runs of many records; every other record is looked at by itself.
+Records that continue their queues are processed in groups, all others one by one.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import QueueOrder
 
 Arrivals = list[tuple[str, int, int, int, int]]
-"""Of messages that readers can see from now on: topic, queue id, the queue offset behind it, tags code, store
-time in ms."""
+"""Newly visible messages: topic, queue id, the next queue offset, tags code, store time in ms."""
 
 Watched = Container[tuple[str, int]] | None
-"""Topic and queue id of the queues whose arrivals somebody wants to hear of; None: all."""
+"""Topic and queue id of the queues whose arrivals are reported; None for all."""
 
 ALL, NONE = range(1 << 62), range(0)
-"""Every log position, and no one."""
+"""The ranges of all log positions, and of none."""
 
 _pack = UNIT_STRUCT.pack
 
-MOST_NAMED = 200  # of the records that are not served; a stranger may have sent any number
+MOST_NAMED = 200  # rejected records that are reported; a hostile peer may have sent any number
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
-"""Topics whose units carry times in place of hashes of tags."""
+"""The topics whose units contain times in place of tag hashes."""
 
 
 class StartEarlier(Exception):
@@ -50,7 +49,7 @@ class StartEarlier(Exception):
 
 
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
-    """Tags code of a record's queue unit: hash of TAGS, or for a message that waits its time."""
+    """Return the tags code of a record's unit: the hash of TAGS, or a waiting message's delivery time."""
     if facts.topic == TIMER_TOPIC:
         return timer_tags_code(facts.properties)
     if facts.topic == SCHEDULE_TOPIC:
@@ -62,9 +61,11 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
 
 
 class RecordDispatch:
-    """Computes queue units and index keys from records. Loop thread only.
+    """Computes queue units and index keys from records. All methods belong to the loop.
 
-    former_ends: of QueueOrder. not_served: takes a note for each record that fits no queue.
+    Args:
+        former_ends: The former ends of queues, see QueueOrder.
+        not_served: Receives a note for each record that fits into no queue.
     """
 
     def __init__(
@@ -84,18 +85,28 @@ class RecordDispatch:
         self._order = QueueOrder(former_ends, self._push, self._leave_out)
         self._touched: set[ConsumeQueue] = set()
         self.watched: Watched = frozenset()
-        """Of which queues `arrivals` are wanted."""
+        """The queues whose `arrivals` are reported."""
         self.arrivals: Arrivals = []
         self.begun_anew: Callable[[ConsumeQueue, int], None] | None = None
-        """Called when a record, at this position, begins a queue that has got further here: its topic was
-        deleted at the master, and made anew. The queue may be another object afterwards."""
+        """Called when the record at this position restarts a queue that is longer here.
+
+        Its topic was deleted and created again at the master. The queue may be another object afterwards.
+        """
 
     def add(
         self, run: Run, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
     ) -> set[ConsumeQueue]:
-        """Dispatch the records at the `queued` positions to their queues, those at the `indexed` ones to the
-        index. Returns the queues that have got units. Raises StartEarlier unless a record that is ahead of
-        its queue `may_wait` for the next one, or for `finish`."""
+        """Dispatch records to their queues and to the index. Return the queues with new units.
+
+        Args:
+            run: The records.
+            queued: The log positions of records for the queues.
+            indexed: The log positions of records for the index.
+            may_wait: Whether a record ahead of its queue may wait for the next one, or for `finish`.
+
+        Raises:
+            StartEarlier: A record would have to wait and may not.
+        """
         codes, keys = codes_and_keys(run.properties)
         if indexed:
             self._index_run(run, keys, indexed)
@@ -103,7 +114,7 @@ class RecordDispatch:
         return self._take_touched()
 
     def finish(self) -> set[ConsumeQueue]:
-        """The records that wait are served. Returns the queues that have got units."""
+        """Process the waiting records. Return the queues with new units."""
         self._order.finish()
         return self._take_touched()
 
@@ -112,7 +123,7 @@ class RecordDispatch:
         return touched
 
     def _index_run(self, run: Run, keys: list[bytes] | None, indexed: range) -> None:
-        """Dispatch records to the index; `keys` as in `codes_and_keys`."""
+        """Dispatch records to the index; `keys` is as in `codes_and_keys`."""
         positions = run.position
         wanted = (indexed.start <= positions) & (positions < indexed.stop)
         if self._deleted:
@@ -168,7 +179,7 @@ class RecordDispatch:
                     )
                     self._queue_one(facts, may_wait)
                 continue
-            queue.window += _pack(position, size, codes[row])  # ConsumeQueue.push, without the call
+            queue.window += _pack(position, size, codes[row])  # inlined ConsumeQueue.push
             queue.max_offset = offset + 1
             queue.max_physical = position + size
             touched.add(queue)
@@ -176,7 +187,7 @@ class RecordDispatch:
                 self.arrivals.append((topic, queue_id, offset + 1, codes[row], store_ms))
 
     def _queue_one(self, facts: Facts, may_wait: bool) -> None:
-        """One record that may not follow on its queue's end."""
+        """Dispatch one record that may not continue its queue."""
         topic, queue_id = facts.topic, facts.queue_id
         if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
             return

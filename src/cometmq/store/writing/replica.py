@@ -1,8 +1,8 @@
-"""The log of a slave: bytes of its master's log, at the same positions.
+"""The log of a slave: the bytes of its master's log at the same positions.
 
-They come as they lie in the master's segments, cut anywhere. What is written ends with a whole record that
-was checked, or with the end of a segment; the beginning of a record waits in memory for its rest. So whatever
-is on the disk can be served, and recovery finds nothing there that an ordinary log would not hold.
+They arrive as they lie in the master's segments, cut anywhere. What is written ends with a complete, checked
+record, or with the end of a segment; an incomplete record waits in memory. So everything on the disk can be
+served, and recovery finds an ordinary log.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from cometmq.store.writing.record_dispatch import Arrivals
 
 log = logs.logger(__name__)
 
-_PIECE = 1 << 20  # bytes that go into the tick's buffer together
+_PIECE = 1 << 20  # bytes moved to the tick's buffer at a time
 
 
 class ReplicaMismatch(StoreError, Terminal):
-    """Bytes of the master's log for another position than the one where this log goes on."""
+    """The received bytes are for another log position than the next one."""
 
     def __init__(self, own_end: int, position: int) -> None:
         super().__init__(f"the log goes on at {own_end}, the master sends what begins at {position}")
@@ -47,7 +47,7 @@ class ReplicaMismatch(StoreError, Terminal):
 
 
 class ReplicaDamaged(StoreError, Terminal):
-    """What the master has sent for a log position is neither a record nor the end of a segment."""
+    """The received bytes are neither a record nor the end of a segment."""
 
     def __init__(self, position: int, problem: str) -> None:
         super().__init__(f"the master's log at {position}: {problem}")
@@ -56,8 +56,14 @@ class ReplicaDamaged(StoreError, Terminal):
 
 
 class ReplicaCommit(msgspec.Struct, gc=False):
-    """Outcome of one tick. `end`: that of the log. `visible`: how many messages became so; `arrivals`: those
-    in watched queues. `error`: what is behind `end` was not written, and is forgotten."""
+    """The outcome of one tick.
+
+    Attributes:
+        end: The end of the log.
+        visible: The number of messages that became visible.
+        arrivals: Those in watched queues.
+        error: Why the bytes after `end` were not written. They are dropped.
+    """
 
     end: int
     visible: int = 0
@@ -66,10 +72,10 @@ class ReplicaCommit(msgspec.Struct, gc=False):
 
 
 class ReplicaLog:
-    """Takes what a master sends. Loop thread only.
+    """Stores what a master sends. All methods belong to the loop.
 
-    Bounded by whoever appends: a tick holds what came in it, and of a record that has not come as a whole, at
-    most what its segment has room for.
+    The caller limits its memory: a tick holds what arrived in it, and of an incomplete record at most the
+    rest of its segment.
     """
 
     def __init__(
@@ -79,64 +85,76 @@ class ReplicaLog:
         flags: RunningFlags,
         written: Callable[[Sequence[Run]], tuple[int, Arrivals]],
     ) -> None:
-        """written: makes written records visible, now or with their flush; returns how many, and arrivals."""
+        """Create a replica.
+
+        `written` makes written records visible, now or after their flush, and returns their number and
+        arrivals.
+        """
         self._log = commit_log
         self._flusher = flusher
         self._flags = flags
         self._written = written
         self._chunks: list[bytes] = []
-        self._waiting = 0  # bytes in them
-        self._wanted = 0  # with less nothing can be done
-        self._whole = 0  # bytes of whole records in what was looked at last
+        self._waiting = 0  # bytes in the waiting pieces
+        self._wanted = 0  # bytes needed before anything can be done
+        self._whole = 0  # bytes of complete records in the part examined last
         self._damage: ReplicaDamaged | None = None
 
     @property
     def empty(self) -> bool:
-        """Whether the log holds no record: then it begins where the master says."""
+        """Whether the log holds no record. Then it begins where the master's data begins."""
         return self._log.end == self._log.min_position
 
     @property
     def end(self) -> int:
-        """End of what was written: where the master is to go on after a new connection. 0 if there is no
-        record: the master then chooses a segment."""
+        """The end of what was written, where the master continues after a new connection.
+
+        It is 0 without a record: the master then chooses a segment.
+        """
         return 0 if self.empty else self._log.end
 
     @property
     def next(self) -> int:
-        """Log position of the bytes to be appended next."""
+        """The log position of the next bytes to append."""
         return self._log.end + self._waiting
 
     @property
     def safe(self) -> int:
-        """What a slave tells its master to have: up to `end`; with SYNC_FLUSH what is on the device."""
+        """The position that a slave reports to its master: `end`, or with SYNC_FLUSH the durable end."""
         if self._flusher.config.sync_flush:
             return min(self._flusher.flushed, self.end)
         return self.end
 
     def append(self, position: int, data: Buffer) -> None:
-        """Take bytes of the master's log into this tick. They are copied.
+        """Add a copy of bytes of the master's log to this tick.
 
-        `position` is `next`; if the log is `empty`, also the beginning of any segment. Raises ReplicaMismatch
-        otherwise, OSError."""
+        Args:
+            position: `next` or, if the log is `empty`, the beginning of any segment.
+            data: The bytes.
+
+        Raises:
+            ReplicaMismatch: The position is another one.
+            OSError: The log cannot begin there.
+        """
         if position != self.next:
             if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
                 raise ReplicaMismatch(self.next, position)
             self._log.begin_at(position)
-            self._flusher.flushed = position  # nothing lies in front of it
+            self._flusher.flushed = position  # there is nothing before it
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
     def forget(self) -> None:
-        """Drop what is not written: the connection is closed. The master will send it again."""
+        """Drop what is not written: the connection is closed, and the master will send it again."""
         self._chunks.clear()
         self._waiting = self._wanted = 0
 
     def commit(self) -> ReplicaCommit:
-        """Write the whole records that came since the last call, and dispatch them."""
+        """Write the complete records that arrived since the last call, and dispatch them."""
         done = ReplicaCommit(self._log.end)
         if self._waiting < max(self._wanted, 1):
             return done
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk says so itself
+        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk is reported elsewhere
             why = f"the store takes no messages: {self._flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
         data = b"".join(self._chunks)
@@ -154,8 +172,11 @@ class ReplicaLog:
         return done
 
     def _commit_part(self, data: bytes, at: int, done: ReplicaCommit) -> int:
-        """Write and dispatch the whole records from data[at:] that lie in one segment. Returns their length,
-        that of the blank record included; 0 if there is nothing to be done without more bytes."""
+        """Write and dispatch the complete records from data[at:] that lie in one segment.
+
+        Returns:
+            Their length, including a blank record; 0 if more bytes are needed.
+        """
         size = self._log.segment_size
         start = self._log.end
         stop = start - start % size + size
@@ -184,10 +205,11 @@ class ReplicaLog:
         return length
 
     def _runs(self, data: bytes, start: int, stop: int) -> Iterator[Run]:
-        """The whole records in `data`, which is log position `start` on in a segment that ends at `stop`.
+        """Yield the complete records in `data`, which begins at log position `start`, up to `stop`.
 
-        Afterwards `_whole` is their length, that of a whole blank record included; `_wanted` the bytes from
-        there on that are needed to go on; or `_damage` says why nothing can."""
+        Afterwards `_whole` is their length, including a complete blank record; `_wanted` the number of bytes
+        needed to continue; or `_damage` the reason why that is impossible.
+        """
         at = self._whole = 0
         few: list[Facts] = []
         while at < len(data):
@@ -219,8 +241,10 @@ class ReplicaLog:
 
 
 def _item(data: bytes, at: int, room: int) -> tuple[int, str]:
-    """(length of the record at data[at:], or bytes that tell it; why there is none). room: to the segment's
-    end."""
+    """Return the length of the record at data[at:], or of the bytes that tell it, and why there is none.
+
+    `room` is the distance to the segment's end.
+    """
     if room < BLANK_SIZE:
         return 0, f"{room} bytes are left in the segment, which no blank record closes"
     if len(data) - at < BLANK_SIZE:
