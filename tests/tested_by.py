@@ -45,9 +45,10 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipeline/compact cli/pipeline/dedup
     cli/pipeline/group cli/pipeline/job cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/replay
     cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
-cli/test_client_commands.py: cli/app cli/consume cli/options
+cli/test_client_commands.py: cli/consume cli/options
+cli/test_lazy.py: cli/app
 cli/test_send_input.py: cli/send
-cli/test_servers.py: cli/console cli/doctor cli/lazy cli/local_cluster cli/outcome cli/shutdown cli/standalone
+cli/test_servers.py: cli/console cli/doctor cli/local_cluster cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 
 LIMIT = 256  # longer than any legal topic or group name
@@ -41,6 +42,15 @@ def shortened(text: str, limit: int | None = LIMIT) -> str:
 def seconds(span: float) -> str:
     """A time span for a sentence: `3 s`, `0.25 s`, never `4.99921 s`."""
     return f"{round(span, 2 if abs(span) >= 0.1 else 4):g} s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean X?" with the nearest of the known names, in any case, or "" if none is near."""
+    from difflib import get_close_matches
+
+    names = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), names, n=1)
+    return f" Did you mean {names[near[0]]}?" if near else ""
 
 
 def printable_lines(text: str) -> str:

@@ -62,7 +62,7 @@ def test_timers_are_found_and_taken_back(page: Page, console: RunningConsole) ->
     page.wait_for_url("**/timers?topic=alarms&key=key-7")
     shown(page, "All messages that wait with this key or id.")
     assert page.get_by_role("row").count() == 2
-    page.get_by_role("button", name="Take back").click()
+    page.get_by_role("button", name="Cancel delivery").click()
     shown(page, "will not be delivered")
     confirm(page)
     shown(page, "Taken back")
@@ -75,7 +75,7 @@ def test_timers_are_found_and_taken_back(page: Page, console: RunningConsole) ->
 def test_one_at_a_delay_level_cannot_be_taken_back(page: Page, console: RunningConsole) -> None:
     asked(timed(console, "levels", 0))
     page.goto("/timers?topic=levels")
-    page.get_by_role("button", name="Take back").click()
+    page.get_by_role("button", name="Cancel delivery").click()
     shown(page, "cannot be taken back")
 
 

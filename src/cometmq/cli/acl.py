@@ -6,6 +6,7 @@ import os
 
 import click
 
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import HELP, check_utf8
 from cometmq.errors import ConfigError
 from cometmq.text import printable, printable_json
@@ -13,9 +14,12 @@ from cometmq.text import printable, printable_json
 ACTIONS = ("pub", "sub", "admin")
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def acl() -> None:
-    """Accounts of a broker with aclEnable. See docs/security.md."""
+    """Explain the permissions of accounts of a broker with aclEnable.
+
+    See docs/security.md.
+    """
 
 
 @acl.command(context_settings=HELP)
@@ -33,7 +37,9 @@ def acl() -> None:
 def explain(
     user: str, action: str, resource: str, config_file: str | None, conf: str | None, host: str, as_json: bool
 ) -> None:
-    """Whether the account USER may ACTION the RESOURCE, and which rule decides; exit status 1: it may not.
+    """Explain whether the account USER may ACTION the RESOURCE, and which rule decides.
+
+    The exit code is 1 if it may not.
 
     RESOURCE: `topic:NAME`, `group:NAME`, or NAME, which is a topic. With `admin` there is none: all requests
     that administer are alike.

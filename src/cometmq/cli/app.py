@@ -8,31 +8,65 @@ import click
 
 from cometmq.cli.lazy import LazyGroup
 
-COMMANDS = {
-    "standalone": ("cometmq.cli.standalone:standalone", "Run a whole cluster on this machine."),
-    "cluster": ("cometmq.cli.cluster:cluster", "Run a cluster of several processes, kill parts and heal it."),
-    "console": ("cometmq.cli.console:console", "Show a cluster in a browser."),
-    "raft": ("cometmq.cli.raft:raft", "Look at a raft group, change its leader and its members."),
-    "acl": ("cometmq.cli.acl:acl", "Say what an account may do, and which rule decides."),
-    "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
-    "namesrv": ("cometmq.cli.servers:mqnamesrv", "Run a name server (the same as mqnamesrv)."),
-    "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (the same as mqbroker)."),
-    "send": ("cometmq.cli.send:send", "Send messages to a topic."),
-    "consume": ("cometmq.cli.consume:consume", "Receive messages of a topic and print them."),
-    "tail": ("cometmq.cli.tail:tail", "Watch a topic without a group: from now, or from a time."),
-    "dlq": ("cometmq.cli.dlq:dlq", "List, show and send again what groups gave up on."),
-    "timers": ("cometmq.cli.timers:timers", "Show messages that wait for their time, and take them back."),
-    "pipeline": ("cometmq.cli.pipeline.group:pipeline", "Jobs on Spark over topics, archives and stores."),
-    "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet (pipeline archive)."),
-    "store": ("cometmq.cli.store:store", "Check, show, rebuild and measure a store directory."),
-    "admin": (
-        "cometmq.admin.commands:mqadmin",
-        "Look after topics, groups and brokers (the same as mqadmin).",
-    ),
+SECTIONS = {
+    "First steps": {
+        "standalone": ("cometmq.cli.standalone:standalone", "Run a name server and brokers on this machine."),
+        "send": ("cometmq.cli.send:send", "Send messages to a topic."),
+        "tail": ("cometmq.cli.tail:tail", "Print a topic's messages without joining a group."),
+        "consume": ("cometmq.cli.consume:consume", "Consume a topic's messages as a member of a group."),
+    },
+    "Operate": {
+        "admin": ("cometmq.admin.commands:mqadmin", "Manage topics, groups and brokers (same as mqadmin)."),
+        "console": ("cometmq.cli.console:console", "Run the web console."),
+        "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
+        "dlq": ("cometmq.cli.dlq:dlq", "List, show and resend dead letters."),
+        "timers": (
+            "cometmq.cli.timers:timers",
+            "List delayed and scheduled messages, and cancel them.",
+        ),
+        "acl": ("cometmq.cli.acl:acl", "Explain an account's permissions."),
+        "store": ("cometmq.cli.store:store", "Verify, show, rebuild and measure a store directory."),
+    },
+    "Jobs": {
+        "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet (pipeline archive)."),
+        "pipeline": ("cometmq.cli.pipeline.group:pipeline", "Run jobs on Spark."),
+    },
+    "Servers": {
+        "namesrv": ("cometmq.cli.servers:mqnamesrv", "Run a name server (same as mqnamesrv)."),
+        "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (same as mqbroker)."),
+        "cluster": ("cometmq.cli.cluster:cluster", "Run a cluster of processes; kill and heal parts of it."),
+        "raft": ("cometmq.cli.raft:raft", "Show a raft group, change its leader and its members."),
+    },
 }
+EPILOG = """
+\b
+Example, the last two in another terminal:
+  cometmq standalone --data /tmp/comet
+  cometmq send greetings "hello"
+  cometmq tail greetings --from first
+
+\b
+Environment variables:
+  NAMESRV_ADDR             Name servers of commands, clients and brokers,
+                           separated by ';'.
+  COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN
+                           Account that signs the requests.
+  COMETMQ_TLS              TLS of clients: RocketMQ's settings file, or true.
+  COMETMQ_ADDRESS_MAP      Other addresses for brokers: 'FROM=TO;FROM=TO'.
+  COMETMQ_LOG_LEVEL        Least level of log lines, such as DEBUG.
+  COMETMQ_LOG_FORMAT       json: a JSON object for each log line.
+  COMETMQ_RUN_DIR          Directory of the running servers' process ids.
+  COMETMQ_TRACEBACK        1: print the traceback of an error.
+  ROCKETMQ_HOME            RocketMQ's directory, with conf/ and tools.yml.
+"""
 
 
-@click.command(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=LazyGroup,
+    sections=SECTIONS,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(version("cometmq"), "-V", "--version", prog_name="cometmq")
 def cometmq() -> None:
-    """A message queue compatible with RocketMQ, with its data pipeline on Spark."""
+    """Run and use a message queue compatible with RocketMQ, with its data pipeline on Spark."""

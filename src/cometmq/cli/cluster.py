@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.local_cluster import LocalCluster, LocalClusterError, Member, modes
 from cometmq.cli.options import HELP
 from cometmq.text import counted, printable, printable_json
@@ -21,9 +22,9 @@ MASTER_ID = 0
 PORT = click.IntRange(0, 65535)
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def cluster() -> None:
-    """A cluster on this machine, a process for each server: start it, look at it, kill parts of it, heal it.
+    """Run a cluster of several processes on this machine, kill parts of it and heal it.
 
     MODE is one of: 1m-noslave, 2m-noslave, 3m-noslave, 4m-noslave (masters alone), 2m-2s-async, 2m-2s-sync
     (two masters with a slave each), raft-3 (one broker on three members that elect their leader).
@@ -50,7 +51,7 @@ def _of_mode(command: Callable[..., None]) -> Callable[..., None]:
     help="Port of the first broker, the next 10 above; 0 is any free ports. A cluster keeps its first ports.",
 )
 def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
-    """Start the cluster, or what of it does not run."""
+    """Start the cluster, or those of its servers that do not run."""
     found = _open(mode, data)
     started = found.up(namesrv_port, broker_port)
     _print(found.state.members)
@@ -61,7 +62,7 @@ def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
 @_of_mode
 @click.option("--json", "as_json", is_flag=True, help="Print each server as a line of JSON.")
 def status(mode: str, data: Path, as_json: bool) -> None:
-    """Each server with its process and role, the end of its log, and how far a slave is behind."""
+    """Show each server with its process, its role, the end of its log, and the lag of slaves in bytes."""
     found = _open(mode, data)
     _print(found.state.members, asyncio.run(_brokers(found)), as_json)
 
@@ -79,7 +80,7 @@ def kill(mode: str, data: Path, member: str | None) -> None:
 @cluster.command()
 @_of_mode
 def heal(mode: str, data: Path) -> None:
-    """Start what does not run."""
+    """Start the servers that do not run."""
     healed = _open(mode, data).heal()
     _print(healed)
     click.echo(f"{counted(len(healed), 'server')} started", err=True)

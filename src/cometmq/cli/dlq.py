@@ -14,6 +14,7 @@ from cometmq.admin.commands.shell import json_option, show, show_json, show_prob
 from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterCount, DeadLetterView, Resend, ResendResult
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option
 from cometmq.text import counted, local_time
 
@@ -58,9 +59,9 @@ def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:
     return Selection(group=group, ids=frozenset(ids), **wanted)
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def dlq() -> None:
-    """Dead letters: messages that a group gave up on, in its topic %DLQ%GROUP."""
+    """List, show and resend dead letters: messages that a group gave up on, in its topic %DLQ%GROUP."""
 
 
 @dlq.command("list", context_settings=HELP)
@@ -70,7 +71,7 @@ def dlq() -> None:
 @LIMIT
 @json_option
 def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bool, **wanted: Any) -> None:
-    """Print the dead letters of GROUP, or without GROUP how many each group has."""
+    """List the dead letters of GROUP, or without GROUP their number by group."""
     if group is None and any(value is not None for value in (limit, *wanted.values())):
         raise click.UsageError("Messages are chosen within a GROUP: name it.")
 
@@ -100,8 +101,10 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
 @namesrv_option
 @json_option
 def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) -> None:
-    """Print dead letters of GROUP with all that is known of them. ID: a message id of either kind, or the
-    offset id of the message that died."""
+    """Show dead letters of GROUP in full.
+
+    ID: a message id of either kind, or the offset id of the message that died.
+    """
 
     async def run(admin: Admin) -> None:
         found = 0
@@ -154,8 +157,10 @@ def resend(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Send dead letters of GROUP again, each once: a second run leaves out what an earlier one sent, so that
-    an interrupted run is continued by running it again. The dead letters stay where they are.
+    """Resend dead letters of GROUP, each once.
+
+    A second run leaves out what an earlier one sent, so that an interrupted run is continued by running it
+    again. The dead letters stay where they are.
 
     Exit code 1 if any could not be sent.
     """

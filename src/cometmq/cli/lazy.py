@@ -1,4 +1,4 @@
-"""A click group whose commands are imported when they are used."""
+"""Click groups of the `cometmq` command: commands under headings, imported when they are used."""
 
 from __future__ import annotations
 
@@ -8,28 +8,71 @@ from typing import Any
 
 import click
 
+from cometmq.text import did_you_mean
 
-class LazyGroup(click.Group):
-    """Commands given as name -> ("module:attribute", one line of help), in the order of the listing.
+LINE_LIMIT = 500  # characters: click cuts the lines of its own list at 45
+Commands = Mapping[str, tuple[str, str]]
+"""Name of a command -> ("module:attribute", its line in the list)."""
 
-    The help line stands here so that `cometmq --help` need not import the servers, the client and Spark.
+
+class CometGroup(click.Group):
+    """A group that prints its help when it is called without arguments, and suggests near commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            # Click 8.2 and later raise a usage error that holds the help as its text.
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            raise click.UsageError(f"No such command {args[0]!r}.{did_you_mean(args[0], known)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return heading -> (name, line) of each command below it."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return {"Commands": [(name, each.get_short_help_str(LINE_LIMIT)) for name, each in commands if each]}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections = self.lines(ctx)
+        width = max(len(name) for lines in sections.values() for name, _ in lines)
+        for heading, lines in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines])
+
+
+class LazyGroup(CometGroup):
+    """A group whose commands are imported when they are used.
+
+    The lines of the list are given here so that `cometmq --help` imports no server, client or Spark.
+
+    Args:
+        sections: Heading -> the commands below it, in the order of the list.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Commands], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy = lazy
+        self.sections = sections
+        self._lazy = {name: place for commands in sections.values() for name, (place, _) in commands.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(self.lazy)
+        return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in self.lazy:
+        if cmd_name not in self._lazy:
             return None
-        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        module, _, attribute = self._lazy[cmd_name].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+    def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:  # noqa: ARG002
+        return {
+            heading: [(name, line) for name, (_, line) in commands.items()]
+            for heading, commands in self.sections.items()
+        }

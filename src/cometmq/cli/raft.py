@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import HELP, namesrv_option
 from cometmq.text import printable, printable_json
 
@@ -27,10 +28,12 @@ broker_option = click.option(
 )
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def raft() -> None:
-    """A raft group (enableDLegerCommitLog): its members, its leader, and changes of both. See
-    docs/replication.md."""
+    """Show a raft group (enableDLegerCommitLog), change its leader and its members.
+
+    See docs/replication.md.
+    """
 
 
 @raft.command()
@@ -38,7 +41,7 @@ def raft() -> None:
 @broker_option
 @click.option("--json", "as_json", is_flag=True, help="Print what each member says as a line of JSON.")
 def status(namesrv: str, broker: str | None, as_json: bool) -> None:
-    """What each member says of the group."""
+    """Show the group as each member reports it."""
     import msgspec
 
     from cometmq.admin import Admin

@@ -56,7 +56,18 @@ def point_in_time(text: str) -> int:
         raise click.BadParameter(f"{text!r} is neither ms since 1970 nor yyyy-MM-dd#HH:mm:ss:SSS") from None
 
 
-@click.command(context_settings=HELP)
+EXAMPLES = """
+\b
+Examples:
+  cometmq send orders "hello" --tag new --key 4711
+  seq 1 1000 | cometmq send orders
+  cometmq send orders "later" --delay 10m
+
+--delay-level, --delay and --at exclude each other.
+"""
+
+
+@click.command(context_settings=HELP, epilog=EXAMPLES)
 @click.argument("topic")
 @click.argument("body", nargs=-1)
 @namesrv_option
@@ -115,6 +126,8 @@ def send(
     from cometmq.client import Producer
     from cometmq.message import Message
 
+    if sum(map(bool, (delay_level, delay_ms, deliver_at_ms))) > 1:
+        raise click.UsageError("Give one of --delay-level, --delay and --at.")
     check_utf8(tag, *keys, *(word for pair in properties for word in pair))
 
     def message(text: bytes) -> Message:

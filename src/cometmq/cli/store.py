@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import COUNT, HELP
 from cometmq.cli.progress import progress_bar
 from cometmq.settings import read_properties_file, settings_of
@@ -69,7 +70,7 @@ def echo_json(value: object) -> None:
     click.echo(printable_json(msgspec.json.format(data, indent=2)))
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def store() -> None:
     """Check, show, rebuild, cut and measure a store directory (CometMQ's or Apache RocketMQ's)."""
 
@@ -99,7 +100,7 @@ def verify(directory: str, look: dict[str, Any], as_json: bool) -> None:
 @store.command(context_settings=HELP)
 @store_options
 def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
-    """Make the consume queues and the index of the store in DIR anew from its log.
+    """Rebuild the consume queues and the index of the store in DIR from its log.
 
     The broker must be stopped. The old directories stay until the new ones are complete.
     """
@@ -129,7 +130,7 @@ def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
               help="Where the log is to end: the end of a record.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int, dry_run: bool) -> None:
-    """Cut the log of the store in DIR behind a record; what comes behind it is lost.
+    """Cut the log of the store in DIR behind a record; later records are lost.
 
     For a slave that holds messages which its master does not have. The broker must be stopped. Queues and
     index are cut with the log.
@@ -149,7 +150,7 @@ def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int,
 @store_options
 @click.option("--queues", "by_queue", is_flag=True, help="One line for each queue, not for each topic.")
 def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -> None:
-    """Messages and bytes per topic and queue of the store in DIR, its files, and what retention will do."""
+    """Show messages and bytes by topic and queue of the store in DIR, its files and its retention."""
     from cometmq.store.inspect import store_stats
 
     with progress_bar("counting") as progress:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import HELP, check_utf8, namesrv_option
 from cometmq.text import counted, printable, printable_json
 
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
 BODY_SHOWN = 200  # characters of a body in a list
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def timers() -> None:
-    """Messages that wait for their time or at a delay level: show them, and take those back that have a time
-    of their own (CometMQ brokers)."""
+    """List delayed and scheduled messages, and cancel them (CometMQ brokers)."""
 
 
 def _listing(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,7 +40,7 @@ def _listing(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_listing
 def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
-    """Messages that wait, those first that will come first."""
+    """List delayed and scheduled messages, by delivery time."""
 
     async def run() -> None:
         from cometmq.admin import Admin
@@ -60,7 +60,7 @@ def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int,
 @click.argument("key")
 @_listing
 def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as_json: bool) -> None:
-    """Messages that wait, with a KEY of theirs or their id, among the newest 64 with that KEY."""
+    """Show delayed and scheduled messages by KEY or id, among the newest 64 with that KEY."""
     check_utf8(key)
 
     async def run() -> tuple[list[WaitingMessage], bool]:
@@ -85,9 +85,9 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
 def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
-    """Take messages back, by the handles that `send` and `list` print: they will not be delivered.
+    """Cancel scheduled messages, by the handles that `send` and `list` print: they are not delivered.
 
-    Messages at a delay level have no handle and cannot be taken back.
+    Messages at a delay level have no handle and cannot be cancelled.
     """
     from cometmq.admin import Admin
 

@@ -1,4 +1,4 @@
-"""The `mqadmin` group with all its commands, in the order of their listing."""
+"""The `mqadmin` group with all its commands, under the headings of their list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cometmq.admin.commands.shell import SETTINGS, MqAdmin
 @click.version_option(version("cometmq"), "-V", "--version", prog_name="mqadmin")
 @click.pass_context
 def mqadmin(ctx: click.Context) -> None:
-    """RocketMQ's administration commands."""
+    """Manage topics, groups, messages and brokers with RocketMQ's commands."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -40,7 +40,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
     group = ctx.parent.command
     assert isinstance(group, MqAdmin)
     if command is None:
-        click.echo(group.listing())
+        click.echo(group.listing(ctx.parent))
         return
     found = group.get_command(ctx.parent, command)
     if found is None:
@@ -49,11 +49,13 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         click.echo(found.get_help(shown))
 
 
-MODULES = (
-    *(topics, brokers, namesrv, consumers, offsets, messages, reading, measuring, export, access),
-    replication,
-)
-for module in MODULES:
-    for value in vars(module).values():
-        if isinstance(value, click.Command):
-            mqadmin.add_command(value)
+SECTIONS = {
+    "Topics": (topics,),
+    "Groups": (consumers, offsets),
+    "Messages": (messages, reading, measuring),
+    "Brokers and name servers": (brokers, namesrv, replication, export),
+    "Access": (access,),
+}
+for heading, modules in SECTIONS.items():
+    found = [value for module in modules for value in vars(module).values()]
+    mqadmin.add_section(heading, [value for value in found if isinstance(value, click.Command)])

@@ -63,7 +63,7 @@ async def update_acl_config(
     groups: str | None,
     is_admin: bool | None,
 ) -> None:
-    """Update acl config yaml file in broker."""
+    """Create or update an ACL account at brokers."""
     header = CreateAccessConfigRequestHeader(
         access_key=access_key.strip(),
         secret_key=secret_key.strip(),
@@ -98,7 +98,7 @@ async def update_acl_config(
 async def delete_acl_config(
     admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str, dry_run: bool
 ) -> None:
-    """Delete Acl Config Account in broker."""
+    """Delete an ACL account at brokers."""
     accounts, key = Accounts(admin), access_key.strip()
     addrs = await _targets(accounts, broker_addr, cluster)
     if not goes_on(dry_run, *(f"delete the account {key} at {addr}" for addr in addrs)):
@@ -130,7 +130,7 @@ async def delete_acl_config(
 async def update_global_white_addr(
     admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str
 ) -> None:
-    """Update global white address for acl Config File in broker."""
+    """Set the addresses that need no ACL account."""
     accounts = Accounts(admin)
     addrs = await _targets(accounts, broker_addr, cluster)
     for addr in addrs:
@@ -142,7 +142,7 @@ async def update_global_white_addr(
 @admin_command("clusterAclConfigVersion")
 @target_options
 async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
-    """List all of acl config version information in cluster."""
+    """List the brokers' ACL files with version and time of the last change."""
     accounts = Accounts(admin)
     addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
     found = [version for addr in addrs for version in await accounts.versions(addr)]

@@ -38,7 +38,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
     name_option("-c", "--clusterName", "cluster", help="Only this cluster (5.x)."),
 )
 async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, cluster: str | None) -> None:
-    """List all of clusters."""
+    """List clusters and their brokers, with message rates."""
     while True:
         brokers = await admin.brokers(cluster)
         if wants_json():
@@ -60,7 +60,7 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
 @admin_command("brokerStatus")
 @target_options
 async def broker_status(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
-    """Fetch broker runtime status data."""
+    """Show the runtime data of brokers."""
     if broker_addr:
         runtime = await admin.runtime(broker_addr)
         tell(runtime, formats.broker_status(runtime))
@@ -85,7 +85,7 @@ MAYBE_TARGET = (
 
 @admin_command("getBrokerConfig", target_options)
 async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
-    """Get broker config by cluster or special broker."""
+    """Show the settings of brokers."""
     if broker_addr:
         settings = await admin.broker_config(broker_addr)
         tell(settings, [*formats.settings(broker_addr, settings), ""])
@@ -112,7 +112,7 @@ async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str 
 async def update_broker_config(
     admin: Admin, broker_addr: str | None, cluster: str | None, all_brokers: bool, key: str, value: str
 ) -> None:
-    """Update broker's config.
+    """Update a setting of brokers.
 
     A running broker takes it over at once, or says that it counts from its next start on, and writes its
     file; one that was started without a file says that the change is lost at its next start.
@@ -165,7 +165,7 @@ async def clean(
 
 @admin_command("cleanExpiredCQ", *MAYBE_TARGET, dangerous)
 async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool) -> None:
-    """Clean expired ConsumeQueue on broker."""
+    """Delete consume-queue files whose messages have expired."""
     what = "files of queues and index whose messages are gone"
     await clean(admin, what, admin.clean_expired_consume_queues, (broker_addr, cluster), dry_run)
 
@@ -174,7 +174,7 @@ async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str |
 async def clean_unused_topic(
     admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
 ) -> None:
-    """Clean unused topic on broker."""
+    """Delete the queues of topics that are not configured."""
     what = "queues of topics that are not configured"
     await clean(admin, what, admin.clean_unused_topics, (broker_addr, cluster), dry_run)
 
@@ -183,7 +183,7 @@ async def clean_unused_topic(
 async def delete_expired_commit_log(
     admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
 ) -> None:
-    """Delete expired CommitLog files."""
+    """Delete expired commit-log files now."""
     what = "expired segments of the log"
     await clean(admin, what, admin.delete_expired_commit_log, (broker_addr, cluster), dry_run)
 
@@ -194,7 +194,7 @@ async def delete_expired_commit_log(
     name_option("-t", "--topic", "topic", help="Only this topic."),
 )
 async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
-    """Topic and Consumer tps stats."""
+    """Show rates and lag of topics and their groups."""
     shown, rows = False, []
     for name in await admin.topics():
         if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or topic not in (None, name):
@@ -236,6 +236,6 @@ async def query_cq(
     broker_addr: str | None,
     group: str | None,
 ) -> None:
-    """Query cq command."""
+    """Show entries of a consume queue."""
     found = await admin.consume_queue(topic, queue_id, index, count, broker_addr=broker_addr, group=group)
     tell(found, formats.consume_queue(found, index))

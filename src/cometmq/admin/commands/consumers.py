@@ -49,7 +49,7 @@ CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, he
 async def consumer_progress(
     admin: Admin, group: str | None, show_client_ip: bool, topic: str | None, cluster: str | None
 ) -> None:
-    """Query consumers's progress, speed."""
+    """Show a group's consumer offset, broker offset, lag and rate."""
     if group is None:
         groups = await admin.groups()
         tell(groups, formats.group_summaries(groups))
@@ -71,7 +71,7 @@ async def consumer_progress(
 async def consumer_status(
     admin: Admin, group: str, client_id: str | None, broker_addr: str | None, jstack: bool
 ) -> None:
-    """Query what a group's members subscribe, and in what they differ."""
+    """Show what the members of a group subscribe, and warn where they differ."""
     if client_id is not None:
         info = await admin.running_info(group, client_id, jstack=jstack, broker_addr=broker_addr)
         queues = [{"messageQueue": queue, "processQueueInfo": held} for queue, held in info.mq_table.items()]
@@ -90,7 +90,7 @@ async def consumer_status(
 
 @admin_command("consumerConnection", CONSUMER_GROUP, BROKER)
 async def consumer_connection(admin: Admin, group: str, broker_addr: str | None) -> None:
-    """Query consumer's socket connection, client version and subscription."""
+    """Show a consumer group's clients and its subscriptions."""
     found = await admin.consumer_connection(group, broker_addr)
     tell(found, formats.consumer_connection(found))
 
@@ -101,7 +101,7 @@ async def consumer_connection(admin: Admin, group: str, broker_addr: str | None)
     TOPIC,
 )
 async def producer_connection(admin: Admin, group: str, topic: str) -> None:
-    """Query producer's socket connection and client version."""
+    """Show a producer group's clients."""
     found = await admin.producer_connection(group, topic)
     tell(found, formats.producer_connection(found))
 
@@ -111,7 +111,7 @@ async def producer_connection(admin: Admin, group: str, topic: str) -> None:
     click.option("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."),
 )
 async def producer(admin: Admin, broker_addr: str) -> None:
-    """Query producer's instances, connection, status, etc."""
+    """List the producers that are connected to a broker."""
     found = await admin.producers(broker_addr)
     tell(found, formats.producers(found))
 
@@ -168,7 +168,7 @@ async def update_sub_group(
     attributes: str | None,
     **more: Any,
 ) -> None:
-    """Update or create subscription group.
+    """Create or update a subscription group.
 
     What is not given is set to its default, as Apache's command does it.
     """
@@ -187,7 +187,7 @@ async def update_sub_group(
 async def update_sub_group_list(
     admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
 ) -> None:
-    """Update or create subscription groups in batch (5.x)."""
+    """Create or update subscription groups from a file (5.x)."""
     configs = list_of(filename, SubscriptionGroupConfig)
     addrs = []
     async for addr in admin.update_groups(configs, broker_addr=broker_addr, cluster=cluster):
@@ -214,7 +214,7 @@ async def delete_sub_group(
     remove_offset: bool,
     dry_run: bool,
 ) -> None:
-    """Delete subscription group from broker.
+    """Delete a subscription group at brokers.
 
     With a cluster its messages for retries and its dead letters are deleted, too.
     """
@@ -243,7 +243,7 @@ async def delete_sub_group(
 
 @admin_command("getConsumerConfig", GROUP)
 async def get_consumer_config(admin: Admin, group: str) -> None:
-    """Get consumer config by subscription group name."""
+    """Show a subscription group's settings."""
     found = await admin.group_configs(group)
     if not found:
         raise click.ClickException(f"no broker knows the group {group}")
@@ -277,7 +277,7 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
 async def broker_consume_stats(
     admin: Admin, broker_addr: str, timeout_ms: int, level: int, order: bool
 ) -> None:
-    """Fetch broker consume stats data."""
+    """Show consumer offset, broker offset and lag of every group of a broker."""
     found = await admin.broker_consume_stats(broker_addr, ordered=order, timeout_s=timeout_ms / 1000)
     rows = [row for row in found if row.queue.diff >= level and row.queue.last_timestamp > 0]
     total = sum(row.queue.diff for row in found)
@@ -297,7 +297,7 @@ async def broker_consume_stats(
     ),
 )
 async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) -> None:
-    """Start Monitoring: what groups that are online have left, again and again."""
+    """Print the lag of all groups that are online, periodically."""
     await asyncio.sleep(min(FIRST_ROUND_S, interval_s))
     done = 0
     while True:

@@ -58,7 +58,7 @@ async def export_metadata(
     groups: bool,
     special: bool,
 ) -> None:
-    """Export metadata: topics and groups."""
+    """Export topics and groups to a file."""
     if broker_addr and cluster:
         raise click.UsageError("Give -b/--brokerAddr or -c/--clusterName, not both.")
     if broker_addr:
@@ -85,11 +85,11 @@ async def export_metadata(
 
 @admin_command("exportConfigs", CLUSTER, DIRECTORY)
 async def export_configs(admin: Admin, cluster: str, directory: str) -> None:
-    """Export configs: the settings of brokers that tell most."""
+    """Export the main settings of brokers to a file."""
     write(directory, "configs.json", await admin.cluster_configs(cluster))
 
 
 @admin_command("exportMetrics", CLUSTER, DIRECTORY)
 async def export_metrics(admin: Admin, cluster: str, directory: str) -> None:
-    """Export metrics: load, sizes and clients."""
+    """Export load, sizes and clients to a file."""
     write(directory, "metrics.json", await admin.cluster_metrics(cluster))

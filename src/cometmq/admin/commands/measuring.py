@@ -34,7 +34,7 @@ SIZE = click.IntRange(0, 4 << 20)
     click.option("-s", "--size", type=SIZE, default=128, show_default=True, help="Bytes of a body."),
 )
 async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
-    """Check message send response time: sends messages, which stay in the topic."""
+    """Send messages to a topic, where they stay, and show response times."""
     rows: list[SendTime] = []
     async for row in admin.send_times(topic, amount, size):
         if not wants_json():
@@ -70,7 +70,7 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
     click.option("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
 )
 async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int) -> None:
-    """Send msg to broker: to the topic that has its name."""
+    """Send messages to the topic of a broker's name, and show response times."""
     rows: list[SendTime] = []
     async for row in admin.send_times(broker_name, count + 1, size):
         rows.append(row)
@@ -110,8 +110,7 @@ async def cluster_rt(
     interval: float,
     rounds: int | None,
 ) -> None:
-    """List All clusters Message Send RT: sends messages to the topics of the brokers' names, again and
-    again."""
+    """Send messages to every broker periodically, and show response times."""
     form = formats.CLUSTER_RT
     if not as_log and not wants_json():
         titles = ("#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount")

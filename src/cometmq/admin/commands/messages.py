@@ -76,7 +76,7 @@ async def query_msg_by_id(
     resend: bool,
     charset: str | None,
 ) -> None:
-    """Query Message by Id."""
+    """Show a message by its id."""
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
     messages = [await admin.message_by_id(msg_id, topic) for msg_id in ids]
     if group and client_id:
@@ -114,7 +114,7 @@ async def query_msg_by_id(
 async def query_msg_by_key(
     admin: Admin, topic: str, key: str, begin: int, end: int, limit: int, cluster: str | None
 ) -> None:
-    """Query Message by Key."""
+    """List messages by key."""
     found = await admin.messages_by_key(topic, key, limit, begin_ms=begin, end_ms=end)
     messages = await in_cluster(admin, cluster, found)
     tell([MessageView.of(message) for message in messages], formats.key_hits(messages))
@@ -135,7 +135,7 @@ async def query_msg_by_unique_key(
     show_all: bool,
     cluster: str | None,
 ) -> None:
-    """Query Message by Unique key."""
+    """Show a message by its unique key."""
     hits = await admin.messages_by_unique_key(topic, msg_id.strip(), UNIQUE_HITS_MAX)
     messages = await in_cluster(admin, cluster, hits)
     if not messages:
@@ -157,7 +157,7 @@ async def query_msg_by_unique_key(
     "TRANS_CHECK_MAX_TIME_TOPIC.",
 )
 async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
-    """Ask again about transactions that were given up."""
+    """Resume the checks of a transaction that was given up."""
     for msg_id in filter(None, map(str.strip, msg_ids.split(","))):
         message = await admin.resume_check(msg_id)
         view = {"msgId": message.msg_id, "storeHost": message.store_host}
@@ -190,7 +190,7 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
 async def query_msg_trace_by_id(
     admin: Admin, msg_id: str, topic: str, begin: int, end: int, limit: int
 ) -> None:
-    """Query a message trace."""
+    """Show a message's trace."""
     msg_id = msg_id.strip()
     found = await admin.traces(msg_id, topic, limit, begin_ms=begin, end_ms=end)
     if wants_json():
@@ -279,7 +279,7 @@ async def consume_message(
     end: int | None,
     count: int,
 ) -> None:
-    """Consume message."""
+    """Read messages of a topic; no offset is stored."""
     if queue_id is not None and broker_name is None:
         raise click.UsageError("Please set the brokerName before queueId!")
     if offset is not None and queue_id is None:

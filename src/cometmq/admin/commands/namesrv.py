@@ -25,7 +25,7 @@ BROKER_NAME = name_option("-b", "--brokerName", "broker_name", required=True, he
 
 @admin_command("updateKvConfig", NAMESPACE, KEY, VALUE)
 async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> None:
-    """Create or update KV config."""
+    """Create or update a KV config entry at all name servers."""
     await admin.put_kv_config(namespace, key, value)
     set_to = {"namespace": namespace, "key": key, "value": value}
     tell(set_to, ["create or update kv config to namespace success."])
@@ -33,7 +33,7 @@ async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -
 
 @admin_command("deleteKvConfig", NAMESPACE, KEY, dangerous)
 async def delete_kv_config(admin: Admin, namespace: str, key: str, dry_run: bool) -> None:
-    """Delete KV config."""
+    """Delete a KV config entry at all name servers."""
     value = await admin.kv_config(namespace, key)
     if goes_on(dry_run, f"delete key {key} of namespace {namespace}, whose value is {value}"):
         await admin.delete_kv_config(namespace, key)
@@ -43,7 +43,7 @@ async def delete_kv_config(admin: Admin, namespace: str, key: str, dry_run: bool
 
 @admin_command("wipeWritePerm", BROKER_NAME, dangerous)
 async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None:
-    """Wipe write perm of broker in all name server you defined in the -n param.
+    """Take the write permission from a broker's topics.
 
     Producers leave it within 30 seconds, before it is stopped. addWritePerm undoes it.
     """
@@ -53,7 +53,7 @@ async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None
 
 @admin_command("addWritePerm", BROKER_NAME)
 async def add_write_perm(admin: Admin, broker_name: str) -> None:
-    """Add write perm of broker in all name server you defined in the -n param."""
+    """Give a broker's topics their write permission back."""
     show_perm_changes("add", await admin.add_write_perm(broker_name))
 
 
@@ -69,7 +69,7 @@ def show_perm_changes(verb: str, changes: list[PermChange]) -> None:
 
 @admin_command("getNamesrvConfig")
 async def get_namesrv_config(admin: Admin) -> None:
-    """Get configs of name server."""
+    """Show the settings of name servers."""
     found = await admin.namesrv_configs()
     lines = (line for addr, settings in found.items() for line in formats.settings(addr, settings))
     tell(found, lines)
@@ -77,7 +77,7 @@ async def get_namesrv_config(admin: Admin) -> None:
 
 @admin_command("updateNamesrvConfig", KEY, VALUE)
 async def update_namesrv_config(admin: Admin, key: str, value: str) -> None:
-    """Update configs of name server."""
+    """Update a setting of name servers."""
     addrs = await admin.update_namesrv_config({key: value})
     lines = [f"update name server config success![{', '.join(addrs)}]", f"{key} : {value}"]
     tell({"namesrvs": addrs, "key": key, "value": value}, lines)

@@ -77,7 +77,7 @@ async def reset_offset_by_time(
     cluster: str | None,
     dry_run: bool,
 ) -> None:
-    """Reset consumer offset by timestamp, of a group that runs or that is stopped.
+    """Reset a group's consumer offsets to a time.
 
     What lies between the old and the new place is consumed again, or never.
     """
@@ -108,7 +108,7 @@ async def reset_offset_by_time(
 async def skip_accumulated_message(
     admin: Admin, group: str, topic: str, force: bool, cluster: str | None, dry_run: bool
 ) -> None:
-    """Skip all messages that are accumulated (not consumed) currently.
+    """Skip all messages that a group has not consumed yet.
 
     The group never gets them.
     """
@@ -150,7 +150,7 @@ def deed(wanted: Reset, each: QueueReset) -> str:
     dangerous,
 )
 async def clone_group_offset(admin: Admin, source: str, target: str, topic: str, dry_run: bool) -> None:
-    """Clone offset from other group.
+    """Copy another group's consumer offsets in a topic.
 
     Members of the group that gets them must be stopped: else they store their own again.
     """

@@ -79,7 +79,7 @@ async def print_msg(
     end: int | None,
     print_body: bool,
 ) -> None:
-    """Print Message Detail, of all messages of a topic."""
+    """Print the messages of a topic."""
     text_of(b"-", charset)  # of no bytes nobody asks it
     whole = ReadRange(topic=topic, begin_ms=begin, end_ms=end, count=None, expression=expression)
     async for queue, first, behind in admin.queue_bounds(whole):
@@ -129,7 +129,7 @@ async def print_msg_by_queue(
     print_body: bool,
     calculate: bool,
 ) -> None:
-    """Print Message Detail, of one queue: messages (-p true), or how many have each tag (-f true)."""
+    """Print the messages of a queue (-p true), or their number by tag (-f true)."""
     text_of(b"-", charset)  # of no bytes nobody asks it
     wanted = ReadRange(
         topic=topic,
@@ -168,6 +168,6 @@ async def print_msg_by_queue(
 async def query_msg_by_offset(
     admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, charset: str | None
 ) -> None:
-    """Query Message by offset."""
+    """Show a message by its queue offset."""
     message = await admin.message_at(topic, broker_name, queue_id, offset)
     await show_messages(admin, [message], offset_id=True, charset=charset)

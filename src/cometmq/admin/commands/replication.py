@@ -26,7 +26,7 @@ container_option = click.option(
     "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
 )
 async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, interval: int | None) -> None:
-    """Fetch ha runtime status data."""
+    """Show the replication status of brokers."""
     while True:
         addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
         found = {addr: await admin.ha_status(addr) for addr in addrs}
@@ -50,7 +50,7 @@ async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, 
     help="What its master has on its device.",
 )
 async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
-    """Reset master flush offset in slave."""
+    """Set the master's flush offset at a slave (5.x)."""
     await admin.reset_master_flush_offset(broker_addr.strip(), offset)
     facts = {"brokerAddr": broker_addr, "masterFlushOffset": offset}
     tell(facts, [f"reset master flush offset to {offset} success"])
@@ -67,7 +67,7 @@ async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int)
     help="The broker's settings, a file of the container's machine.",
 )
 async def add_broker(admin: Admin, container: str, path: str) -> None:
-    """Add a broker to specified container of RocketMQ 5.x."""
+    """Add a broker to a broker container of RocketMQ 5.x."""
     await admin.add_broker(container.strip(), path.strip())
     tell({"container": container, "path": path}, [f"add broker to {container.strip()} success"])
 
@@ -83,7 +83,7 @@ async def add_broker(admin: Admin, container: str, path: str) -> None:
     help="The broker; of a DLedger member the number in its name as the id.",
 )
 async def remove_broker(admin: Admin, container: str, identity: str) -> None:
-    """Remove a broker from specified container of RocketMQ 5.x."""
+    """Remove a broker from a broker container of RocketMQ 5.x."""
     words = [word.strip() for word in identity.split(":")]
     if len(words) != 3 or not all(words) or not (words[2].isascii() and words[2].isdigit()):
         raise click.BadParameter(f"{identity!r} is not CLUSTER:BROKER:ID", param_hint="-b/--brokerIdentity")

@@ -20,7 +20,7 @@ from cometmq.client.cluster.options import environment_credentials
 from cometmq.errors import BodyError, ConfigError, YamlError
 from cometmq.protocol.json_body import Body
 from cometmq.protocol.lenient import loads
-from cometmq.text import is_utf8, printable, printable_json
+from cometmq.text import did_you_mean, is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 B = TypeVar("B", bound=Body)
@@ -58,8 +58,26 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 """Other names of commands in RocketMQ."""
 
 
+LINE_LIMIT = 500  # characters: no description in the list is cut
+COMMON = (
+    "See 'mqadmin help <command>' for more information on a specific command.",
+    "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",
+    "and --json, which prints JSON instead of columns.",
+)
+
+
 class MqAdmin(click.Group):
     """A group as RocketMQ's users know it: names in any case, `help <command>`, a plain listing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections: dict[str, list[click.Command]] = {}
+
+    def add_section(self, heading: str, commands: Iterable[click.Command]) -> None:
+        """Add commands under a heading of the list."""
+        self.sections[heading] = list(commands)
+        for command in self.sections[heading]:
+            self.add_command(command)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         name = cmd_name.lower()
@@ -89,23 +107,20 @@ class MqAdmin(click.Group):
         return super().resolve_command(ctx, args)
 
     def nearest(self, name: str) -> str:
-        """A hint at the command that was probably meant, or nothing."""
-        import difflib
+        """Return a hint at the command that was probably meant, or "" if none is near."""
+        return did_you_mean(name, self.commands)
 
-        names = {known.lower(): known for known in self.commands if known != "help"}
-        near = difflib.get_close_matches(name.lower(), names, n=1)
-        return f" Did you mean {names[near[0]]}?" if near else ""
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(self.listing(ctx) + "\n")
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        formatter.write(self.listing() + "\n")
-
-    def listing(self) -> str:
-        """What `mqadmin` alone prints."""
-        lines = [
-            f"   {name:<20} {c.get_short_help_str(90)}" for name, c in self.commands.items() if name != "help"
-        ]
-        more = "See 'mqadmin help <command>' for more information on a specific command."
-        return "\n".join(["The most commonly used mqadmin commands are:", *lines, "", more])
+    def listing(self, ctx: click.Context) -> str:
+        """Return what `mqadmin` prints without arguments: the commands under their headings."""
+        lines = [ctx.get_usage(), "", "The most commonly used mqadmin commands are:"]
+        width = max(map(len, self.commands))
+        for heading, commands in self.sections.items():
+            lines += ["", f"{heading}:"]
+            lines += [f"   {each.name:<{width}}  {each.get_short_help_str(LINE_LIMIT)}" for each in commands]
+        return "\n".join([*lines, "", *COMMON])
 
 
 def json_option(command: F) -> F:

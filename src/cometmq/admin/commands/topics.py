@@ -61,7 +61,7 @@ QUEUES = functools.partial(click.option, type=click.IntRange(1, 65_535), default
 async def update_topic(
     admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str, **more: Any
 ) -> None:
-    """Update or create topic."""
+    """Create or update a topic."""
     settings = TopicSettings(topic=topic, perm=int(perm), **more)
     addrs, conf = [], None
     async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
@@ -78,7 +78,7 @@ async def update_topic(
 async def update_topic_list(
     admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
 ) -> None:
-    """Create or update topics in batch (5.x)."""
+    """Create or update topics from a file (5.x)."""
     topics = list_of(filename, TopicConfig)
     addrs = []
     async for addr in admin.create_topics(topics, broker_addr=broker_addr, cluster=cluster):
@@ -95,7 +95,7 @@ async def update_topic_list(
 )
 @dangerous
 async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) -> None:
-    """Delete topic from broker and NameServer."""
+    """Delete a topic and its messages at brokers and name servers."""
     addrs = await admin.master_addrs(cluster)  # an unknown cluster is reported first
     found = await admin.clusters_of(topic)
     if cluster not in found:
@@ -116,7 +116,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) ->
 @click.option("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
 @click.option("--yes", is_flag=True, help="Do it; without this only show what would go.")
 async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool) -> None:
-    """Hide the messages of a topic from all consumers, for good."""
+    """Make all messages of a topic unreadable (cannot be undone)."""
     before_ms = None if before is None else time_ms(before)
     purged = await admin.purge_topic(topic, queue_id=queue_id, before_ms=before_ms, execute=yes)
     if not purged and queue_id is not None:
@@ -135,7 +135,7 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
     "-c", "--clusterModel", "cluster_model", is_flag=True, help="With the cluster and the groups of each."
 )
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
-    """Fetch all topic list from name server."""
+    """List topics."""
     if cluster_model:
         uses = await admin.topic_uses()
         tell(uses, formats.topic_uses(uses))
@@ -148,7 +148,7 @@ async def topic_list(admin: Admin, cluster_model: bool) -> None:
 @TOPIC
 @click.option("-l", "--list", "as_list", is_flag=True, help="Columns instead of JSON.")
 async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
-    """Examine topic route info."""
+    """Show a topic's route."""
     route = await admin.route(topic)
     if as_list and not wants_json():
         show(formats.topic_route_table(route))
@@ -158,7 +158,7 @@ async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
 
 @admin_command("topicStatus", TOPIC, CLUSTER)
 async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
-    """Examine topic Status info."""
+    """Show minimum and maximum offset of a topic's queues."""
     queues = await in_cluster(admin, cluster, await admin.topic_status(topic))
     tell(queues, formats.topic_status(queues))
 
@@ -178,7 +178,7 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
 async def update_topic_perm(
     admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str
 ) -> None:
-    """Update topic perm."""
+    """Change a topic's permission."""
     new = int(perm)
     if broker_addr:
         route = await admin.route(topic)
@@ -198,7 +198,7 @@ async def update_topic_perm(
 
 @admin_command("topicClusterList", TOPIC)
 async def topic_cluster_list(admin: Admin, topic: str) -> None:
-    """Get cluster info for topic."""
+    """List the clusters that have a topic."""
     await admin.route(topic)  # a topic that nobody knows is reported
     found = await admin.clusters_of(topic)
     tell(found, found)
@@ -216,7 +216,7 @@ async def topic_cluster_list(admin: Admin, topic: str) -> None:
     dangerous,
 )
 async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: str, dry_run: bool) -> None:
-    """Create or update or delete order conf."""
+    """Show, set or delete the queues of an ordered topic."""
     if method == "put":
         if not conf:
             raise click.UsageError("please set orderConf with option -v.")
@@ -245,7 +245,7 @@ async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: 
     ),
 )
 async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
-    """Allocate MQ: how the queues of a topic would be shared."""
+    """Show how the members of a group would share a topic's queues."""
     members = [word.strip() for word in clients.split(",") if word.strip()]
     if not members:
         raise click.UsageError("-i/--ipList names nobody")

@@ -38,7 +38,7 @@ SOME = click.IntRange(min=0)
 @report_option
 @job_options
 def audit(**settings: Any) -> None:
-    """Look for lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
+    """Find lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
     run_job("auditing", "audit", report, **settings)
 
 

@@ -36,8 +36,10 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
               help="N messages a second at most.")  # fmt: skip
 @job_options
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
-    """Count the dead letters of GROUPS, all without names, by group, topic, reason and hour; or send some of
-    them again, each once: a second run leaves out what an earlier one sent."""
+    """Count the dead letters of GROUPS by group, topic, reason and hour, or resend some of them.
+
+    Without GROUPS those of all groups. Each is resent once: a second run leaves out what an earlier one sent.
+    """
     check_utf8(*groups, settings["where"], settings["reason"])
     if redrive and settings["where"] is None:
         raise click.UsageError("With --redrive say which: --where EXPR, or --where true.")

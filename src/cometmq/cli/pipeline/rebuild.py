@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--verify/--no-verify", "check", default=True, help="Check the result against the log.")
 @job_options
 def rebuild(config_file: str | None, **settings: Any) -> None:
-    """Make the consume queues and the index of the store in DIR anew, in another directory.
+    """Rebuild the consume queues and the index of the store in DIR, in another directory.
 
     The broker must be stopped. Nothing in DIR changes.
     """
