@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from cometmq import logs
-from cometmq.text import counted, is_utf8, printable, printable_json, printable_lines, seconds
+from cometmq.text import counted, is_utf8, printable, printable_json, printable_lines, rate, seconds
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,8 @@ class TestForTerminals:
     @pytest.mark.parametrize(("word", "is_so"), [(b"a", True), ("é日".encode(), True), (b"a\xff", False)])
     def test_an_argument_that_was_no_utf8_is_told_from_one_that_was(self, word: bytes, is_so: bool) -> None:
         assert is_utf8(word.decode("utf-8", "surrogateescape")) is is_so
+
+
+@pytest.mark.parametrize(("count", "span_s", "shown"), [(3000, 2.0, "1,500/s"), (0, 2.0, "-"), (3, 0.0, "-")])
+def test_a_rate_of_nothing_is_no_number(count: int, span_s: float, shown: str) -> None:
+    assert rate(count, span_s) == shown

@@ -53,6 +53,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {names[near[0]]}?" if near else ""
 
 
+def rate(count: int, span_s: float) -> str:
+    """Return a rate such as `1,234/s`, `-` where nothing was counted."""
+    return f"{count / span_s:,.0f}/s" if count and span_s > 0 else "-"
+
+
 def printable_lines(text: str) -> str:
     """As `printable`, but line ends and tabs stay."""
     return re.sub(r"[^\n\t]+", lambda found: printable(found[0], None), text)

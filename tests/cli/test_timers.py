@@ -74,7 +74,7 @@ def test_a_time_of_day(run: Run) -> None:
     [
         (["send", "t", "x", "--delay", "soon"], "'soon' is no time span"),
         (["send", "t", "x", "--at", "noon"], "'noon' is neither ms since 1970 nor"),
-        (["send", "t", "x", "--delay", "1s", "-d", "3"], "one of delay_level, delay_ms and deliver_at_ms"),
+        (["send", "t", "x", "--delay", "1s", "-d", "3"], "Give one of --delay-level, --delay and --at."),
         (["send", "t", "x", "--delay", "41d"], "max delay 3456000000ms"),
         (["timers", "cancel", "nonsense"], "recall handle is invalid"),
     ],

@@ -53,9 +53,12 @@ class FakeAdmin:
         config = TopicConfig(topic_name="t", read_queue_nums=4, write_queue_nums=2, perm=perm)
         return TopicConfigTable(topic_config_table={"t": config, "%DLQ%g": config})
 
-    async def group_table(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
+    async def groups_at(self, addr: str) -> dict[str, SubscriptionGroupConfig | None]:
         await self._check(addr)
-        return {"g": SubscriptionGroupConfig(group_name="g")}
+        return {"g": SubscriptionGroupConfig(group_name="g"), "pulled": None}
+
+    async def topics(self) -> list[str]:
+        return ["%RETRY%g", "%RETRY%retried", "t"]
 
     async def runtime(self, addr: str) -> dict[str, str]:
         await self._check(addr)
@@ -107,6 +110,13 @@ async def test_a_broker_that_does_not_answer_is_named() -> None:
 
     assert list(found.missing) == ["b"]
     assert list(found.rows[0].configs) == ["a", "c"]
+
+
+async def test_groups_are_those_that_every_command_knows() -> None:
+    found = (await cluster(FakeAdmin()).groups().fresh()).value
+    assert found is not None
+
+    assert [(row.name, len(row.configs)) for row in found.rows] == [("g", 3), ("pulled", 0), ("retried", 0)]
 
 
 async def test_no_answer_at_all_is_no_empty_list() -> None:
@@ -225,7 +235,7 @@ def test_topics_have_kinds(topic: str, kind: str) -> None:
         ({}, None),
         ({"commitLogDiskRatio": "0.5"}, 0.5),
         ({"commitLogDiskRatio": "0.5", "consumeQueueDiskRatio": "0.75"}, 0.75),
-        ({"commitLogDiskRatio": "x"}, 0.0),
+        ({"commitLogDiskRatio": "x"}, None),
     ],
 )
 def test_the_fullest_disk_counts(runtime: dict[str, str], disk: float | None) -> None:

@@ -9,13 +9,12 @@ Works against CometMQ and Apache RocketMQ alike. Every failure is a typed error 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import msgspec
 
-from cometmq.admin import dead_letters, groups, messages
+from cometmq.admin import dead_letters, groups, known_groups, messages
 from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
 from cometmq.admin.newest import Newest, newest
@@ -50,7 +49,6 @@ from cometmq.protocol.bodies_admin import HaRuntimeInfo, RaftStatus
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     MASTER_ID,
-    RETRY_PREFIX,
     TRACE_TOPIC,
     Perm,
 )
@@ -59,7 +57,6 @@ from cometmq.protocol.headers_admin import RemoveBrokerHeader
 
 __all__ = ["Admin", "TopicSettings"]
 
-T = TypeVar("T")
 ADMIN_GROUP = "admin_ext_group"
 ADMIN_TIMEOUT_S = 5.0
 BROKERS_AT_ONCE = 16  # requests under way where all are asked: one that hangs must not hold up the others
@@ -132,32 +129,34 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
 
     # -- consumer groups
 
-    async def progress(self, group: str, *, with_client_ip: bool = False) -> GroupProgress:
-        """How far a group is in each queue. Raises UnknownNameError for one that never consumed."""
-        return await self._of_group(group, groups.progress(self.client, group, with_client_ip=with_client_ip))
+    async def progress(
+        self, group: str, *, with_client_ip: bool = False, brokers: Mapping[str, str] | None = None
+    ) -> GroupProgress:
+        """Return consumer offset, broker offset and lag of a group in each queue.
+
+        Args:
+            group: The group.
+            with_client_ip: Ask the members which of them holds each queue.
+            brokers: The group's entry of `group_places`, where many groups are asked.
+
+        Raises:
+            UnknownNameError: The group does not exist.
+            BrokerError: A broker refuses.
+        """
+        return await groups.progress(self.client, group, with_client_ip=with_client_ip, brokers=brokers)
 
     async def subscriptions(self, group: str) -> GroupSubscriptions:
         """What the members of a group subscribe, and in what they differ, which loses messages. Raises
         UnknownNameError for a group nobody knows, BrokerError for one without members."""
-        return await self._of_group(group, groups.subscriptions(self.client, group))
+        return await groups.subscriptions(self.client, group)
 
     async def brokers_of(self, group: str) -> dict[str, str]:
         """Broker name -> address of those that know a group. Raises UnknownNameError."""
-        return lookups.broker_addrs(await self._of_group(group, self.route(RETRY_PREFIX + group)))
+        return await known_groups.brokers_of(self.client, group)
 
     async def progress_at(self, addr: str, group: str) -> GroupProgress:
         """How far a group is in the queues of one broker."""
         return await groups.progress_at(self.client, addr, group)
-
-    async def _of_group(self, group: str, found: Awaitable[T]) -> T:
-        """What is found about a group. Raises UnknownNameError if it has no retry topic."""
-        try:
-            return await found
-        except NoRouteError as error:
-            if error.topic != RETRY_PREFIX + group:
-                raise
-        # group_names asks the name servers again, and raises their error if none answers.
-        raise UnknownNameError("consumer group", group, await self.group_names())
 
     async def correction_offsets(
         self, topic: str, compare_group: str, left_out: Iterable[str] = ()
@@ -167,17 +166,21 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         return await groups.correction_offsets(self.client, topic, compare_group, left_out)
 
     async def group_names(self) -> list[str]:
-        """The groups that have a retry topic: those that were ever online; sorted."""
-        return [
-            topic.removeprefix(RETRY_PREFIX)
-            for topic in await self.topics()
-            if topic.startswith(RETRY_PREFIX)
-        ]
+        """Return all groups, sorted: those with a retry topic, settings or stored offsets."""
+        return list(await self.group_places())
+
+    async def group_places(self) -> dict[str, dict[str, str]]:
+        """Return each group with the brokers that have it, by name with their addresses; no brokers for a
+        group with a retry topic, whose route names them."""
+        return await known_groups.places(self.client)
 
     async def groups(self) -> list[GroupSummary]:
-        """A line about each group that has a retry topic, the furthest behind first."""
-        found = [await groups.summary(self.client, name) for name in await self.group_names()]
-        return sorted(found, key=lambda row: (-row.diff_total, row.group))
+        """Return a line about each group, the largest lag first."""
+        found = [
+            await groups.summary(self.client, name, brokers)
+            for name, brokers in (await self.group_places()).items()
+        ]
+        return sorted(found, key=lambda row: (-(row.diff_total or 0), row.group))
 
     async def consume_directly(
         self, group: str, client_id: str, offset_msg_id: str
@@ -362,10 +365,7 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
         except NoRouteError as error:
             if error.topic != DLQ_PREFIX + wanted.group:
                 raise
-            # As in `progress`, this raises the name servers' error if none answers.
-            known = await self.group_names()
-            if wanted.group not in known:
-                raise UnknownNameError("consumer group", wanted.group, known) from None
+            await self.brokers_of(wanted.group)
 
     def resend(self, wanted: Selection, how: Resending) -> AsyncIterator[ResendResult]:
         """Send the dead letters of a selection again; says of each what became of it. A second run leaves out

@@ -256,7 +256,7 @@ def _told(broker: BrokerStatus) -> list[Finding]:
             )
         )
     ratio = broker.first_number("commitLogDiskRatio")
-    if ratio >= DISK_WARNING:
+    if ratio is not None and ratio >= DISK_WARNING:
         findings.append(
             _odd(
                 addr,

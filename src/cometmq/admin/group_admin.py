@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from cometmq.admin import groups
+from cometmq.admin.known_groups import AtBroker, brokers_of, groups_at
 from cometmq.admin.servers import ServerAdmin
 from cometmq.admin.values import GroupConfig, GroupQueueProgress, QueueProgress
 from cometmq.client.cluster.lookups import broker_addrs
@@ -37,12 +38,16 @@ class GroupAdmin(ServerAdmin):
     """What is asked of brokers about groups and their members."""
 
     async def consumer_connection(self, group: str, broker_addr: str | None = None) -> ConsumerConnection:
-        """The members of a consumer group and what they subscribe, from the first broker that has any or from
-        this one. Raises BrokerError, CONSUMER_NOT_ONLINE, without members, NoRouteError for a group nobody
-        knows."""
+        """Return the members of a consumer group and what they subscribe, from this broker or from the first
+        that has any.
+
+        Raises:
+            BrokerError: CONSUMER_NOT_ONLINE without members, or another refusal.
+            UnknownNameError: No broker has the group.
+        """
         if broker_addr is not None:
             return await self.client.brokers.consumer_connection(broker_addr, group)
-        return await groups.members(self.client, await self.client.namesrv.route(RETRY_PREFIX + group), group)
+        return await groups.members(self.client, await brokers_of(self.client, group), group)
 
     async def running_info(
         self, group: str, client_id: str, *, jstack: bool = False, broker_addr: str | None = None
@@ -50,14 +55,14 @@ class GroupAdmin(ServerAdmin):
         """What a member says of itself; jstack: with its threads. Raises BrokerError if no broker reaches
         it."""
         if broker_addr is None and not jstack:
-            route = await self.client.namesrv.route(RETRY_PREFIX + group)
-            return await groups.running_info(self.client, route, group, client_id)
+            brokers = await brokers_of(self.client, group)
+            return await groups.running_info(self.client, brokers, group, client_id)
         header = GetConsumerRunningInfoRequestHeader(
             consumer_group=group, client_id=client_id, jstack_enable=jstack
         )
         addrs = [broker_addr] if broker_addr else []
         if not addrs:
-            addrs = [*broker_addrs(await self.client.namesrv.route(RETRY_PREFIX + group)).values()]
+            addrs = [*(await brokers_of(self.client, group)).values()]
         failure: BrokerError | NoRouteError = NoRouteError(RETRY_PREFIX + group)
         for addr in addrs:
             try:
@@ -93,6 +98,10 @@ class GroupAdmin(ServerAdmin):
         """Every producer group of a broker with its clients."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_PRODUCER_INFO)
         return dict(sorted(ProducerTableInfo.decode(answer.body).data.items()))
+
+    async def groups_at(self, broker_addr: str) -> AtBroker:
+        """Return the groups with settings or stored offsets at a broker; None where there are no settings."""
+        return await groups_at(self.client, broker_addr)
 
     async def group_table(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
         """Every group of a broker with its settings."""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.known_groups import brokers_of
 from cometmq.admin.values import (
     GroupProgress,
     GroupSubscriptions,
@@ -18,7 +20,6 @@ from cometmq.admin.values import (
 )
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
@@ -70,11 +71,28 @@ async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
     return GroupList.decode(answer.body).group_list
 
 
-async def progress(client: ClientInstance, group: str, *, with_client_ip: bool = False) -> GroupProgress:
-    """Offsets of a group at all brokers that know it. Raises NoRouteError for a group nobody knows."""
-    route = await client.namesrv.route(RETRY_PREFIX + group)
-    owners = await queue_owners(client, route, group) if with_client_ip else {}
-    parts = [await progress_at(client, addr, group, owners) for addr in broker_addrs(route).values()]
+async def progress(
+    client: ClientInstance,
+    group: str,
+    *,
+    with_client_ip: bool = False,
+    brokers: Mapping[str, str] | None = None,
+) -> GroupProgress:
+    """Return the offsets of a group at all brokers that have it.
+
+    Args:
+        client: Sends the requests.
+        group: The group.
+        with_client_ip: Ask the members which of them holds each queue.
+        brokers: The group's entry of `known_groups.places`, if that is known.
+
+    Raises:
+        UnknownNameError: No broker has the group.
+        BrokerError: A broker refuses.
+    """
+    brokers = brokers or await brokers_of(client, group)
+    owners = await queue_owners(client, brokers, group) if with_client_ip else {}
+    parts = [await progress_at(client, addr, group, owners) for addr in brokers.values()]
     return added_up(group, parts)
 
 
@@ -118,15 +136,15 @@ async def consume_stats(client: ClientInstance, addr: str, group: str) -> Consum
     return ConsumeStats.decode(answer.body)
 
 
-async def members(client: ClientInstance, route: TopicRouteData, group: str) -> ConsumerConnection:
-    """The members of a group, from the first broker that has any.
+async def members(client: ClientInstance, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
+    """Return the members of a group, from the first of these brokers that has any.
 
     Raises BrokerError, with CONSUMER_NOT_ONLINE when no broker has any; RemotingError where one that does not
     answer may have some.
     """
     offline: BrokerError | None = None
     silent: RemotingError | None = None
-    for addr in broker_addrs(route).values():
+    for addr in brokers.values():
         try:
             return await client.brokers.consumer_connection(addr, group)
         except BrokerError as error:
@@ -139,16 +157,14 @@ async def members(client: ClientInstance, route: TopicRouteData, group: str) -> 
 
 
 async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
-    """The most retries that members named when they last handed a message back to a CometMQ broker, and the
-    group's own. No members of a group that nobody knows; brokers that do not answer are left out."""
+    """Return the most retries that members named when they last sent a message back to a CometMQ broker, and
+    the group's own. An unknown group has no members; brokers that do not answer are left out."""
     own, limits = RETRY_MAX_TIMES, dict[str, int]()
     try:
-        route = await client.namesrv.route(RETRY_PREFIX + group)
-    except NameServersUnreachable:
-        raise
-    except NoRouteError:
+        brokers = await brokers_of(client, group)
+    except UnknownNameError:
         return RetryLimits()
-    for addr in broker_addrs(route).values():
+    for addr in brokers.values():
         with suppress(CometError):
             connected = await client.brokers.consumer_connection(addr, group)
             if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
@@ -160,24 +176,26 @@ async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
 
 
 async def members_if_online(
-    client: ClientInstance, route: TopicRouteData, group: str
+    client: ClientInstance, brokers: Mapping[str, str], group: str
 ) -> ConsumerConnection | None:
-    """The members of a group, None when nobody is online. Raises BrokerError for any other refusal."""
+    """Return the members of a group, None without any. Raises BrokerError for any other refusal."""
     try:
-        return await members(client, route, group)
+        return await members(client, brokers, group)
     except BrokerError as error:
         if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
             return None
         raise
 
 
-async def queue_owners(client: ClientInstance, route: TopicRouteData, group: str) -> dict[MessageQueue, str]:
-    """Which member (the address part of its client id) holds each queue, as far as members answer."""
+async def queue_owners(
+    client: ClientInstance, brokers: Mapping[str, str], group: str
+) -> dict[MessageQueue, str]:
+    """Return the member (the address part of its client id) that holds each queue, where members answer."""
     owners: dict[MessageQueue, str] = {}
-    connected = await members_if_online(client, route, group)
+    connected = await members_if_online(client, brokers, group)
     for connection in connected.connection_set if connected else ():
         try:
-            info = await running_info(client, route, group, connection.client_id)
+            info = await running_info(client, brokers, group, connection.client_id)
         except CometError:
             continue  # its queues show N/A
         for queue in info.mq_table:
@@ -186,15 +204,15 @@ async def queue_owners(client: ClientInstance, route: TopicRouteData, group: str
 
 
 async def running_info(
-    client: ClientInstance, route: TopicRouteData, group: str, client_id: str
+    client: ClientInstance, brokers: Mapping[str, str], group: str, client_id: str
 ) -> ConsumerRunningInfo:
-    """What a member says of itself, by the first broker that reaches it. Raises CometError if none does: an
-    old member, or one that hangs."""
+    """Return a member's running info, from the first of these brokers that reaches it. Raises CometError if
+    none does: an old member, or one that hangs."""
     header = GetConsumerRunningInfoRequestHeader(
         consumer_group=group, client_id=client_id, jstack_enable=False
     )
     failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
-    for addr in broker_addrs(route).values():
+    for addr in brokers.values():
         try:
             answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
             return ConsumerRunningInfo.decode(answer.body)
@@ -207,8 +225,8 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
     """What each member subscribes and has set, and in what they differ. CometMQ's brokers know it from the
     heartbeats, but for the most retries and the order; for these, and at other brokers, each member is asked.
     Pull consumers may differ."""
-    route = await client.namesrv.route(RETRY_PREFIX + group)
-    connected = await members(client, route, group)
+    brokers = await brokers_of(client, group)
+    connected = await members(client, brokers, group)
     pulling = connected.consume_type == PULL_TYPE
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
 
@@ -221,7 +239,7 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
         if not wants or not pulling:
             try:
                 async with gate:
-                    info = await running_info(client, route, group, member.client_id)
+                    info = await running_info(client, brokers, group, member.client_id)
                 wants = wants or wants_of(info.subscription_set)
                 settings |= settings_of(info.properties)
                 queues = sorted(info.mq_table)
@@ -303,15 +321,19 @@ async def correction_offsets(
     return found
 
 
-async def summary(client: ClientInstance, group: str) -> GroupSummary:
-    """One line about a group; what cannot be found out is 0 or empty, as in Apache's tool."""
+async def summary(client: ClientInstance, group: str, brokers: Mapping[str, str]) -> GroupSummary:
+    """Return one line about a group; what cannot be found out is None or empty.
+
+    brokers: the group's entry of `known_groups.places`.
+    """
     connected: ConsumerConnection | None = None
-    tps, diff = 0.0, 0
+    tps: int | None = None
+    diff: int | None = None
     try:
-        route = await client.namesrv.route(RETRY_PREFIX + group)
-        connected = await members_if_online(client, route, group)
-        found = await progress(client, group)
-        tps, diff = found.consume_tps, found.diff_total
+        brokers = brokers or await brokers_of(client, group)
+        connected = await members_if_online(client, brokers, group)
+        found = await progress(client, group, brokers=brokers)
+        tps, diff = int(found.consume_tps), found.diff_total
     except CometError:
         pass  # the group is listed all the same
     online = connected.connection_set if connected is not None else []
@@ -326,7 +348,7 @@ async def summary(client: ClientInstance, group: str) -> GroupSummary:
         version=version,
         consume_type=kind,
         message_model=model,
-        consume_tps=int(tps),
+        consume_tps=tps,
         diff_total=diff,
     )
 
@@ -341,8 +363,7 @@ async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTra
 async def track(client: ClientInstance, message: MessageExt, group: str) -> MessageTrack:
     """What became of a message in one group; UNKNOWN with the reason where it cannot be found out."""
     try:
-        route = await client.namesrv.route(RETRY_PREFIX + group)
-        connected = await members(client, route, group)
+        connected = await members(client, await brokers_of(client, group), group)
         if connected.consume_type == PULL_TYPE:
             return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
         if not await consumed(client, message, group):

@@ -11,6 +11,7 @@ import msgspec
 
 from cometmq.admin import groups
 from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
+from cometmq.admin.known_groups import brokers_of
 from cometmq.admin.servers import ServerAdmin
 from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
 from cometmq.client.cluster.instance import ClientInstance
@@ -49,11 +50,20 @@ RESET_TIMEOUT_S = 15.0
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be reset. at_ms: a store time, END for the end of each queue. Without force an offset only
-    goes back. broker_addr and queue_id: this queue alone; then offset may name the place, instead of the
-    time.
+    """A reset of a group's offsets in a topic.
 
-    in_cpp_form: Apache's brokers tell the members in the form that C++ clients read; ours knows who they are.
+    Args:
+        group: The group.
+        topic: The topic.
+        at_ms: A store time, or END for the end of each queue.
+        force: False: an offset only goes back.
+        broker_addr: Only at this master.
+        queue_id: Only this queue; needs broker_addr.
+        offset: The new offset, in place of the time; needs queue_id.
+        in_cpp_form: Apache's brokers notify the members in the form that C++ clients read. Our brokers use
+            the form of each member.
+        cluster: Only at the masters of this cluster.
+        new_group: The group may be one that does not exist: the reset makes it.
     """
 
     group: str
@@ -65,14 +75,21 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     offset: int | None = None
     in_cpp_form: bool = False
     cluster: str | None = None
+    new_group: bool = False
 
 
 class OffsetAdmin(ServerAdmin):
     """What sets offsets."""
 
     async def plan_reset(self, wanted: Reset) -> list[QueueReset]:
-        """What `reset_offset` would do, queue by queue. Raises NoRouteError, UnknownNameError for a broker or
-        queue that the topic does not have, AllQueuesOnly, BrokerError."""
+        """Return what `reset_offset` would do, queue by queue.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The group does not exist, or the topic has no such broker or queue.
+            AllQueuesOnly: A broker of Apache's 4.9 cannot move one queue of a group that runs.
+            BrokerError: A broker refuses.
+        """
         return [found for part in await self._parts(wanted) for found in part.resets]
 
     async def reset_offset(
@@ -93,6 +110,8 @@ class OffsetAdmin(ServerAdmin):
 
     async def _parts(self, wanted: Reset) -> list[BrokerReset]:
         route = await self.client.namesrv.route(wanted.topic)
+        if not wanted.new_group:
+            await brokers_of(self.client, wanted.group)
         addrs = broker_addrs(route)
         if wanted.cluster is not None:
             there = set(await self.master_addrs(wanted.cluster))
@@ -109,11 +128,26 @@ class OffsetAdmin(ServerAdmin):
         ]
 
     async def clone_offsets(
-        self, source: str, target: str, topic: str, *, execute: bool = True
+        self, source: str, target: str, topic: str, *, execute: bool = True, new_group: bool = False
     ) -> list[QueueProgress]:
-        """Give a group the offsets that another one has in a topic; returns them. Apache's tool also stores
-        those of the other topics, at brokers that may not have them. Raises NoRouteError, BrokerError,
-        UnknownNameError for a topic in which the source has none."""
+        """Copy the offsets of a group in a topic to another group, and return them.
+
+        Apache's tool also copies those of the other topics, to brokers that may not have them.
+
+        Args:
+            source: The group whose offsets are copied.
+            target: The group that receives them.
+            topic: The topic.
+            execute: False: only return the offsets.
+            new_group: The target may be a group that does not exist: the offsets make it.
+
+        Raises:
+            UnknownNameError: A group does not exist, or the source has no offsets in the topic.
+            NoRouteError: No name server has the topic.
+            BrokerError: A broker refuses.
+        """
+        if not new_group:
+            await brokers_of(self.client, target)
         found = await groups.progress(self.client, source)
         addrs = broker_addrs(await self.client.namesrv.route(topic))
         rows = [row for row in found.queues if row.topic == topic and row.broker_name in addrs]
@@ -232,7 +266,8 @@ class BrokerReset:
 
     async def _store(self, resets: Iterable[QueueReset], *, anyhow: bool = False) -> None:
         for each in resets:
-            if anyhow or each.rollback_offset != each.consumer_offset:
+            # An offset of 0 may stand for none, with which consumers would begin elsewhere.
+            if anyhow or each.consumer_offset <= 0 or each.rollback_offset != each.consumer_offset:
                 await self._client.brokers.update_consumer_offset(
                     self._addr, self._wanted.group, self._queue(each), each.rollback_offset
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from cometmq.admin import groups
 from cometmq.admin.group_admin import GroupAdmin
+from cometmq.admin.known_groups import places
 from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats, Undone
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import pull_request
@@ -47,7 +48,7 @@ class StatsAdmin(GroupAdmin):
     """What puts together what several servers say."""
 
     async def topic_stats(self, topic: str) -> list[TopicStats]:
-        """A topic with each of its groups, or alone. Brokers that do not answer count as idle ones."""
+        """Return a topic with each of its groups, or alone. Brokers that do not answer are left out."""
         route = await self.client.namesrv.route(topic)
         masters = [
             data.broker_addrs[MASTER_ID] for data in route.broker_datas if MASTER_ID in data.broker_addrs
@@ -55,7 +56,9 @@ class StatsAdmin(GroupAdmin):
         in_tps, came = await self._counted(masters, "TOPIC_PUT_NUMS", topic)
         found = []
         for group in await groups.groups_of_topic(self.client, route, topic) or [""]:
-            out_tps, went, behind = 0.0, 0, 0
+            out_tps: float | None = 0.0
+            went: int | None = 0
+            behind: int | None = 0
             if group:
                 out_tps, went = await self._counted(masters, "GROUP_GET_NUMS", f"{topic}@{group}")
                 behind = await self._behind(group, topic)
@@ -72,23 +75,26 @@ class StatsAdmin(GroupAdmin):
             )
         return found
 
-    async def _counted(self, masters: list[str], name: str, key: str) -> tuple[float, int]:
-        """A second, and in 24 hours."""
-        rate, count = 0.0, 0
+    async def _counted(
+        self, masters: list[str], name: str, key: str
+    ) -> tuple[float, int] | tuple[None, None]:
+        """Return the number per second and in 24 hours, None if no broker answers."""
+        rate, count, answered = 0.0, 0, False
         for addr in masters:
             try:
                 stats = await self.broker_stats(addr, name, key)
             except CometError:
                 continue
+            answered = True
             if stats is not None:
                 rate, count = rate + stats.minute.tps, count + stats.most
-        return rate, count
+        return (rate, count) if answered else (None, None)
 
-    async def _behind(self, group: str, topic: str) -> int:
+    async def _behind(self, group: str, topic: str) -> int | None:
         try:
             found = await groups.progress(self.client, group)
         except CometError:
-            return 0
+            return None
         return max(0, sum(row.diff for row in found.queues if row.topic == topic))
 
     async def consume_queue(
@@ -113,10 +119,7 @@ class StatsAdmin(GroupAdmin):
     async def undone(self) -> AsyncIterator[Undone]:
         """What groups that are online have left and could not do, by topic. Groups and members that do not
         answer are left out."""
-        for name in await self.client.namesrv.topics():
-            if not name.startswith(RETRY_PREFIX):
-                continue
-            group = name.removeprefix(RETRY_PREFIX)
+        for group in await places(self.client):
             try:
                 members = (await self.consumer_connection(group)).connection_set
                 rows = (await groups.progress(self.client, group)).queues

@@ -60,14 +60,14 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     lag: int | None = None
     problem: str = ""
 
-    def first_number(self, key: str) -> float:
-        """The first of the numbers under a key (rates are over 10, 60 and 600 s), 0.0 without one that is
-        finite."""
+    def first_number(self, key: str) -> float | None:
+        """Return the first of the numbers under a key (rates are over 10, 60 and 600 s), None without one
+        that is finite."""
         try:
             number = float(self.runtime.get(key, "").split()[0])
         except (IndexError, ValueError):
-            return 0.0
-        return number if isfinite(number) else 0.0
+            return None
+        return number if isfinite(number) else None
 
     def count(self, key: str) -> int:
         """A counter of the table, 0 where the broker has none."""
@@ -151,15 +151,19 @@ class GroupProgress(Value, frozen=True, kw_only=True):
 
 
 class GroupSummary(Value, frozen=True, kw_only=True):
-    """One line about a group. Version, type and model are empty for a group without members."""
+    """One line about a group.
+
+    Version, type and model are empty for a group without members. Rate and lag are None where they cannot be
+    found out.
+    """
 
     group: str
     count: int
     version: str
     consume_type: str
     message_model: str
-    consume_tps: int
-    diff_total: int
+    consume_tps: int | None
+    diff_total: int | None
 
 
 class RetryLimits(Value, frozen=True, kw_only=True):
@@ -427,16 +431,19 @@ class Stats(Value, frozen=True, kw_only=True):
 
 
 class TopicStats(Value, frozen=True, kw_only=True):
-    """How busy a topic is, and one of its groups ("": it has none). Rates of the last minute; counts of 24
-    hours or since the broker runs."""
+    """How busy a topic is, and one of its groups ("": it has none).
+
+    Rates are of the last minute, counts of 24 hours or since the broker runs. Values are None where no broker
+    answers.
+    """
 
     topic: str
     consumer_group: str
-    accumulation: int
-    in_tps: float
-    out_tps: float
-    in_msg_24_hours: int
-    out_msg_24_hours: int
+    accumulation: int | None
+    in_tps: float | None
+    out_tps: float | None
+    in_msg_24_hours: int | None
+    out_msg_24_hours: int | None
 
 
 # -- groups

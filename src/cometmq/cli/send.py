@@ -18,7 +18,7 @@ import click
 
 from cometmq.cli.options import HELP, UNIT_MS, check_utf8, namesrv_option, stop_on_signals
 from cometmq.cli.progress import progress_bar
-from cometmq.text import counted, printable, printable_json
+from cometmq.text import counted, printable, printable_json, rate
 
 if TYPE_CHECKING:
     from cometmq.client import Producer
@@ -172,9 +172,9 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
             if as_json or lines.typed:
                 for result in results:
                     show(result, as_json)
-    seconds = max(time.monotonic() - began, 1e-9)
+    seconds = time.monotonic() - began
     sent = f"sent {counted(count, 'message')}, {counted(size, 'byte')}"
-    click.echo(f"{sent} in {seconds:.2f} s ({count / seconds:,.0f}/s)", err=as_json)
+    click.echo(f"{sent} in {seconds:.2f} s ({rate(count, seconds)})", err=as_json)
     if stop.is_set():
         raise click.exceptions.Exit(128 + stop.signum)
 

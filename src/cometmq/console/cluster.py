@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from cometmq.admin import Admin, BrokerStatus, GroupQueueProgress
+from cometmq.admin.known_groups import group_names
 from cometmq.admin.values import broker_places, with_lags
 from cometmq.console.frame.live import Feed, Live, Rate, Ring, Tops
 from cometmq.console.frame.patience import Answers, Patience
@@ -70,7 +71,8 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A consumer group of the whole cluster. configs: broker name -> its settings there."""
+    """A consumer group of the whole cluster. configs: broker name -> its settings there, none for a group
+    that has only offsets or a retry topic."""
 
     name: str
     configs: dict[str, SubscriptionGroupConfig]
@@ -153,8 +155,8 @@ def kind_of(topic: str) -> str:
 
 def disk_of(broker: BrokerStatus) -> float | None:
     """The share of its fullest disk that is used, None where it does not say."""
-    found = [broker.first_number(key) for key in DISK_KEYS if key in broker.runtime]
-    return max(found, default=None)
+    found = [broker.first_number(key) for key in DISK_KEYS]
+    return max((share for share in found if share is not None), default=None)
 
 
 def fullest_disk(brokers: Iterable[BrokerStatus]) -> float | None:
@@ -162,9 +164,20 @@ def fullest_disk(brokers: Iterable[BrokerStatus]) -> float | None:
     return max((disk for each in brokers if (disk := disk_of(each)) is not None), default=None)
 
 
-def get_rate(broker: BrokerStatus) -> float:
-    """Messages that consumers got, a second; 5.x spells its key otherwise."""
+def put_rate(broker: BrokerStatus) -> float | None:
+    """Return the messages per second that producers sent, None where the broker does not report it."""
+    return broker.first_number("putTps")
+
+
+def get_rate(broker: BrokerStatus) -> float | None:
+    """As `put_rate`, of those that consumers received; 5.x spells its key otherwise."""
     return broker.first_number("getTransferredTps") or broker.first_number("getTransferedTps")
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the values that are known, None if none is."""
+    found = [value for value in values if value is not None]
+    return sum(found) if found else None
 
 
 class Cluster:
@@ -228,8 +241,12 @@ class Cluster:
         masters = [each for each in found if each.broker_id == MASTER_ID]
         if masters and all(each.runtime for each in masters):  # else it would look as if fewer came
             now = time.time()
-            self.history.put.add(now, sum(each.first_number("putTps") for each in masters))
-            self.history.get.add(now, sum(map(get_rate, found)))
+            for history, rate in (
+                (self.history.put, known_sum(map(put_rate, masters))),
+                (self.history.get, known_sum(map(get_rate, found))),
+            ):
+                if rate is not None:
+                    history.add(now, rate)
             if (disk := fullest_disk(found)) is not None:
                 self.history.disk.add(now, 100 * disk)
         return found
@@ -264,9 +281,14 @@ class Cluster:
         return Found(rows, answers.problems)
 
     async def _ask_groups(self) -> Found[GroupRow]:
-        answers = await self._each_master("groups", self._admin.group_table)
-        merged = _by_name(answers.values.items())
-        return Found([GroupRow(name, merged[name]) for name in sorted(merged)], answers.problems)
+        answers = await self._each_master("groups", self._admin.groups_at)
+        merged = _by_name(
+            (name, {group: config for group, config in table.items() if config is not None})
+            for name, table in answers.values.items()
+        )
+        names = group_names(await self._admin.topics(), answers.values.values())
+        rows = [GroupRow(name, merged.get(name, {})) for name in sorted({*names, *merged})]
+        return Found(rows, answers.problems)
 
     async def _ask_progress(self) -> Progress:
         answers = await self._each_master("progress", self._admin.broker_consume_stats)

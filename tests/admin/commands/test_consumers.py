@@ -84,9 +84,9 @@ def test_all_that_a_member_says_is_shown(mq: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("consumerConnection", "-g", "nobody-there"), "no route to topic %RETRY%nobody-there"),
+        (("consumerConnection", "-g", "nobody-there"), "no consumer group named nobody-there"),
         (("producerConnection", "-g", "nobody-there", "-t", "TBW102"), "not exist"),
-        (("getConsumerConfig", "-g", "nobody-there"), "no broker knows the group nobody-there"),
+        (("getConsumerConfig", "-g", "nobody-there"), "no consumer group named nobody-there"),
     ],
 )
 def test_a_group_that_is_not_there_is_an_error(mq: Shell, words: tuple[str, ...], code: str) -> None:

@@ -10,10 +10,12 @@ from cometmq.admin.commands import formats
 from cometmq.admin.values import (
     BrokerStatus,
     GroupProgress,
+    GroupSummary,
     MessageTrack,
     MessageView,
     QueueProgress,
     QueueStatus,
+    TopicStats,
     TraceView,
     TrackType,
     role_of,
@@ -270,3 +272,29 @@ def test_traces_are_a_table_for_each_send_and_for_each_group() -> None:
         "Sub                             10.0.0.1                                  3ms        success",
         "",
     ]
+
+
+def test_what_nothing_was_counted_of_is_a_dash_and_not_0() -> None:
+    _, silent = formats.cluster_list([broker({})], now_ms=0)
+    assert silent.split() == ["C", "b", "0", "h:1", *["-"] * 6]  # rates, hours, space, role, lag
+    _, totals = formats.cluster_totals([broker({})])
+    assert totals.split() == ["C", "b", "-", "-", "-", "-"]
+    _, line = formats.group_summaries(
+        [
+            GroupSummary(
+                group="g",
+                count=0,
+                version="",
+                consume_type="",
+                message_model="",
+                consume_tps=None,
+                diff_total=None,
+            )
+        ]
+    )
+    assert line.split() == ["g", "0", "OFFLINE", "-", "-"]
+    unknown = TopicStats(
+        topic="T", consumer_group="g", accumulation=None, in_tps=None, out_tps=None, in_msg_24_hours=None,
+        out_msg_24_hours=None,
+    )  # fmt: skip
+    assert next(formats.topic_stats([unknown], title=False)).split() == ["T", "g", *["-"] * 5]

@@ -21,6 +21,16 @@ def test_sends_to_a_topic_are_measured_queue_by_queue(mq: Shell) -> None:
     assert [each["result"] for each in found["sends"]] == ["SEND_OK"] * 2
 
 
+def test_the_average_of_nothing_is_no_number(mq: Shell) -> None:
+    alone = ("-a", "1")
+    words = ("--rounds", "1", "-i", "0.1")
+
+    assert mq.ok("checkMsgSendRT", "-t", "measured", *alone).lines[-1] == "Avg RT: -"
+    assert mq.ok("checkMsgSendRT", "-t", "measured", *alone, "--json").json["averageMillis"] is None
+    assert mq.ok("clusterRT", *alone, *words).lines[1].split()[2] == "-"
+    assert mq.ok("clusterRT", *alone, *words, "-p", "true").lines[0].endswith("|-")
+
+
 def test_sends_to_a_broker_are_measured(mq: Shell) -> None:
     lines = mq.ok("sendMsgStatus", "-b", mq.broker.broker_name, "-c", "3").lines
 

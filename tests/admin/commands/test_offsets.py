@@ -70,7 +70,8 @@ def test_a_stopped_group_begins_again(mq: Shell) -> None:
 def test_a_group_that_never_consumed_can_be_given_a_place(mq: Shell) -> None:
     fill(mq, "unborn")
 
-    found = mq.ok("resetOffsetByTime", "-g", "unborn-group", "-t", "unborn", "-s", "now", "--json").json
+    words = ("-g", "unborn-group", "-t", "unborn", "--force", "-s", "now", "--json")
+    found = mq.ok("resetOffsetByTime", *words).json
 
     assert [(each["consumerOffset"], each["seen"]) for each in found] == [(0, 3), (0, 0)]
 

@@ -180,6 +180,11 @@ def test_the_clusters_of_a_topic(mq: Shell) -> None:
 def test_an_order_configuration_is_put_got_and_deleted(mq: Shell) -> None:
     words = ("updateOrderConf", "-t", "in-order", "-m")
 
+    failed = mq.run(*words, "put", "-v", "broker-a:2")
+    assert (failed.code, "no topic named in-order" in failed.err) == (1, True)
+    mq.ok(*words, "put", "-v", "broker-a:2", "--force")
+    mq.ok(*words, "delete")
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "in-order")
     told = mq.ok(*words, "put", "-v", "broker-a:2", "--dry-run").lines
     assert told[0] == "would set the order configuration of in-order to broker-a:2"
     assert mq.run(*words, "get").code == 1

@@ -25,11 +25,13 @@ from cometmq.admin.commands.shell import (
     show,
     show_if_text,
     show_json,
+    show_problem,
     switch,
     target_options,
     tell,
     wants_json,
 )
+from cometmq.admin.errors import UnknownNameError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.settings import INT_MAX, LONG_MAX
@@ -223,6 +225,10 @@ async def delete_sub_group(
     if cluster:
         known = set(await admin.topics())
         topics = [topic for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group) if topic in known]
+    names = await admin.group_names()
+    if group not in names and not wants_json():
+        # Not an error, as with Apache's command: scripts delete what may be gone already.
+        show_problem(str(UnknownNameError("consumer group", group, names)))
     offsets = " with its offsets" if remove_offset else ""
     deeds = [f"delete group {group}{offsets} at {', '.join(addrs)}"]
     deeds += [f"delete topic {topic} with its messages in cluster {cluster}" for topic in topics]
@@ -246,7 +252,8 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
     """Show a subscription group's settings."""
     found = await admin.group_configs(group)
     if not found:
-        raise click.ClickException(f"no broker knows the group {group}")
+        await admin.brokers_of(group)  # raises the error of an unknown group
+        raise click.ClickException(f"no broker has settings of the group {group}")
     tell(found, formats.group_configs(found))
 
 

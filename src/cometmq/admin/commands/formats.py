@@ -114,7 +114,7 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
     for broker in brokers:
         info = broker.runtime
         earliest = broker.count("earliestMessageTimeStamp")
-        hours = (now_ms - earliest) / MS_PER_HOUR if earliest > 0 else 0.0
+        hours = (now_ms - earliest) / MS_PER_HOUR if earliest > 0 else None
         in_load = load(broker.first_number("putTps"), info, "send")
         # Apache wrote this key with one `r` until 4.9, with two since.
         out_key = "getTransferredTps" if "getTransferredTps" in info else "getTransferedTps"
@@ -122,13 +122,20 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
         yield form % (
             *(broker.cluster_name, broker.broker_name, broker.broker_id, broker.broker_addr),
             *(info.get("brokerVersionDesc", ""), in_load, out_load, info.get("pageCacheLockTimeMills", "")),
-            *(f"{hours:2.2f}", f"{broker.first_number('commitLogDiskRatio'):.4f}"),
+            *(fixed(hours, 2), fixed(broker.first_number("commitLogDiskRatio"), 4)),
             *(broker.role or "-", "-" if broker.lag is None else broker.lag),
         )
 
 
-def load(tps: float, info: Mapping[str, str], side: str) -> str:
-    """A rate with its queue: `123.45(0,0ms)`."""
+def fixed(value: float | None, digits: int) -> str:
+    """Return a number with so many digits behind the point, `-` where nothing was counted."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def load(tps: float | None, info: Mapping[str, str], side: str) -> str:
+    """Return a rate with its queue, `123.45(0,0ms)`; `-` for a broker without it."""
+    if tps is None:
+        return "-"
     size = info.get(f"{side}ThreadPoolQueueSize", "")
     wait = info.get(f"{side}ThreadPoolQueueHeadWaitTimeMills", "")
     return f"{tps:9.2f}({size},{wait}ms)"
@@ -144,7 +151,7 @@ def cluster_totals(brokers: Iterable[BrokerStatus]) -> Iterator[str]:
             for start, end in (("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow"))
             for verb in ("Put", "Get")
         ]
-        yield form % (broker.cluster_name, broker.broker_name, *sums)
+        yield form % (broker.cluster_name, broker.broker_name, *(sums if broker.runtime else ["-"] * 4))
 
 
 def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
@@ -237,13 +244,18 @@ def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
             yield f"{queue} {', '.join(clients) or '(nobody)'}"
 
 
+def known(value: object) -> object:
+    """Return a value as a column shows it: `-` for None."""
+    return "-" if value is None else value
+
+
 def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:
     form = "%-64s  %-6s  %-24s %-5s  %-14s  %-7s  %s"
     yield form % ("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
     for group in groups:
         yield form % (
             *(group.group[:64], group.count, group.version or "OFFLINE", group.consume_type),
-            *(group.message_model, group.consume_tps, group.diff_total),
+            *(group.message_model, known(group.consume_tps), known(group.diff_total)),
         )
 
 
@@ -512,11 +524,12 @@ def topic_stats(rows: Iterable[TopicStats], *, title: bool) -> Iterator[str]:
         names = ("#Accumulation", "#InTPS", "#OutTPS", "#InMsg24Hour", "#OutMsg24Hour")
         yield form % ("#Topic", "#Consumer Group", *names)
     for row in rows:
-        out: tuple[object, ...] = (f"{row.out_tps:.2f}", row.in_msg_24_hours, row.out_msg_24_hours)
+        came = known(row.in_msg_24_hours)
+        out: tuple[object, ...] = (fixed(row.out_tps, 2), came, known(row.out_msg_24_hours))
         if not row.consumer_group:
-            out = ("", row.in_msg_24_hours, "NO_CONSUMER")
+            out = ("", came, "NO_CONSUMER")
         where = row.topic[:64], row.consumer_group[:64]
-        yield form % (*where, row.accumulation, f"{row.in_tps:.2f}", *out)
+        yield form % (*where, known(row.accumulation), fixed(row.in_tps, 2), *out)
 
 
 def consume_queue(found: QueryConsumeQueueBody, index: int) -> Iterator[str]:

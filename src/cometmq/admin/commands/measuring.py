@@ -44,14 +44,14 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
     if wants_json():
         show_json({"sends": rows, "averageMillis": average})
     else:
-        show([f"Avg RT: {average:.2f}"])
+        show([f"Avg RT: {formats.fixed(average, 2)}"])
     fail_if_none_was_sent(rows)
 
 
-def mean_without_first(rows: list[SendTime]) -> float:
-    """Milliseconds of a send; the first one also connects."""
+def mean_without_first(rows: list[SendTime]) -> float | None:
+    """Return the mean time of a send in ms without the first one, which also connects; None for one alone."""
     rest = rows[1:]
-    return sum(row.millis for row in rest) / len(rest) if rest else 0.0
+    return sum(row.millis for row in rest) / len(rest) if rest else None
 
 
 def fail_if_none_was_sent(rows: list[SendTime]) -> None:
@@ -136,9 +136,9 @@ async def cluster_rt(
                     show_json(value, indent=None)
                 elif as_log:
                     now = local_time(int(time.time() * 1000))
-                    tell(value, [f"{now}|{room}|{name}|{broker}|{round(mean)}"])
+                    tell(value, [f"{now}|{room}|{name}|{broker}|{formats.fixed(mean, 0)}"])
                 else:
-                    tell(value, [form % (name, broker, f"{mean:.2f}", good, len(rows) - good)])
+                    tell(value, [form % (name, broker, formats.fixed(mean, 2), good, len(rows) - good)])
         done += 1
         if rounds is not None and done >= rounds:
             return

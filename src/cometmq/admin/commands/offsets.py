@@ -17,15 +17,24 @@ from cometmq.admin.commands.shell import (
     goes_on,
     name_option,
     show_problem,
-    switch,
     tell,
     time_ms,
+    wants_json,
 )
+from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import OffsetWay, QueueReset
 
 GROUP = name_option("-g", "--group", required=True, help="Consumer group.")
-FORCE = switch("-f", "--force", default=True, help="false: an offset only goes back, never forward.")
+FORCE = click.option(
+    "-f",
+    "--force",
+    type=bool,
+    is_flag=False,
+    flag_value=True,
+    metavar="[BOOL]",
+    help="false: an offset only goes back, never forward. Given, and not false: also of an unknown group.",
+)
 
 
 @admin_command(
@@ -39,7 +48,7 @@ FORCE = switch("-f", "--force", default=True, help="false: an offset only goes b
         required=True,
         type=str.strip,
         metavar="TIME",
-        help="now (the end), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+        help="now or -1 (the end), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
     FORCE,
     click.option(
@@ -69,7 +78,7 @@ async def reset_offset_by_time(
     group: str,
     topic: str,
     moment: str,
-    force: bool,
+    force: bool | None,
     cplus: bool,
     broker_addr: str | None,
     queue_id: int | None,
@@ -85,20 +94,22 @@ async def reset_offset_by_time(
         raise click.UsageError("-q/--queue needs -b/--broker")
     if offset is not None and queue_id is None:
         raise click.UsageError("-o/--offset needs -q/--queue")
-    at_ms = END if moment == "now" else time_ms(moment)
+    at_ms = END if moment in ("now", str(END)) else time_ms(moment)
     wanted = Reset(
         group=group,
         topic=topic,
         at_ms=at_ms,
-        force=force,
+        force=force is not False,
+        new_group=force is True,
         broker_addr=broker_addr,
         queue_id=queue_id,
         offset=offset,
         in_cpp_form=cplus,
         cluster=cluster,
     )
+    forced = str(wanted.force).lower()
     title = (
-        f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{str(force).lower()}], "
+        f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{forced}], "
         f"timestamp(string)[{moment}], timestamp(long)[{at_ms}]"
     )
     await reset(admin, wanted, dry_run, [title])
@@ -106,18 +117,26 @@ async def reset_offset_by_time(
 
 @admin_command("skipAccumulatedMessage", GROUP, TOPIC, FORCE, CLUSTER, dangerous)
 async def skip_accumulated_message(
-    admin: Admin, group: str, topic: str, force: bool, cluster: str | None, dry_run: bool
+    admin: Admin, group: str, topic: str, force: bool | None, cluster: str | None, dry_run: bool
 ) -> None:
     """Skip all messages that a group has not consumed yet.
 
     The group never gets them.
     """
-    await reset(admin, Reset(group=group, topic=topic, force=force, cluster=cluster), dry_run, [])
+    wanted = Reset(
+        group=group, topic=topic, force=force is not False, new_group=force is True, cluster=cluster
+    )
+    await reset(admin, wanted, dry_run, [])
 
 
 async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]) -> None:
     """Say what will be done, do it, and show what is seen of it."""
-    planned = await admin.plan_reset(wanted)
+    try:
+        planned = await admin.plan_reset(wanted)
+    except UnknownNameError as error:
+        if error.kind == "consumer group" and not wants_json():
+            show_problem("--force makes offsets of an unknown group.")
+        raise
     if not goes_on(dry_run, *(deed(wanted, each) for each in planned)):
         return
     done = await admin.reset_offset(wanted)
@@ -147,15 +166,18 @@ def deed(wanted: Reset, each: QueueReset) -> str:
     click.option(
         "-o", "--offline", metavar="BOOL", expose_value=False, help="Accepted like Apache's; has no use."
     ),
+    click.option("--force", is_flag=True, help="Also to an unknown group (ours)."),
     dangerous,
 )
-async def clone_group_offset(admin: Admin, source: str, target: str, topic: str, dry_run: bool) -> None:
+async def clone_group_offset(
+    admin: Admin, source: str, target: str, topic: str, force: bool, dry_run: bool
+) -> None:
     """Copy another group's consumer offsets in a topic.
 
     Members of the group that gets them must be stopped: else they store their own again.
     """
     if dry_run:
-        rows = await admin.clone_offsets(source, target, topic, execute=False)
+        rows = await admin.clone_offsets(source, target, topic, execute=False, new_group=force)
         goes_on(
             True,
             *(
@@ -164,6 +186,6 @@ async def clone_group_offset(admin: Admin, source: str, target: str, topic: str,
             ),
         )
         return
-    rows = await admin.clone_offsets(source, target, topic)
+    rows = await admin.clone_offsets(source, target, topic, new_group=force)
     line = f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]"
     tell(rows, [line])

@@ -28,6 +28,7 @@ from cometmq.admin.commands.shell import (
     time_ms,
     wants_json,
 )
+from cometmq.admin.errors import UnknownNameError
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
@@ -213,13 +214,18 @@ async def topic_cluster_list(admin: Admin, topic: str) -> None:
     click.option(
         "-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."
     ),
+    click.option("--force", is_flag=True, help="With put: also for an unknown topic (ours)."),
     dangerous,
 )
-async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: str, dry_run: bool) -> None:
+async def update_order_conf(
+    admin: Admin, topic: str, conf: str | None, method: str, force: bool, dry_run: bool
+) -> None:
     """Show, set or delete the queues of an ordered topic."""
     if method == "put":
         if not conf:
             raise click.UsageError("please set orderConf with option -v.")
+        if not force and topic not in (known := await admin.topics()):
+            raise UnknownNameError("topic", topic, known)
         if dry_run and not goes_on(dry_run, f"set the order configuration of {topic} to {conf}"):
             return
         await admin.put_kv_config(ORDER_TOPIC_CONFIG, topic, conf)

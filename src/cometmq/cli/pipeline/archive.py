@@ -16,7 +16,7 @@ from cometmq.cli.pipeline.job import (
     running,
     write_report,
 )
-from cometmq.text import counted, printable
+from cometmq.text import counted, printable, rate
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.archive import ArchiveProgress, ArchiveSummary
@@ -118,11 +118,11 @@ def archive(
 
 def report(summary: ArchiveSummary) -> None:
     """Say what the run did."""
-    rate = summary.records / max(summary.seconds, 1e-9)
     click.echo(
         f"archived {counted(summary.records, 'message')} ({counted(summary.bytes, 'byte')}) "
-        f"in {summary.seconds:.2f} s ({rate:,.0f}/s) to {counted(summary.files, 'file')} "
-        f"({counted(summary.file_bytes, 'byte')}) in {printable(summary.output, None)}"
+        f"in {summary.seconds:.2f} s ({rate(summary.records, summary.seconds)}) to "
+        f"{counted(summary.files, 'file')} ({counted(summary.file_bytes, 'byte')}) in "
+        f"{printable(summary.output, None)}"
     )
     if summary.resumed_behind_batch is not None:
         click.echo(f"went on behind batch {summary.resumed_behind_batch}")

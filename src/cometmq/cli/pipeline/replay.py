@@ -9,7 +9,7 @@ import click
 from cometmq.cli.options import COUNT, HELP, check_utf8, moment, namesrv_option
 from cometmq.cli.pipeline.job import job_options, print_json, running
 from cometmq.cli.pipeline.reports import say_absent
-from cometmq.text import counted, printable
+from cometmq.text import counted, printable, rate
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
@@ -89,10 +89,10 @@ def report(summary: ReplaySummary) -> None:
         size = counted(summary.planned_bytes, "byte")
         click.echo(f"would send {counted(summary.planned, 'message')} ({size} as stored)")
     else:
-        rate = summary.messages / max(summary.seconds, 1e-9)
         size = counted(summary.bytes, "byte")
         click.echo(
-            f"sent {counted(summary.messages, 'message')} ({size}) in {summary.seconds:.2f} s ({rate:,.0f}/s)"
+            f"sent {counted(summary.messages, 'message')} ({size}) in {summary.seconds:.2f} s "
+            f"({rate(summary.messages, summary.seconds)})"
         )
     for count, what in (
         (summary.sent_before, "sent by earlier runs"),

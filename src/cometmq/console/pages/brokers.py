@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import Admin, BrokerStatus, UnknownNameError
-from cometmq.console.cluster import disk_of, get_rate
+from cometmq.console.cluster import disk_of, get_rate, put_rate
 from cometmq.console.frame.actions import Action, PartlyDone, Progress, act
 from cometmq.console.frame.forms import Form
 from cometmq.console.frame.listing import Listing
@@ -128,8 +128,8 @@ def _columns(view: View) -> list[Column[BrokerStatus]]:
         Column("state", "brokers.state", lambda row: view.t("brokers.silent", problem=row.problem)
                if row.problem else view.t("names.answers")),
         Column("version", "brokers.version", lambda row: row.runtime.get("brokerVersionDesc")),
-        Column("put", "overview.put", _if_answers(lambda row: row.first_number("putTps")), "rate"),
-        Column("get", "overview.get", _if_answers(get_rate), "rate"),
+        Column("put", "overview.put", put_rate, "rate"),
+        Column("get", "overview.get", get_rate, "rate"),
         Column("sent", "overview.put_today", _if_answers(put_today), "number"),
         Column("got", "overview.got_today", _if_answers(got_today), "number"),
         Column("disk", "brokers.disk", disk_of, "percent"),
@@ -146,7 +146,7 @@ def _summary(view: View, state: BrokerState) -> None:
             (view.t("brokers.name"), state.settings.get("brokerName", "")),
             (view.t("brokers.role"), state.settings.get("brokerRole", "")),
             (view.t("brokers.version"), state.runtime.get("brokerVersionDesc", "")),
-            (view.t("overview.put"), view.shown("rate", said.first_number("putTps"))),
+            (view.t("overview.put"), view.shown("rate", put_rate(said))),
             (view.t("overview.get"), view.shown("rate", get_rate(said))),
             (view.t("brokers.disk"), view.shown("percent", disk_of(said))),
             (view.t("broker.flush"), state.settings.get("flushDiskType", "")),

@@ -36,8 +36,9 @@ class GroupLine:
     rate: float | None
 
     @property
-    def config(self) -> SubscriptionGroupConfig:
-        return next(iter(self.row.configs.values()))
+    def config(self) -> SubscriptionGroupConfig | None:
+        """The group's settings, None for a group that has only offsets or a retry topic."""
+        return next(iter(self.row.configs.values()), None)
 
 
 def pages(console: Console) -> None:
@@ -56,7 +57,7 @@ def pages(console: Console) -> None:
         listing = Listing(
             view, _columns(), lambda line: line.row.name, empty="groups.none",
             default=ListState(sort="behind", descending=True),
-            classes=lambda line: {} if line.config.consume_enable else {"enabled": "bad"},
+            classes=lambda line: {"enabled": "bad"} if line.config and not line.config.consume_enable else {},
         )  # fmt: skip
         feed, progress = view.console.cluster.groups(), view.console.cluster.progress()
         missing = ui.element("div")
@@ -112,8 +113,14 @@ def _columns() -> list[Column[GroupLine]]:
         Column("rate", "groups.rate", lambda line: line.rate, "rate"),
         Column("last", "groups.last", lambda line: line.lag.last_ms if line.lag else None, "ago"),
         Column("queues", "groups.queues", lambda line: line.lag.queues if line.lag else None, "number"),
-        Column("retries", "groups.retries", lambda line: line.config.retry_max_times, "number"),
-        Column("enabled", "groups.enabled", lambda line: line.config.consume_enable, "flag"),
+        Column(
+            "retries", "groups.retries",
+            lambda line: line.config.retry_max_times if line.config else None, "number",
+        ),
+        Column(
+            "enabled", "groups.enabled",
+            lambda line: line.config.consume_enable if line.config else None, "flag",
+        ),
         Column("brokers", "groups.brokers", lambda line: len(line.row.configs), "number"),
     ]  # fmt: skip
 

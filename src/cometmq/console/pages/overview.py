@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import BrokerStatus
-from cometmq.console.cluster import Progress, disk_of, fullest_disk, get_rate, kind_of
+from cometmq.console.cluster import Progress, disk_of, fullest_disk, get_rate, kind_of, known_sum, put_rate
 from cometmq.console.frame.charts import Lines, bars, missing_note
 from cometmq.console.frame.live import Reading
 from cometmq.console.frame.page import View, text_element
@@ -70,12 +70,9 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
     view.tiles(
         [
             (view.t("overview.brokers"), view.t("overview.answer", n=len(answering), all=len(brokers))),
-            (
-                view.t("overview.put"),
-                view.shown("rate", _sum(each.first_number("putTps") for each in masters)),
-            ),
-            (view.t("overview.get"), view.shown("rate", _sum(map(get_rate, answering)))),
-            (view.t("overview.put_today"), view.shown("number", _sum(map(put_today, masters)))),
+            (view.t("overview.put"), view.shown("rate", known_sum(map(put_rate, masters)))),
+            (view.t("overview.get"), view.shown("rate", known_sum(map(get_rate, answering)))),
+            (view.t("overview.put_today"), view.shown("number", known_sum(map(put_today, masters)))),
             (view.t("overview.disk"), view.shown("percent", fullest_disk(answering))),
         ]
     )
@@ -96,12 +93,6 @@ def left_notes(view: View) -> None:
         status, at = each.status, view.shown("time", int(each.at_s * 1000))
         place = {"name": status.broker_name, "id": status.broker_id, "addr": status.broker_addr}
         view.note(view.t("overview.left", **place, at=at), "problem")
-
-
-def _sum(values: Iterable[float]) -> float | None:
-    """The sum, None of nothing: where no broker answers, nobody knows it."""
-    known = list(values)
-    return sum(known) if known else None
 
 
 def put_today(broker: BrokerStatus) -> int:

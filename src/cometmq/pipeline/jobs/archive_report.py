@@ -16,7 +16,8 @@ def archive_report(spark: SparkSession, summary: ArchiveSummary) -> Report:
     """What a run did, and what the archive holds by its log. Nothing of the messages themselves is read."""
     report = Report(f"Archive {summary.output}")
     report.summary(summary)
-    report.fact("messages a second", summary.records / max(summary.seconds, 1e-9))
+    counted = bool(summary.records and summary.seconds)
+    report.fact("messages per second", summary.records / summary.seconds if counted else None)
     by_topic = Counter[str]()
     for queue in summary.queues:
         by_topic[queue.topic] += queue.records

@@ -223,14 +223,16 @@ async def _ask(namesrv: str, groups: Sequence[str]) -> tuple[list[GroupProgress]
         if groups:
             return await for_each(groups, admin.progress, _GROUPS_AT_ONCE), problems
 
+        places = await admin.group_places()
+
         async def ask(group: str) -> GroupProgress | None:
             try:
-                return await admin.progress(group)
+                return await admin.progress(group, brokers=places[group])
             except CometError as error:
                 problems.append(f"group {group}: {error}")
                 return None
 
-        found = await for_each(await admin.group_names(), ask, _GROUPS_AT_ONCE)
+        found = await for_each(places, ask, _GROUPS_AT_ONCE)
     return [each for each in found if each is not None], problems
 
 

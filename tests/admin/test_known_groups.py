@@ -1,0 +1,134 @@
+"""Which groups exist: one answer for every command; a mistyped name makes no ghost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.admin.conftest import Shell
+
+from cometmq import ConsumeFromWhere, PushConsumer, PushOptions
+from cometmq.admin import Admin
+from cometmq.admin.commands import mqadmin
+from cometmq.protocol.codes import RETRY_PREFIX
+
+READS = ("consumerProgress -g", "consumerStatus -g", "consumerConnection -g", "getConsumerConfig -g")
+CHANGES = (
+    "resetOffsetByTime -t known -s 0 -g",
+    "resetOffsetByTime -t known -s 0 -f false -g",
+    "skipAccumulatedMessage -t known -g",
+    "cloneGroupOffset -t known -s readers -d",
+    "cloneGroupOffset -t known -d readers -s",
+)
+# A group that is made, deleted, of producers, or under which something is only read or handled.
+OTHERS = {
+    *("updateSubGroup", "deleteSubGroup", "producerConnection", "queryCq", "consumeMessage"),
+    *("queryMsgById", "queryMsgByUniqueKey", "exportMetadata"),
+}
+
+
+@pytest.fixture
+def known(mq: Shell) -> Iterator[Shell]:
+    """A topic `known` with a message, and a group `readers`."""
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "known", "-r", "1", "-w", "1")
+    mq.ok("sendMessage", "-t", "known", "-p", "x")
+    mq.ok("resetOffsetByTime", "-g", "readers", "-t", "known", "-s", "now", "--force")
+    yield mq
+    assert "ghost" not in groups(mq)
+
+
+def groups(mq: Shell) -> list[str]:
+    return [each["group"] for each in mq.ok("consumerProgress", "--json").json]
+
+
+def test_these_are_all_commands_that_take_a_group() -> None:
+    taking = {
+        name
+        for name, command in mqadmin.commands.items()
+        if any(each.name in {"group", "source", "target"} for each in command.params)
+    }
+    assert taking - OTHERS == {line.split()[0] for line in (*READS, *CHANGES)}
+
+
+@pytest.mark.parametrize("line", [*READS, *CHANGES])
+def test_an_unknown_group_is_named_and_not_made(known: Shell, line: str) -> None:
+    failed = known.run(*line.split(), "ghost")
+
+    assert failed.code == 1
+    assert "no consumer group named ghost" in failed.err
+
+
+def test_a_deletion_of_an_unknown_group_says_so_and_succeeds_as_apaches(known: Shell) -> None:
+    done = known.ok("deleteSubGroup", "-b", known.broker.broker_addr, "-g", "ghost")
+    assert "no consumer group named ghost" in done.err
+
+
+def test_the_nearest_group_is_suggested(known: Shell) -> None:
+    failed = known.run("resetOffsetByTime", "-t", "known", "-s", "0", "-g", "reader")
+    assert "did you mean readers?" in failed.err
+    assert "--force makes offsets of an unknown group." in failed.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "resetOffsetByTime -s 0 --force -t known -g",
+        "resetOffsetByTime -f true -s 0 -t known -g",
+        "skipAccumulatedMessage --force -t known -g",
+        "cloneGroupOffset -s readers --force -t known -d",
+    ],
+)
+def test_with_force_it_is_done_and_the_group_is_known_from_then_on(known: Shell, line: str) -> None:
+    group = f"forced{abs(hash(line))}"
+    known.ok(*line.split(), group)
+
+    assert group in groups(known)
+    assert known.ok("consumerProgress", "-g", group, "--json").json["queues"]
+    known.ok("resetOffsetByTime", "-g", group, "-t", "known", "-s", "0")
+
+
+@pytest.mark.parametrize("moment", ["-1", "now"])
+def test_minus_one_is_the_end(known: Shell, moment: str) -> None:
+    found = known.ok("resetOffsetByTime", "-g", "readers", "-t", "known", "-s", moment, "--json").json
+    assert [each["rollbackOffset"] == each["brokerOffset"] > 0 for each in found] == [True]
+
+
+def with_settings(mq: Shell, group: str) -> None:
+    mq.ok("updateSubGroup", "-c", "DefaultCluster", "-g", group)
+
+
+def with_retry_topic(mq: Shell, group: str) -> None:
+    mq.ok("sendMessage", "-t", RETRY_PREFIX + group, "-p", "x")
+
+
+def with_offsets(mq: Shell, group: str) -> None:
+    mq.ok("skipAccumulatedMessage", "-t", "known", "-g", group, "--force")
+
+
+def with_members(mq: Shell, group: str) -> None:
+    async def join() -> None:
+        options = PushOptions(consume_from_where=ConsumeFromWhere.LAST_OFFSET)
+        async with PushConsumer(group, lambda _: None, "known", namesrv=mq.broker.namesrv, options=options):
+            pass
+
+    asyncio.run(join())
+
+
+@pytest.mark.parametrize("make", [with_settings, with_retry_topic, with_offsets, with_members])
+def test_every_command_has_the_same_answer(known: Shell, make: Callable[[Shell, str], None]) -> None:
+    group = make.__name__
+    make(known, group)
+
+    assert group in groups(known)
+    known.ok("consumerProgress", "-g", group)
+    known.ok("resetOffsetByTime", "-g", group, "-t", "known", "-s", "0")
+    for line in READS[1:3]:
+        assert "no consumer group" not in known.run(*line.split(), group).err
+
+    async def ask() -> list[str]:
+        async with Admin(known.broker.namesrv) as admin:
+            assert await admin.brokers_of(group)
+            return await admin.group_names()
+
+    assert group in asyncio.run(ask())
