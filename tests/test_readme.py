@@ -113,3 +113,9 @@ def test_the_programs_of_the_pages_work(cluster: StandaloneProcess, tmp_path: Pa
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("command", "extra"), [("--console", "console"), ("cometmq archive", "spark")])
+def test_the_tour_names_the_extra_where_it_is_needed(command: str, extra: str) -> None:
+    step = next(step for step in TOUR.split("\n**") if command in step)
+    assert re.search(rf"extra\b.*\b{extra}\b", step, re.DOTALL)
