@@ -49,7 +49,7 @@ async def begun(console: RunningConsole, topic: str) -> None:
             await producer.send_in_transaction(Message(topic, b"half", keys=[state.name]))
 
 
-def test_timers_are_found_and_taken_back(page: Page, console: RunningConsole) -> None:
+def test_timers_are_found_and_cancelled(page: Page, console: RunningConsole) -> None:
     asked(timed(console, "alarms", 30))
     page.goto("/timers")
     page.get_by_role("textbox", name="Topic").fill("alarms")
@@ -65,18 +65,18 @@ def test_timers_are_found_and_taken_back(page: Page, console: RunningConsole) ->
     page.get_by_role("button", name="Cancel delivery").click()
     shown(page, "will not be delivered")
     confirm(page)
-    shown(page, "Taken back")
+    shown(page, "Cancelled")
     page.goto("/timers?topic=alarms")
     shown(page, "30 of 30")
     entry = json.loads(console.audit.splitlines()[-1])
     assert (entry["action"], entry["result"], entry["details"]["topic"]) == ("timer.cancel", "ok", "alarms")
 
 
-def test_one_at_a_delay_level_cannot_be_taken_back(page: Page, console: RunningConsole) -> None:
+def test_one_at_a_delay_level_cannot_be_cancelled(page: Page, console: RunningConsole) -> None:
     asked(timed(console, "levels", 0))
     page.goto("/timers?topic=levels")
     page.get_by_role("button", name="Cancel delivery").click()
-    shown(page, "cannot be taken back")
+    shown(page, "cannot be cancelled")
 
 
 def test_a_place_of_a_link_that_is_none_is_the_beginning(page: Page) -> None:
