@@ -69,7 +69,10 @@ class MadeUp:
         await self._check("topics", addr)
         return TopicConfigTable.decode(TABLE)
 
-    async def group_table(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
+    async def topics(self) -> list[str]:
+        return []
+
+    async def groups_at(self, addr: str) -> dict[str, SubscriptionGroupConfig]:
         await self._check("groups", addr)
         return {f"group-{n:05d}": SubscriptionGroupConfig(group_name=f"group-{n:05d}") for n in range(GROUPS)}
 

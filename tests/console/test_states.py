@@ -16,13 +16,13 @@ from cometmq.admin import (
     QueueStatus,
     UnknownNameError,
 )
-from cometmq.console.cluster import GroupRow, Lag, Progress
+from cometmq.console.cluster import GroupRow, Lag, Progress, known_sum
 from cometmq.console.frame.charts import zone_s
 from cometmq.console.frame.live import Reading
 from cometmq.console.frame.patience import Patience
 from cometmq.console.pages import group, topic
 from cometmq.console.pages.groups import lines
-from cometmq.console.pages.overview import _sum, got_today, put_today
+from cometmq.console.pages.overview import got_today, put_today
 from cometmq.console.pages.places import masters
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
@@ -135,8 +135,8 @@ def test_a_group_without_offsets_is_unknown_only_where_a_broker_is(
 
 
 def test_nothing_is_known_where_nobody_answers() -> None:
-    assert _sum([]) is None
-    assert _sum([0.0]) == 0
+    assert known_sum([]) is None
+    assert known_sum([0.0]) == 0
 
 
 def test_numbers_of_today_are_those_of_the_command_line() -> None:
