@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from tests.client.scenarios import FROM_FIRST
 
 from cometmq import (
+    ClientOptions,
+    ConfigError,
     Message,
     MessageExt,
     MessageQueue,
@@ -24,10 +27,13 @@ from cometmq import (
     TransactionState,
     reply_to,
 )
+from cometmq.client.cluster import hooks as cluster_hooks
 from cometmq.client.cluster.workers import call_hook, call_on_loop, call_user_function
 from cometmq.client.consumer import schedule
+from cometmq.client.group.allocate import share_of
 from cometmq.client.group.offsets import OffsetStorageError, OwnOffsets
 from cometmq.message import SendStatus
+from cometmq.remoting import LogBudget
 from cometmq.testing import LocalBroker
 
 NOT_ERRORS = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
@@ -48,6 +54,13 @@ class Failing:
 
     async def on_loop(self, *_: object) -> None:
         self()
+
+
+def wait_for(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [*NOT_ERRORS[:3], asyncio.CancelledError, SystemExit, KeyboardInterrupt])
@@ -168,13 +181,13 @@ def test_a_listener_that_answers_requests_may_raise_anything(local: LocalBroker)
         with SyncPushConsumer(
             "any-request", listener, "AnyRequest", namesrv=local.namesrv, options=FROM_FIRST
         ) as consumer:
-            while consumer.health().failed < len(NOT_ERRORS):
-                assert not failing.is_done.wait(0.02)
+            wait_for(lambda: consumer.health().failed == len(NOT_ERRORS))
             assert producer.request(Message("AnyRequest", b"question"), timeout_s=20).body == b"answer"
 
 
-def test_hooks_may_raise_anything(local: LocalBroker) -> None:
+def test_hooks_may_raise_anything(local: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them fail while the messages come, and none of these is lost."""
+    monkeypatch.setattr(cluster_hooks, "_budget", LogBudget())  # other tests count the lines of theirs
 
     class Hook:
         def __init__(self, failing: Callable[..., None]) -> None:
@@ -231,3 +244,28 @@ async def test_an_offset_storage_may_raise_anything(error: type[BaseException]) 
 
     with pytest.raises(OffsetStorageError):
         await OwnOffsets(Storage()).read(MessageQueue("T", "a", 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", NOT_ERRORS[:3])
+def test_a_strategy_of_the_users_own_may_raise_anything(error: type[BaseException]) -> None:
+    class Strategy:
+        name = "own"
+        allocate = only(error)
+
+    with pytest.raises(ConfigError, match=error.__name__):
+        share_of(Strategy(), "me", [MessageQueue("T", "a", 0)], ["me"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", NOT_ERRORS[:3])
+def test_what_watches_queues_may_raise_anything(local: LocalBroker, error: type[BaseException]) -> None:
+    topic, failing = f"AnyWatch-{error.__name__}", only(error)
+    quick = ClientOptions(route_interval_s=0.02)
+    with (
+        SyncPullConsumer(topic, namesrv=local.namesrv, client_options=quick) as consumer,
+        SyncProducer("p", namesrv=local.namesrv) as producer,
+    ):
+        consumer.watch_queues(topic, failing)
+        producer.send(Message(topic, b"makes the topic"))
+        wait_for(lambda: not failing.left)
+        producer.create_topic("TBW102", topic, 7)
+        assert failing.is_done.wait(20)
