@@ -107,6 +107,7 @@ def test_a_directory_that_is_gone_says_so(tmp_path: Path) -> None:
 
 def test_summaries_are_shown_as_people_read_them() -> None:
     assert pretty(b'{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
+    assert pretty(b"[1.10,12345678901234567890]") == "[\n  1.10,\n  12345678901234567890\n]"
     assert pretty(b"\xff no json") == "\ufffd no json"
     assert pretty(b"[" * 100_000) == "[" * 100_000
 

@@ -53,6 +53,12 @@ class Work:
     at_ms: int
 
 
+class _Summary(msgspec.Struct):
+    """What is read of the JSON of a job. Nothing is made of its other values, however many they are."""
+
+    complete: bool | None = None
+
+
 @dataclass(frozen=True)
 class Works:
     """All that was found; partly: there is more."""
@@ -167,9 +173,7 @@ def _work(path: str, kind: str, data: bytes, status: os.stat_result) -> Work:
             name = unescape(title[1])
     else:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            found = msgspec.json.decode(data)
-            complete = found.get("complete") if isinstance(found, dict) else None
-            whole = complete if isinstance(complete, bool) else None
+            whole = msgspec.json.decode(data, type=_Summary).complete
     return Work(path, kind, name, whole, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
