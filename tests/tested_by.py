@@ -113,7 +113,7 @@ store/test_strange_files.py: store/base/read_only_files
 store/test_syncer.py: store/log/sync_child
 store/test_topic_deletion.py: store/tables/deleted_topics
 store/test_topic_retention.py: store/background/purge store/tables/min_offsets
-store/test_verify.py: store/inspect/findings store/inspect/log_walk store/recovery/store_layout
+store/test_verify.py: store/inspect/findings store/inspect/log_walk
 store/test_verify_derived.py: store/inspect/index_check store/inspect/index_files store/inspect/queue_check
     store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table

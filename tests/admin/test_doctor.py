@@ -269,6 +269,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         ("brokerIP1=0.0.0.0", "brokerIP1", "0.0.0.0"),
         ("brokerIP1=192.0.2.1", "brokerIP1", "no address of this machine"),
         ("storePathRootDir=/dev/null/store", "storePathRootDir", "/dev/null is no directory"),
+        ("storePathIndex=/dev/null/index", "storePathIndex", "/dev/null is no directory"),
         ("aclEnable=true", "aclEnable", "account"),
         ("", "namesrvAddr", "there is none"),
     ],

@@ -150,6 +150,41 @@ def hand_over(writer: str, reader: str, start: Start, place: Path) -> None:
     again.stop()
 
 
+@long_form("three brokers one after the other")
+def test_directories_elsewhere_and_apaches_broker(start: Start, tmp_path: Path) -> None:
+    """Apache's broker ignores these settings: it makes its own queues from the log, or follows links."""
+    away, root = tmp_path / "away", tmp_path / "store"
+    names = {
+        "consumequeue": "storePathConsumeQueue",
+        "index": "storePathIndex",
+        "checkpoint": "storeCheckpoint",
+    }
+    settings = {key: str(away / name) for name, key in names.items()} | {"abortFile": str(away / "abort")}
+    broker = start("ours", tmp_path, **settings)
+    store_input.feed(broker.port)
+    wanted = {name: store_input.served(broker.port, *name) for name in QUEUES}
+    assert (away / "abort").exists()
+    broker.stop()
+    assert sorted(each.name for each in away.iterdir()) == sorted(names)
+    assert not any((root / name).exists() for name in names)
+    broker = start("apache", tmp_path, **settings)
+    for (topic, queue), records in wanted.items():
+        assert store_input.served(broker.port, topic, queue)[: len(records)] == records
+    with wire.Connection(broker.port) as connection:
+        store_input.Feeder(connection).send("Gamma", 0, b"from apache", [("KEYS", "from apache")])
+    wait_until("the message of Apache's", partial(_ends_with, broker.port, "Gamma", 0, b"from apache"))
+    assert broker.stop() in (0, 143)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(root / name)
+        (root / name).symlink_to(away / name)
+    for kind in ("ours", "apache"):
+        broker = start(kind, tmp_path, **settings)
+        for (topic, queue), records in wanted.items():
+            assert store_input.served(broker.port, topic, queue)[: len(records)] == records
+        assert _ends_with(broker.port, "Gamma", 0, b"from apache")
+        assert broker.stop() in (0, 143)
+
+
 def _records_of(store: Store, topic: str, queue: int) -> list[Record]:
     """From the log, not from the queue files: those of a killed broker may lack the end."""
     return [each for each in store.records if (each.topic, each.queue_id) == (topic, queue)]

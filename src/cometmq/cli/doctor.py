@@ -66,6 +66,7 @@ async def examine_settings(path: Path) -> list[Finding]:
     from cometmq.broker.process import read_config
     from cometmq.errors import CometError, ConfigError
     from cometmq.remoting import resolve
+    from cometmq.store import OsDisk, check_locations
 
     findings: list[Finding] = []
 
@@ -75,6 +76,7 @@ async def examine_settings(path: Path) -> list[Finding]:
     try:
         config = read_config(str(path))
         config.check()
+        check_locations(OsDisk(), config.store)
     except (CometError, OSError) as error:
         wrong(str(path), str(error), "set the key as expected; docs/settings.md has them all")
         return findings

@@ -6,7 +6,7 @@ what reads the directory of a store beside its broker is in `cometmq.store.inspe
 
 from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.clock import Clock, ManualClock, SteadyTime, SystemClock
-from cometmq.store.base.config import SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
+from cometmq.store.base.config import LOCATIONS, SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
 from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
 from cometmq.store.base.flags import Flag
@@ -26,6 +26,7 @@ from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lost_units import lost_units
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
+from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
 from cometmq.store.truncation import TruncateReport, truncate_log
@@ -38,6 +39,7 @@ __all__ = [
     "DELAYS",
     "FILLER_SIZE",
     "GROUPS",
+    "LOCATIONS",
     "OFFSETS",
     "SLAVE",
     "SMALL_FILES",
@@ -82,6 +84,7 @@ __all__ = [
     "TopicLimit",
     "Traits",
     "TruncateReport",
+    "check_locations",
     "forget_suspect",
     "has_forgotten",
     "is_suspect",

@@ -33,7 +33,18 @@ from cometmq.store.background.topic_retention import TopicRetention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
-from cometmq.store.base.config import RAFT_FIELDS, SLAVE, SMALL_FILES, StoreConfig
+from cometmq.store.base.config import (
+    ABORT,
+    CHECKPOINT,
+    CONSUME_QUEUES,
+    FIELD_OF_KEY,
+    INDEX,
+    LOCATIONS,
+    RAFT_FIELDS,
+    SLAVE,
+    SMALL_FILES,
+    StoreConfig,
+)
 from cometmq.store.base.disk import Disk, OsDisk, make_directory
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
 from cometmq.store.base.flags import Flag, RunningFlags
@@ -54,6 +65,7 @@ from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, T
 from cometmq.store.recovery.lengths import check_lengths
 from cometmq.store.recovery.recovery import EntriesLost, Recovery
 from cometmq.store.recovery.replay import Recovered
+from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
@@ -103,7 +115,7 @@ class MessageStore:
         self.log = CommitLog(self.files, LogPlaces(disk, config), config)
         self.queues = queues = QueueTable(self.files, config)
         self.index = index = IndexService(self.files, clock, config)
-        self.checkpoint = Checkpoint(disk, os.path.join(config.root, "checkpoint"))
+        self.checkpoint = Checkpoint(disk, config.location(CHECKPOINT))
         self.deleted = deleted = DeletedTopics(disk, config.root)
         self._clean_ends = CleanEnds(disk, config.root)
         ends, self.recovered = self._found()
@@ -221,11 +233,14 @@ class MessageStore:
         own: tuple[str, ...] = ()
         if config.enable_d_leger_commit_log:
             own = (config.ledger_dir, os.path.join(config.ledger_dir, "index"))
-        for path in (config.root, *own, *config.commit_log_dirs, os.path.join(config.root, "consumequeue")):
+        check_locations(disk, config)
+        parents = (config.parent_of(key) for key in (INDEX, CHECKPOINT, ABORT))
+        for path in (config.root, *own, *config.commit_log_dirs, config.location(CONSUME_QUEUES), *parents):
             make_directory(disk, path)
         lock = StoreLock(disk, config.root)
         try:
-            make = partial(cls, config, disk, clock or SystemClock(), lock, AbortFile(disk, config.root))
+            abort = AbortFile(disk, config.location(ABORT))
+            make = partial(cls, config, disk, clock or SystemClock(), lock, abort)
             try:
                 store = make()
             except EntriesLost as lost:
@@ -281,7 +296,8 @@ class MessageStore:
     def configure(self, config: StoreConfig) -> None:
         """Go on with other settings. File sizes, paths and the role change only with a new start."""
         paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
-        fixed = (*paths, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
+        locations = (FIELD_OF_KEY[key] for key in LOCATIONS)
+        fixed = (*paths, *locations, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
         config = replace(config, **{name: getattr(self.config, name) for name in fixed})
         self.config = config
         for part in (self.flusher, self.writer, self.fullness, self.retention, self.lookups):

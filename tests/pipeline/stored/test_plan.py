@@ -42,6 +42,19 @@ def test_files_reserved_for_later_are_no_end(tmp_path: Path) -> None:
     assert positions(root) == files.places
 
 
+def test_queues_elsewhere_are_those_of_the_store(tmp_path: Path) -> None:
+    queues = tmp_path / "queues"
+    store = quick(tmp_path / "store", store_path_consume_queue=str(queues))
+    put_all(store, numbered(500))
+    store.close()
+    given = StoreOptions((str(tmp_path / "store"),), slice_bytes=10_000)
+    assert {part.file.queues for part in plan_slices(given)} == {None}
+    (tmp_path / "store" / "broker.conf").write_text(f"storePathConsumeQueue={queues}\n")
+    parts = plan_slices(given)
+    assert {part.file.queues for part in parts} == {str(queues)}
+    assert len(parts) > 1
+
+
 def test_an_empty_store_has_no_slices(tmp_path: Path) -> None:
     assert rows(StoreFiles().write(tmp_path / "zeros")) == []
     (tmp_path / "bare" / "commitlog").mkdir(parents=True)

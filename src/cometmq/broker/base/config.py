@@ -37,7 +37,7 @@ from cometmq.settings import (
     show_value,
     warn_unknown,
 )
-from cometmq.store import SLAVE, StoreConfig
+from cometmq.store import LOCATIONS, SLAVE, StoreConfig
 
 log = logs.logger(__name__)
 
@@ -49,7 +49,7 @@ log = logs.logger(__name__)
 NOT_BY_REQUEST = frozenset(
     {
         "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
-        "readOnlyCommitLogStorePaths", "rocketmqHome", "messageStorePlugIn", "aclEnable",
+        "readOnlyCommitLogStorePaths", *LOCATIONS, "rocketmqHome", "messageStorePlugIn", "aclEnable",
         "tls.config.file", "tls.server.mode", "useTLS",
         "brokerName", "brokerClusterName", "brokerId", "brokerRole",
         "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",

@@ -93,19 +93,29 @@ def _has_entries(directory: str) -> bool:
 
 
 def broker_name(directory: str) -> str:
-    """The brokerName of the store's broker.conf; without one, the name of the directory."""
+    """Return the brokerName of the store's broker.conf; without one, the name of the directory."""
+    return _settings(directory).get("brokerName", "") or os.path.basename(directory)
+
+
+def _settings(directory: str) -> dict[str, str]:
+    """Return the settings in the store's broker.conf; none if it cannot be read."""
     try:
         with opened(os.path.join(directory, "broker.conf")) as fd:
             text = os.pread(fd, _CONF_MAX, 0).decode("utf-8")
-        name = parse_properties(text).get("brokerName", "")
+        return parse_properties(text)
     except (OSError, UnicodeDecodeError, PropertiesError):
-        name = ""
-    return name or os.path.basename(directory)
+        return {}
+
+
+def _queue_directory(directory: str) -> str:
+    """Return the directory of the store's consume queues: that of its broker.conf, if it exists."""
+    configured = os.path.expanduser(_settings(directory).get("storePathConsumeQueue", ""))
+    return configured if os.path.isdir(configured) else os.path.join(directory, "consumequeue")
 
 
 def _files(directory: str) -> list[LogFile]:
     inside = os.path.join(directory, "commitlog")
-    queues = os.path.join(directory, "consumequeue")
+    queues = _queue_directory(directory)
     member = member_log(directory) if _has_member(directory) else None
     if member is None:
         member, framing = MemberLog((inside if os.path.isdir(inside) else directory,), sys.maxsize), PLAIN

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 from cometmq import logs
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import CONSUME_QUEUES, INDEX, StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.off_loop import OffLoop
@@ -69,14 +68,14 @@ class Fullness:
 
     async def look(self) -> None:
         """Read the used shares; log, queues and index may have disks of their own."""
-        run, root = self.off_loop.run, self.config.root
+        run, index = self.off_loop.run, self.config.location(INDEX)
         used = {path: await run(self._used, path) for path in self.config.commit_log_dirs}
         self.log_ratios = used
         self.log_ratio = min(used.values())
         self.places.full = {path for path, ratio in used.items() if ratio > self._forced_above}
-        self.queue_ratio = await run(self._used, os.path.join(root, "consumequeue"))
-        index = os.path.join(root, "index")
-        self.index_ratio = await run(self._used, index if self.disk.is_dir(index) else root)
+        self.queue_ratio = await run(self._used, self.config.location(CONSUME_QUEUES))
+        index = index if self.disk.is_dir(index) else self.config.parent_of(INDEX)
+        self.index_ratio = await run(self._used, index)
 
     async def measure(self) -> None:
         """Read the used shares, and stop or resume writing by them."""

@@ -130,7 +130,7 @@ class Checkpoint:
                 write_all(self._disk, fd, self.encode(), 0)
                 self._disk.fdatasync(fd)
             if made:
-                self._disk.fsync_dir(os.path.dirname(self._path))
+                self._disk.fsync_dir(os.path.dirname(self._path) or ".")
 
 
 def mark_of(data: bytes) -> Mark | None:

@@ -29,6 +29,10 @@ class StoreConfig:
     store_path_root_dir: str = "~/store"
     store_path_commit_log: str = ""
     read_only_commit_log_store_paths: str = ""
+    store_path_consume_queue: str = ""
+    store_path_index: str = ""
+    store_checkpoint: str = ""
+    abort_file: str = ""
     mapped_file_size_commit_log: int = 1 << 30
     mapped_file_size_consume_queue: int = 300_000 * CONSUME_QUEUE_UNIT
     max_hash_slot_num: int = 5_000_000
@@ -109,7 +113,9 @@ class StoreConfig:
             "storePathCommitLog": _paths(self.store_path_commit_log),
             "storePathDLedgerCommitLog": _paths(self.store_path_d_ledger_commit_log),
             "readOnlyCommitLogStorePaths": self.read_only_commit_log_dirs,
+            **{key: (self.location(key),) for key in (CONSUME_QUEUES, INDEX) if self.moves(key)},
             "storePathRootDir": (self.root,),
+            **{key: (self.parent_of(key),) for key in (CHECKPOINT, ABORT) if self.moves(key)},
         }
 
     @property
@@ -120,6 +126,27 @@ class StoreConfig:
             return own or (os.path.join(self.ledger_dir, "data"),)
         own = _paths(self.store_path_commit_log) or (os.path.join(self.root, "commitlog"),)
         return tuple(dict.fromkeys(own + self.read_only_commit_log_dirs))
+
+    def location(self, key: str) -> str:
+        """Return the path of the directory or file that one of `LOCATIONS` names.
+
+        Args:
+            key: A key of `LOCATIONS`. Without a value it means the usual name below the root.
+        """
+        own = os.path.expanduser(getattr(self, FIELD_OF_KEY[key]).strip()).rstrip("/")
+        return own or os.path.join(self.root, LOCATIONS[key])
+
+    def parent_of(self, key: str) -> str:
+        """Return the directory that holds what one of `LOCATIONS` names."""
+        return os.path.dirname(self.location(key)) or "."
+
+    def moves(self, key: str) -> bool:
+        """Return whether one of `LOCATIONS` has a value."""
+        return bool(getattr(self, FIELD_OF_KEY[key]).strip())
+
+    def at_root(self, *keys: str) -> StoreConfig:
+        """Return a copy in which the given `LOCATIONS` (default: all) lie below the root, as usual."""
+        return self.replace(**{FIELD_OF_KEY[key]: "" for key in keys or LOCATIONS})
 
     @property
     def ledger_dir(self) -> str:
@@ -234,6 +261,13 @@ RANGES: dict[str, Range] = {
 
 WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
 FIELD_OF_KEY: dict[str, str] = {key: field for field, key in WIRE_NAMES.items()}
+
+CONSUME_QUEUES, INDEX, CHECKPOINT, ABORT = LOCATION_KEYS = (
+    "storePathConsumeQueue", "storePathIndex", "storeCheckpoint", "abortFile",
+)  # fmt: skip
+LOCATIONS = dict(zip(LOCATION_KEYS, ("consumequeue", "index", "checkpoint", "abort"), strict=True))
+"""Keys that put a directory or file of the store elsewhere, with its usual name below the root. Apache's
+brokers of 4.x and 5.x ignore them (docs/reference/storage.md, Store directory)."""
 
 RAFT_FIELDS = (
     "enable_d_leger_commit_log",

@@ -66,23 +66,22 @@ def lock_held(disk: Disk, root: str) -> bool:
 class AbortFile:
     """The `abort` file."""
 
-    __slots__ = ("_disk", "_path", "_root")
+    __slots__ = ("_disk", "_path")
 
-    def __init__(self, disk: Disk, root: str) -> None:
+    def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
-        self._root = root
-        self._path = os.path.join(root, "abort")
+        self._path = path
 
     def exists(self) -> bool:
         return self._disk.facts(self._path) is not None
 
     def set(self) -> None:
         self._disk.close(self._disk.open(self._path, create=True))
-        self._disk.fsync_dir(self._root)
+        self._disk.fsync_dir(os.path.dirname(self._path) or ".")
 
     def clear(self) -> None:
         try:
             self._disk.unlink(self._path)
         except FileNotFoundError:
             return
-        self._disk.fsync_dir(self._root)
+        self._disk.fsync_dir(os.path.dirname(self._path) or ".")

@@ -22,7 +22,7 @@ from cometmq.protocol.properties.key_hashes import Keys, behind_prefix, hash_equ
 from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, UNIQUE_KEY, index_hash
 from cometmq.store.base.checkpoint import Mark
 from cometmq.store.base.clock import Clock
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import INDEX, StoreConfig
 from cometmq.store.base.disk import is_numbered
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.off_loop import OffLoop
@@ -52,7 +52,7 @@ class IndexService:
     def __init__(self, files: StoreFiles, clock: Clock, config: StoreConfig) -> None:
         self._files = files
         self._clock = clock
-        self._directory = os.path.join(config.root, "index")
+        self._directory = config.location(INDEX)
         self.slots = config.max_hash_slot_num
         self.capacity = config.max_index_num
         self.enabled = config.message_index_enable

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 from cometmq import logs
 from cometmq.errors import StoreError
 from cometmq.protocol.codes import STORED_LENGTH_MAX, is_legal_name
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import CONSUME_QUEUES, StoreConfig
 from cometmq.store.base.disk import NO_FILE, Disk, is_numbered
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.refusal import QueueRefused
@@ -42,7 +42,7 @@ class QueueTable:
 
     def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
         self._files = files
-        self.directory = os.path.join(config.root, "consumequeue")
+        self.directory = config.location(CONSUME_QUEUES)
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size

@@ -7,7 +7,6 @@ only where they differ are the two matched entry by entry.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from cometmq.protocol.properties.key_hashes import hash_keys, key_prefix
 from cometmq.protocol.properties.values import index_hash, index_keys
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
+from cometmq.store.base.config import INDEX
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.index_service import absolute_hashes
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, REBUILD, WARNING, Findings
@@ -270,7 +270,7 @@ class IndexCheck:
                 "recovers, so a query can answer with it twice"
             )
             self._findings.add(NOTE, "index-twice", *self._first_twice, problem, REBUILD)
-        directory = os.path.join(self._layout.root, "index")
+        directory = self._layout.config.location(INDEX)
         missing, behind = self._missing, self._behind
         if missing.count:
             where = f"from log position {missing.first} to {missing.last}"

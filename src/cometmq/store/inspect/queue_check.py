@@ -6,6 +6,7 @@ once; only what differs is looked at one by one.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from cometmq.protocol.properties.values import java_hash, stored_tags_code, valu
 from cometmq.protocol.record.many import Run
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
+from cometmq.store.base.config import CONSUME_QUEUES
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, file_name
 from cometmq.store.derived.queue_ext import ExtUnits
@@ -168,7 +170,7 @@ class QueueCheck:
             key = run.names[topic], queue_id
             state = self._states.get(key)
             if state is None:
-                path = f"{self.layout.root}/consumequeue/{key[0]}/{key[1]}"
+                path = os.path.join(self.layout.config.location(CONSUME_QUEUES), key[0], str(key[1]))
                 state = self._states[key] = self._state(QueueFiles(*key, path, []))
             after = first + stop - start
             units = expected[start * UNIT : stop * UNIT]
@@ -394,7 +396,7 @@ class QueueCheck:
             what = "which has no queues and is in no table: it was deleted"
             self._note("topic-deleted", f"{count} records of topic {topic}, {what}")
         if self._other_delays:
-            path = f"{self.layout.root}/consumequeue/{SCHEDULE_TOPIC}"
+            path = os.path.join(self.layout.config.location(CONSUME_QUEUES), SCHEDULE_TOPIC)
             problem = (
                 f"{self._other_delays} delayed messages have other delays than messageDelayLevel="
                 f"{self.layout.config.message_delay_level!r} gives them: their broker had other levels"

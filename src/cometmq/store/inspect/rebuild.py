@@ -20,7 +20,7 @@ import msgspec
 from cometmq.errors import StoreError
 from cometmq.store.background.derived_writer import sync_paths
 from cometmq.store.base.clock import Clock, SystemClock
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import ABORT, CONSUME_QUEUES, FIELD_OF_KEY, INDEX, LOCATIONS, StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.guards import AbortFile, StoreLock
@@ -39,7 +39,8 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
 _WRITE_EVERY = 4096  # units or keys between two writes
-PARTS = ("consumequeue", "index")
+PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
+"""Name -> setting that puts it elsewhere."""
 _MOST_MISPLACED = 64
 
 
@@ -78,7 +79,9 @@ def rebuild(
         raise StoreError("a broker is using this store; stop it first", root) from None
     try:
         # The lock that is seen there is this one.
-        layout = look()._replace(live=False, clean=not AbortFile(disk, root).exists())
+        layout = look()
+        clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
+        layout = layout._replace(live=False, clean=clean)
         return _in_place(layout, disk, clock or SystemClock(), progress)
     finally:
         lock.release()
@@ -86,30 +89,33 @@ def rebuild(
 
 def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress | None) -> RebuildReport:
     """Make the new directories and put them in the places of the old ones."""
-    root = layout.root
     check_queues(layout)
-    scratch = os.path.join(root, SCRATCH)
-    for path in (scratch, *(os.path.join(root, part) for part in PARTS)):
+    places = {part: layout.config.location(key) for part, key in PARTS.items()}
+    # Beside the directory that it replaces, since a rename stays within a file system.
+    scratch = {part: os.path.join(os.path.dirname(place) or ".", SCRATCH) for part, place in places.items()}
+    for path in (*scratch.values(), *places.values()):
         if disk.is_link(path):
             raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)
-    remove_tree(disk, scratch)  # of a run that was killed
-    disk.makedirs(scratch)
+    for path in {*scratch.values()}:
+        remove_tree(disk, path)  # of a run that was killed
+        disk.makedirs(path)
     files = StoreFiles(disk)
     try:
         report = _make(layout, files, scratch, clock, progress or (lambda _done, _total: None))
     except BaseException:
-        remove_tree(disk, scratch)
+        for path in {*scratch.values()}:
+            remove_tree(disk, path)
         raise
     finally:
         files.descriptors.close()
-    for part in PARTS:
-        place, old = os.path.join(root, part), os.path.join(scratch, f"{part}.old")
+    for part, place in places.items():
         if disk.is_dir(place):
-            disk.rename(place, old)
-        disk.rename(os.path.join(scratch, part), place)
-    disk.fsync_dir(scratch)
-    disk.fsync_dir(root)
-    remove_tree(disk, scratch)
+            disk.rename(place, os.path.join(scratch[part], f"{part}.old"))
+        disk.rename(os.path.join(scratch[part], part), place)
+    for path in {*scratch.values()}:
+        disk.fsync_dir(path)
+        disk.fsync_dir(os.path.dirname(path))
+        remove_tree(disk, path)
     return report
 
 
@@ -120,17 +126,19 @@ def check_queues(layout: StoreLayout) -> None:
 
 
 def _make(
-    layout: StoreLayout, files: StoreFiles, scratch: str, clock: Clock, progress: Progress
+    layout: StoreLayout, files: StoreFiles, scratch: dict[str, str], clock: Clock, progress: Progress
 ) -> RebuildReport:
-    """Walk the log twice, make queues and index in `scratch`, and bring them onto the device."""
+    """Walk the log twice, make queues and index in their `scratch`, and bring them onto the device."""
     disk, root = files.disk, layout.root
-    for part in PARTS:
-        disk.makedirs(os.path.join(scratch, part))
+    made = {part: os.path.join(scratch[part], part) for part in PARTS}
+    for path in made.values():
+        disk.makedirs(path)
     total = 2 * len(layout.segments) * layout.config.mapped_file_size_commit_log
     deleted, findings = DeletedTopics(disk, root), Findings()
     evidence = look_at_old_queues(disk, layout, deleted, lambda done: progress(done, total))
     config = layout.config.replace(
-        store_path_root_dir=scratch, store_path_commit_log=",".join(layout.config.commit_log_dirs)
+        store_path_commit_log=",".join(layout.config.commit_log_dirs),
+        **{FIELD_OF_KEY[key]: made[part] for part, key in PARTS.items()},
     )
     queues, index = QueueTable(files, config), IndexService(files, clock, config)
     asked = Asked(config, evidence, deleted)

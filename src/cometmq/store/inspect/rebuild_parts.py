@@ -23,7 +23,7 @@ import numpy as np
 from cometmq.errors import StoreError
 from cometmq.store.background.derived_writer import sync_paths
 from cometmq.store.base.clock import Clock, SystemClock
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import ABORT, CHECKPOINT, LOCATIONS, StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk, opened, read_file, replace_file
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.guards import lock_held
@@ -48,7 +48,6 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import SPARE
 
 _CHUNK = 1 << 20  # units or keys in one file of the scratch directory
-_COPIED = ("checkpoint", "abort", "broker.conf")  # with the tables: what `verify` and a broker look at
 _IN_USE = "a broker is using this store; stop it first"
 
 
@@ -227,7 +226,7 @@ class RebuildParts:
                 yield msgspec.json.decode(_content(disk, self._at(name)), type=Segment)
 
     def _new_config(self) -> StoreConfig:
-        return self.config.replace(store_path_root_dir=os.path.join(self.output, SCRATCH))
+        return self.config.at_root().replace(store_path_root_dir=os.path.join(self.output, SCRATCH))
 
     def _layout(self) -> StoreLayout:
         found = read_layout(OsDisk(), self.root, config=self.config, commit_log_dir=self.commit_log_dir)
@@ -250,8 +249,12 @@ class RebuildParts:
             remove_tree(disk, place)
             disk.makedirs(self._at(part))
             disk.rename(self._at(part), place)
-        for name in (*_COPIED, *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))):
-            source, target = os.path.join(self.root, name), os.path.join(self.output, name)
+        # The tables, and what `verify` and a broker look at.
+        names = ["broker.conf", *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))]
+        copied = {name: os.path.join(self.root, name) for name in names}
+        copied |= {LOCATIONS[key]: self.config.location(key) for key in (CHECKPOINT, ABORT)}
+        for name, source in copied.items():
+            target = os.path.join(self.output, name)
             facts = disk.facts(source)
             if facts is not None and facts.regular:
                 disk.makedirs(os.path.dirname(target))

@@ -18,7 +18,7 @@ import msgspec
 from cometmq.errors import ProtocolError, StoreCorrupt, StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from cometmq.store.base.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import CHECKPOINT, StoreConfig
 from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
@@ -135,7 +135,7 @@ def _walk(
 
 
 def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk: LogWalk) -> None:
-    path = os.path.join(layout.root, "checkpoint")
+    path = layout.config.location(CHECKPOINT)
     facts = disk.facts(path)
     anew = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
 

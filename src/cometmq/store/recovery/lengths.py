@@ -9,11 +9,10 @@ one out. A file that holds nothing says nothing: it was just being made.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 
 from cometmq.errors import StoreError
-from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.config import CONSUME_QUEUES, INDEX, StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.recovery.store_layout import StoreFile, log_files, numbered_files, queue_files
@@ -34,18 +33,18 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     cure = f"truncate -s {of_segments} gives it its length back"
     _check(disk, segments, of_segments, last_of_segments, where, key, cure)
 
-    where = os.path.join(config.root, "index")
+    where = config.location(INDEX)
     files = [file._replace(base=0) for file in numbered_files(disk, where, 17, [])]
     key = f"maxHashSlotNum={config.max_hash_slot_num}, maxIndexNum={config.max_index_num} ({of_index} bytes)"
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
         return  # thousands of directories need not be looked at for it
-    found = (file for queue in queue_files(disk, config.root, []) for file in queue.files)
+    found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _WITNESSES))
     if all(file.length != of_queues for file in files):
         files += found  # the few do not bear the configured length out: ask all
-    where, key = os.path.join(config.root, "consumequeue"), f"mappedFileSizeConsumeQueue={of_queues}"
+    where, key = config.location(CONSUME_QUEUES), f"mappedFileSizeConsumeQueue={of_queues}"
     _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
 
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cometmq.errors import StoreError
+from cometmq.errors import ConfigError, StoreError
 from cometmq.settings import properties_of, settings_of
-from cometmq.store.base.config import SMALL_FILES, StoreConfig
+from cometmq.store.base.config import ABORT, CONSUME_QUEUES, INDEX, LOCATIONS, SMALL_FILES, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, read_file
 from cometmq.store.base.guards import AbortFile, lock_held
 from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
@@ -95,15 +95,17 @@ def read_layout(
             raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
         # The store was moved here.
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
+    if moved := misplaced(disk, config):
+        config = config.at_root(*moved)
     strays: list[str] = []
     # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
-    live, clean = lock_held(disk, root), not AbortFile(disk, root).exists()
+    live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
         queue._replace(files=_possible(queue.files, config.consume_queue_file_size, strays))
-        for queue in queue_files(disk, root, strays)
+        for queue in queue_files(disk, config, strays)
     ]
-    index = _possible(numbered_files(disk, os.path.join(root, "index"), 17, strays), 0, strays)
+    index = _possible(numbered_files(disk, config.location(INDEX), 17, strays), 0, strays)
     for directory in config.commit_log_dirs:
         if not disk.is_dir(directory):
             raise StoreError("there is no commitlog directory here", root)
@@ -197,9 +199,39 @@ def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> lis
     return [file for file in files if file.length <= longest]
 
 
-def queue_files(disk: Disk, root: str, strays: list[str]) -> Iterator[QueueFiles]:
-    """The files of every queue of the store in `root`, one queue after the other."""
-    directory = os.path.join(root, "consumequeue")
+def misplaced(disk: Disk, config: StoreConfig) -> list[str]:
+    """Return the keys of `LOCATIONS` that name nothing, while the usual place holds something."""
+    found = []
+    for key, name in LOCATIONS.items():
+        path, usual = config.location(key), os.path.join(config.root, name)
+        if path != usual and not _holds_something(disk, path) and _holds_something(disk, usual):
+            found.append(key)
+    return found
+
+
+def check_locations(disk: Disk, config: StoreConfig) -> None:
+    """Check that no directory or file of a store was left below the root when its setting moved it.
+
+    Raises:
+        ConfigError: The broker would begin with an empty directory, and queues could lose their offsets.
+        OSError: A directory cannot be read.
+    """
+    for key in misplaced(disk, config):
+        usual = os.path.join(config.root, LOCATIONS[key])
+        cure = "move it to the new path, or remove the setting, which Apache's broker ignores"
+        raise ConfigError(key, config.location(key), f"the path of what lies at {usual} now ({cure})")
+
+
+def _holds_something(disk: Disk, path: str) -> bool:
+    try:
+        return bool(disk.listdir(path)) if disk.is_dir(path) else disk.facts(path) is not None
+    except NotADirectoryError:
+        return False
+
+
+def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[QueueFiles]:
+    """Return the files of every queue of a store, one queue after the other."""
+    directory = config.location(CONSUME_QUEUES)
     for topic in disk.listdir(directory):
         if topic == TRASH:
             continue  # a deletion that is under way, or that the next start will finish
