@@ -6,6 +6,8 @@ Every error is a ConfigError with the key, and with file and line if the value c
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from cometmq import logs
 from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.java_properties import PropertiesError, line_of, parse_properties
+from cometmq.protocol.java_properties import PropertiesError, line_of, parse_properties, set_values
 
 log = logs.logger(__name__)
 
@@ -28,6 +30,10 @@ TEXT_MAX = 4096
 """Characters of a value: as much as a path, or hundreds of name servers."""
 BODY_MAX = 64 << 10
 """Bytes of a request that changes settings: all settings of a broker are 8 KiB."""
+
+PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
+"""Directory of the configuration files that the package brings."""
+_BOM = b"\xef\xbb\xbf"
 
 BOOLEANS = {"true": True, "false": False}
 # Wire names that are not the camel case of the Python name.
@@ -200,6 +206,42 @@ def settings_of(path: str | None, others: Container[str] = (), data: bytes | Non
         if line is None:
             raise
         raise ConfigError(error.key, error.value, error.expected, f"{path} line {line}") from None
+
+
+def with_values(data: bytes, values: Mapping[str, str]) -> bytes:
+    """Return the content of a properties file with some values set, and all else as it is."""
+    mark, utf8 = (_BOM if data.startswith(_BOM) else b""), True
+    text = _decoded(data)
+    try:
+        data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        utf8 = False
+    return mark + set_values(text, values).encode("utf-8" if utf8 else "latin-1")
+
+
+def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]:
+    """Prepare the change of some values in a server's settings file.
+
+    Args:
+        path: The settings file; it need not exist.
+        values: Keys with their new values.
+
+    Returns:
+        The path to write to, links resolved, and the file's new content.
+
+    Raises:
+        OSError: The file cannot be read, or belongs to the installed package, where an update would undo the
+            change and other servers would read it.
+    """
+    path = os.path.realpath(path)
+    if path.startswith(PACKAGED_CONF + os.sep):
+        reason = "a file of the installed package; start the server with a copy (cometmq conf copy NAME DIR)"
+        raise OSError(errno.EROFS, reason, path)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        data = b""
+    return path, with_values(data, values)
 
 
 def _decoded(data: bytes) -> str:

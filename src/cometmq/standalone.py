@@ -26,9 +26,8 @@ from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.private import make_private_directory
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
-from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import loop_in_thread
-from cometmq.settings import properties_of, settings_of
+from cometmq.settings import properties_of, settings_of, with_values
 from cometmq.store import SMALL_FILES, WIRE_NAMES, Disk, OsDisk, StoreConfig, read_file, replace_file
 
 log = logs.logger(__name__)
@@ -118,10 +117,11 @@ class Standalone:
         root = os.path.join(self.data_dir, name)
         make_private_directory(root)
         path = os.path.join(os.path.abspath(root), CONF)
-        data = b""
+        data, before = b"", dict[str, str]()
         try:
             data = read_file(self._disk, path)
             properties = properties_of(data, path)
+            before = dict(properties)
         except FileNotFoundError:
             properties = small_files()
         if not properties:
@@ -147,7 +147,9 @@ class Standalone:
         complete = {**properties, **self._settings}
         with settings_of(path, self._settings, data):
             BrokerConfig.from_properties(complete)  # what cannot work must not get into the file
-        replace_file(self._disk, path, format_properties(properties).encode())
+        changed = {key: text for key, text in properties.items() if before.get(key) != text}
+        if changed:
+            replace_file(self._disk, path, with_values(data, changed))
         return name, path, complete
 
     async def stop(self) -> None:

@@ -69,7 +69,11 @@ async def test_an_operators_settings_in_the_store_stay(tmp_path):
     async with Standalone(tmp_path, 0, 0):
         pass
     path = tmp_path / "broker-a" / "broker.conf"
-    path.write_text(path.read_text() + "maxMessageSize=1000\n")
+    path.write_text("# ours\r\n" + path.read_text() + "maxMessageSize=1000\n")
+    before = path.read_bytes().splitlines(keepends=True)
+    Standalone(tmp_path, 0, 1234).prepare(0)
+    changed = set(before).symmetric_difference(path.read_bytes().splitlines(keepends=True))
+    assert {line.partition(b"=")[0] for line in changed} == {b"namesrvAddr", b"listenPort"}
     async with serving(tmp_path) as (_, peer):
         assert (await peer.send(body=b"x" * 1001)).code == 13
 

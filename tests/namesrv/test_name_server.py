@@ -395,11 +395,13 @@ class TestConfiguration:
         await put_order(raw)
         header, _ = await ask(raw, 318, body=b"orderMessageEnable=true\nnobodyKnows=1\n")
         _, found = await route(raw)
-        written = parse_properties((tmp_path / "namesrv.properties").read_text())
+        path = tmp_path / "namesrv.properties"
 
         assert (header["code"], found["orderTopicConf"]) == (0, "broker-a:8")
-        assert written["orderMessageEnable"] == "true"
-        assert "nobodyKnows" not in written
+        assert path.read_text() == "orderMessageEnable=true\n"
+        path.write_text("# ours\norderMessageEnable=true\n#end")
+        assert (await ask(raw, 318, body=b"orderMessageEnable=false\n"))[0]["code"] == 0
+        assert path.read_text() == "# ours\norderMessageEnable=false\n#end"
 
     @pytest.mark.parametrize(
         ("body", "code", "part"),

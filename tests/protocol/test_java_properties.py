@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties
+from cometmq.protocol.java_properties import PropertiesError, format_properties, parse_properties, set_values
 
 CASES = [
     ("a=1", {"a": "1"}),
@@ -67,3 +67,35 @@ def test_any_text_is_read_or_refused_by_the_typed_error(text: str) -> None:
         return
 
     assert parse_properties(format_properties(pairs)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("# why\na = 1\n\nb=2\n", "# why\na = 9\n\nb=2\nnew=8\n"),
+        ("a=1\r\n! end\r\n", "a=9\r\n! end\r\nnew=8\r\n"),
+        ("a=1", "a=9\nnew=8\n"),
+        ("a=1\nb=x\na=2", "a=1\nb=x\na=9\nnew=8\n"),
+        ("a=1,\\\n   2\nb=3\n", "a=9\nb=3\nnew=8\n"),
+        ("  a : 1\rb=2\r", "  a : 9\rb=2\rnew=8\r"),
+        ("\\u0061=1\n#a=2\n", "\\u0061=9\n#a=2\nnew=8\n"),
+        ("a\nb=\\u00zz\n", "a=9\nb=\\u00zz\nnew=8\n"),
+        ("b=2\\", "b=2\\\n\na=9\nnew=8\n"),
+        ("b=2\\\n", "b=2\\\n\na=9\nnew=8\n"),
+        ("b=2\na=1\\", "b=2\na=9\nnew=8\n"),
+        ("# c\\\na=1\n", "# c\\\na=9\nnew=8\n"),
+        ("", "a=9\nnew=8\n"),
+    ],
+)
+def test_values_are_set_and_the_rest_stays(text: str, after: str) -> None:
+    assert set_values(text, {"a": "9", "new": "8"}) == after
+
+
+@given(st.text("ab=: \\#!\n\r\tu0", max_size=40), st.text(max_size=8), st.text(max_size=8))
+def test_values_set_in_any_text_are_read_back(text: str, key: str, value: str) -> None:
+    try:
+        before = parse_properties(text)
+    except PropertiesError:
+        return
+    value = "".join(each for each in value if not "\ud800" <= each <= "\udfff")
+    assert parse_properties(set_values(text, {key: value})) == {**before, key: value}

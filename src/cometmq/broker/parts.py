@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from cometmq import logs
 from cometmq.broker.access.requests import AclRequests
@@ -59,8 +58,8 @@ from cometmq.metrics import MetricsExporter
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import VIP_OFFSET
 from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
-from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
+from cometmq.settings import settings_to_write
 from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, replace_file
 
 log = logs.logger(__name__)
@@ -89,6 +88,7 @@ class BrokerParts:
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
+        self._unwritten: set[str] = set()  # keys whose change is not in the settings file yet
         self._loop = asyncio.get_running_loop()
         self._limits_due = False  # _use_topic_limits is scheduled
         self.store = store
@@ -474,17 +474,21 @@ class BrokerParts:
             self.tables.topics.touch()
         path = self._config.broker_config_path
         if path and keys:
+            self._unwritten.update(keys)
             # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
             async with self._settings_lock:
-                text = format_properties(self._config.properties()).encode()
+                now = self._config.properties()
+                values = {key: now[key] for key in now if key in self._unwritten}
+                self._unwritten.clear()
                 try:
-                    await asyncio.to_thread(write_settings, self.store.disk, path, text)
+                    await asyncio.to_thread(write_settings, self.store.disk, path, values)
                 except OSError as error:
+                    self._unwritten.update(values)
                     log.error("settings not written to %s: %s", path, error)
                     reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
                     raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error
 
 
-def write_settings(disk: Disk, path: str, text: bytes) -> None:
-    """Replace a settings file. Raises OSError."""
-    replace_file(disk, os.path.abspath(path), text)
+def write_settings(disk: Disk, path: str, values: Mapping[str, str]) -> None:
+    """Set some values in a settings file. Raises OSError."""
+    replace_file(disk, *settings_to_write(path, values))

@@ -11,7 +11,6 @@ import msgspec
 from cometmq.errors import ConfigError
 from cometmq.metrics import METRICS_RANGES, MetricsSettings
 from cometmq.namesrv.kv import write_file
-from cometmq.protocol.java_properties import format_properties
 from cometmq.settings import (
     INT_MAX,
     Inert,
@@ -20,6 +19,7 @@ from cometmq.settings import (
     check_levels,
     check_ranges,
     read_value,
+    settings_to_write,
     show_value,
     warn_unknown,
 )
@@ -159,13 +159,25 @@ class RunningConfig:
     def __init__(self, config: NamesrvConfig) -> None:
         self.now = config
         self._lock = asyncio.Lock()
+        self._unwritten: set[str] = set()  # keys whose change is not in the file yet
 
     def update(self, properties: Mapping[str, str]) -> None:
         """Apply `properties`. Raises ConfigError, and then nothing has changed."""
         self.now = self.now.updated(properties)
+        self._unwritten.update(properties)
 
     async def save(self) -> None:
-        """Write the settings to configStorePath. Raises OSError."""
+        """Write the changed settings to configStorePath. Raises OSError."""
         async with self._lock:
-            content = format_properties(self.now.to_properties()).encode()
-            await asyncio.to_thread(write_file, self.now.config_store_path, content)
+            now = self.now.to_properties()
+            values = {key: now[key] for key in now if key in self._unwritten}
+            self._unwritten.clear()
+            try:
+                await asyncio.to_thread(_write, self.now.config_store_path, values)
+            except OSError:
+                self._unwritten.update(values)
+                raise
+
+
+def _write(path: str, values: Mapping[str, str]) -> None:
+    write_file(*settings_to_write(path, values))

@@ -7,6 +7,7 @@ The rules are those of java.util.Properties.load: logical lines continue after a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 BLANKS = " \t\f"
@@ -49,6 +50,57 @@ def numbered_pairs(text: str) -> Iterator[tuple[int, str, str]]:
 def format_properties(pairs: Mapping[str, str]) -> str:
     """Return one `key=value` line per pair, ASCII only, in the mapping's order."""
     return "".join(f"{escape(key, key=True)}={escape(value, key=False)}\n" for key, value in pairs.items())
+
+
+def set_values(text: str, values: Mapping[str, str]) -> str:
+    """Set some values in a properties text and keep the rest: comments, order, line ends, all other pairs.
+
+    Args:
+        text: The text to change.
+        values: Keys with their new values. The pair that counts for a key is changed in its place; a key
+            without a pair is appended.
+
+    Returns:
+        The changed text.
+    """
+    lines = _NATURAL.findall(text)
+    eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
+    missing = dict(values)
+    open_end = False
+    for number, _ in reversed([*logical_lines(text)]):  # of several pairs of a key the last one counts
+        start = stop = number - 1
+        while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
+            stop += 1
+        open_end = open_end or more
+        lead, key = _lead_and_key(lines[start], number)
+        if key in missing:
+            end = _EOL.search(lines[stop])
+            lines[start] = lead + escape(missing.pop(key), key=False) + (end[0] if end else "")
+            lines[start + 1 : stop + 1] = [""] * (stop - start)
+            open_end = open_end and not more
+    kept = "".join(lines)
+    if missing and kept and (open_end or not kept.endswith(("\r", "\n"))):
+        # A last pair that ends with a backslash would go on in the next line: an empty one ends it.
+        kept += eol * (1 if not open_end or kept.endswith(("\r", "\n")) else 2)
+    return kept + format_properties(missing).replace("\n", eol)
+
+
+def _lead_and_key(line: str, number: int) -> tuple[str, str]:
+    """Return what stands in front of a pair's value, and the pair's key. number: of the line."""
+    content = line.rstrip("\r\n").removesuffix("\\" if ends_escaped(line.rstrip("\r\n")) else "")
+    begin = len(content) - len(content.lstrip(BLANKS))
+    end = begin + end_of_key(content[begin:])
+    try:
+        key = unescape(content[begin:end], number)
+    except PropertiesError:
+        return "", ""
+    found = _SEPARATOR.match(content, end)
+    return content[:end] + (found[0] if found and found[0] else "="), key
+
+
+_EOL = re.compile(r"\r\n|\r|\n")
+_NATURAL = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -96,7 +96,31 @@ class TestRequests:
             refused(await change(peer, b"maxMessageSize=111\n"), 1, "taken, but cannot be written")
             assert broker.config.store.max_message_size == 111
             assert (await change(peer, b"maxMessageSize=222\n")).code == 0
-            assert parse_properties(path.read_text())["maxMessageSize"] == "222"
+            assert path.read_text() == "maxMessageSize=222\n"
+
+    async def test_only_the_keys_that_were_set_change_in_the_file(self, tmp_path):
+        path = tmp_path / "broker.conf"
+        conf = "# our broker\r\nfileReservedTime = 48\r\n\r\n! more\r\ndeleteWhen=05\r\n"
+        path.write_bytes(conf.encode())
+        link = tmp_path / "link.conf"
+        link.symlink_to(path)
+        async with running(tmp_path / "store", brokerConfigPath=str(link)) as (_, peer):
+            path.write_bytes(conf.replace("our", "the").encode())  # somebody edits it meanwhile
+            assert (await change(peer, b"fileReservedTime=24\nmaxMessageSize=222\nnoSuchKey=1\n")).code == 0
+        wanted = conf.replace("our", "the").replace("48", "24") + "maxMessageSize=222\r\n"
+        assert path.read_bytes() == wanted.encode()
+        assert link.is_symlink()
+
+    async def test_a_file_of_the_package_is_not_written(self, tmp_path, monkeypatch):
+        packaged = tmp_path / "cometmq" / "conf"
+        packaged.mkdir(parents=True)
+        monkeypatch.setattr("cometmq.settings.PACKAGED_CONF", str(packaged))
+        (packaged / "broker.conf").write_text("fileReservedTime=48\n")
+        path = str(packaged / "broker.conf")
+        async with running(tmp_path / "store", brokerConfigPath=path) as (broker, peer):
+            refused(await change(peer, b"fileReservedTime=24\n"), 1, "a file of the installed package")
+            assert broker.config.store.file_reserved_time == 24
+        assert (packaged / "broker.conf").read_text() == "fileReservedTime=48\n"
 
     async def test_quick_changes_are_written_one_after_the_other(self, tmp_path):
         disk = FaultyDisk(really_sync=False)
