@@ -64,6 +64,17 @@ def test_each_command_shows_its_help(venv: Path, env: dict[str, str], command: s
     assert done.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_each_script_can_be_given_to_sh_and_to_python(venv: Path, env: dict[str, str], command: str) -> None:
+    wanted = run(venv, env, command, "--help").stdout
+    script = str(venv / "bin" / command)
+    for program in ("/bin/sh", str(venv / "bin" / "python")):
+        done = run(venv, env, program, script, "--help")
+        assert (done.returncode, done.stdout) == (0, wanted), done.stderr
+    assert command in wanted
+    assert "cometmq mq" not in wanted
+
+
 def test_the_base_install_brings_no_spark_and_no_test_tools(venv: Path, env: dict[str, str]) -> None:
     listed = run(venv, env, "python", "-m", "pip", "list", "--format=freeze").stdout.lower()
     installed = {line.partition("==")[0] for line in listed.splitlines()}

@@ -132,8 +132,8 @@ class Inert:
     """Settings of Apache's servers that have no effect here, by key with their defaults.
 
     Files are shared between servers, so none of these is an unknown key. without_use: one event loop and
-    plain files do not need them; no warning. not_built: features that are not here; a warning if the value is
-    not the default.
+    plain files do not need them; one line of the log names those that are set. not_built: features that are
+    not here; a warning if the value is not the default.
     """
 
     def __init__(
@@ -145,7 +145,12 @@ class Inert:
         self.defaults = {**without_use, **not_built}
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Raises ConfigError for what they cannot be; warns of features that are not built."""
+        """Check their values, and log those that are set and have no effect.
+
+        Raises:
+            ConfigError: A value that Apache's server could not use either.
+        """
+        unused = []
         for key, text in properties.items():
             default = self.defaults.get(key)
             if default is None:
@@ -157,6 +162,10 @@ class Inert:
             shown = show_value(value)
             if key in self._not_built and shown != default:
                 log.warning("setting %s=%s has no effect here: that feature is not built", key, shown)
+            elif shown != default:
+                unused.append(f"{key}={shown}")
+        if unused:
+            log.info("settings accepted without effect: %s", ", ".join(unused))
 
 
 def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:

@@ -11,12 +11,12 @@ import time
 
 import pytest
 from tests.broker.conftest import COMMIT, held, records, running, until
+from tests.ports import free_port
 
-from cometmq.admin.commands import formats
+from cometmq.broker.base.address import ports_of
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch
-from cometmq.protocol.bodies_admin import HaRuntimeInfo
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
 from cometmq.store import ManualClock, SystemClock
@@ -144,16 +144,22 @@ def test_a_slave_with_the_id_of_a_master_is_refused(given):
     assert (error.value.key, error.value.value) == ("brokerId", given)
 
 
-async def test_a_master_without_its_port_for_slaves_says_why(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        async with running(tmp_path, haListenPort=str(port)) as (broker, peer):
-            answer = await peer.call(RequestCode.GET_BROKER_HA_STATUS)
-            said = f"port {port}, where slaves connect, is not available: "
-            status = HaRuntimeInfo.decode(answer.body)
-            assert (status.master, status.problem.startswith(said)) == (True, True)
-            assert any(said in line for line in formats.ha_status(broker.addr, status))
-            assert broker.parts.replication.facts()["haProblem"] == status.problem
+@pytest.mark.parametrize("key", ["listenPort", "haListenPort", "metricsPromExporterPort", "dLegerPeers"])
+async def test_a_port_that_is_taken_stops_the_start(tmp_path, key):
+    settings = {"brokerRole": "SYNC_MASTER"}
+    number = port = str(free_port())  # with free neighbours
+    with socket.create_server(("127.0.0.1", int(port))):
+        if key == "metricsPromExporterPort":
+            settings["metricsExporterType"] = "PROM"
+        elif key == "dLegerPeers":
+            settings = {"enableDLegerCommitLog": "true", "dLegerGroup": "broker-a", "dLegerSelfId": "n0"}
+            port = f"n0-127.0.0.1:{port}"
+        settings[key] = port
+        with pytest.raises(ConfigError, match=f"{key} = '{number}': .*Address already in use"):
+            async with running(tmp_path, **settings):
+                pass
+    async with running(tmp_path, **settings) as (broker, _):  # the store is free again, and so are the ports
+        assert [found for found, _, _ in ports_of(broker.config) if found == key] == [key]
 
 
 async def test_the_role_of_a_running_broker_stays(started):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ class TestOptions:
         assert "flushDiskType=SYNC_FLUSH" in important
         assert set(important) < set(everything)
         assert "longPollingEnable=true" in set(everything) - set(important)
+
+    def test_printing_names_the_ports_that_are_taken(self, run: Run, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            conf = broker_conf(tmp_path, listenPort=0, haListenPort=port)
+            broker = run("mqbroker", "-c", conf, "-p")
+            namesrv = run("mqnamesrv", "-c", write_conf(tmp_path / "n.conf", listenPort=port), "-p")
+        for key, done in (("haListenPort", broker), ("listenPort", namesrv)):
+            assert done.returncode == 0
+            assert done.stderr.startswith(f"warning: {key} = '{port}': expected a port that can be listened")
 
     def test_the_command_line_wins(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def namesrv(*arguments: str) -> str:

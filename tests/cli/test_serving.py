@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,19 @@ def test_a_signal_ends_a_start_that_takes_long() -> None:
         assert process.stop() == 0
 
     assert process.output.splitlines() == ["starting", "stopping", "stopped"]
+
+
+def test_a_server_under_nohup_outlives_its_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `nohup sh mqnamesrv &` has it in RocketMQ's pages."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    script = Path(__file__).parents[2] / "bin" / "mqnamesrv"
+    with ServerProcess(["nohup", "sh", str(script), "--port", "0"], "boot success") as process:
+        process.wait_ready()
+        process.process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.process.wait(0.5)
+        assert process.stop() == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

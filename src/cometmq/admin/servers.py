@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.values import PermChange, SettingsChange, Stats, StatsSpan
+from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Stats, StatsSpan
 from cometmq.client.cluster.instance import Client
 from cometmq.errors import BrokerError, CometError
 from cometmq.protocol.bodies import ClusterInfo
@@ -63,10 +63,12 @@ class ServerAdmin(Client):
 
     # -- brokers
 
-    async def broker_config(self, broker_addr: str) -> dict[str, str]:
-        """Every setting of a broker, as text."""
+    async def broker_config(self, broker_addr: str) -> BrokerSettings:
+        """Return every setting of a broker, as text, and which of them have no effect."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_BROKER_CONFIG)
-        return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
+        settings = BrokerSettings(parse_properties(bytes(answer.body).decode("utf-8", "replace")))
+        settings.without_effect = frozenset(((answer.ext or {}).get("withoutEffect") or "").split())
+        return settings
 
     async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
         """Change settings of a running broker, which writes them to its file, if it was started with one.
@@ -80,6 +82,7 @@ class ServerAdmin(Client):
             broker_addr=broker_addr,
             at_next_start=(said.at_next_start or "").split(),
             unknown=(said.unknown or "").split(),
+            without_effect=(said.without_effect or "").split(),
             not_written=bool(said.not_written),
         )
 

@@ -390,14 +390,24 @@ class SendView(Value, frozen=True, kw_only=True):
 # -- servers
 
 
+class BrokerSettings(dict[str, str]):
+    """Every setting of a broker by its key, as text. without_effect: keys that it accepts and does not
+    use; empty for Apache's brokers."""
+
+    without_effect: frozenset[str] = frozenset()
+
+
 class SettingsChange(Value, frozen=True, kw_only=True):
-    """What became of settings sent to a broker. at_next_start: keys that count from then on; unknown: those
-    that it ignored; not_written: it has no file of settings, and forgets them at its next start. Apache's
-    brokers say none of these."""
+    """What became of settings sent to a broker. Apache's brokers report none of these.
+
+    at_next_start: keys that count from then on. unknown: keys that it ignored. without_effect: keys that it
+    accepts and does not use. not_written: it has no settings file, and forgets them at its next start.
+    """
 
     broker_addr: str
     at_next_start: list[str] = []
     unknown: list[str] = []
+    without_effect: list[str] = []
     not_written: bool = False
 
 

@@ -386,8 +386,8 @@ class BrokerParts:
         self._security.start()
         self.protection.start()
         await self.replication.start()
-        await self.registrar.start()
         await self.metrics.start()
+        await self.registrar.start()
         await self.filter_servers.start()
 
     async def _open_vip(self) -> None:

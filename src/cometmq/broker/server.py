@@ -85,7 +85,11 @@ class Broker:
             raise
         store.start(loop)
         self._look = loop.create_task(advertised.look(address))
-        await parts.start()
+        try:
+            await parts.start()
+        except BaseException:
+            await self.stop()
+            raise
         log.info("broker %s listens on %s", self.config.broker_name, self.addr)
         return self.port
 

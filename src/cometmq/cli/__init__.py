@@ -5,6 +5,7 @@ Each entry point imports what it needs when it runs: a broker that starts must n
 
 from __future__ import annotations
 
+import sys
 import time
 
 # When this process's command began, on the monotonic clock: what "ready after" counts from.
@@ -12,7 +13,12 @@ STARTED_S = time.monotonic()
 
 
 def main() -> None:
-    """`cometmq`: everything in one command."""
+    """`cometmq`: everything in one command; `cometmq mqadmin` is the command `mqadmin`, and so on."""
+    scripts = {each.__name__: each for each in (mqnamesrv, mqbroker, mqadmin, mqshutdown)}
+    script = scripts.get("".join(sys.argv[1:2]))
+    if script is not None:
+        del sys.argv[0]
+        script()
     from cometmq.cli.app import cometmq
     from cometmq.cli.outcome import run_command
 

@@ -36,6 +36,7 @@ SECTIONS = {
         "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (same as mqbroker)."),
         "cluster": ("cometmq.cli.cluster:cluster", "Run a cluster of processes; kill and heal parts of it."),
         "raft": ("cometmq.cli.raft:raft", "Show a raft group, change its leader and its members."),
+        "conf": ("cometmq.cli.conf:conf", "List, show and copy the package's configuration files."),
     },
 }
 EPILOG = """

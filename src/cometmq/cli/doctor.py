@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,9 +62,10 @@ async def examine_settings(path: Path) -> list[Finding]:
     from cometmq.admin.doctor import Finding
     from cometmq.broker.access.security import security_of
     from cometmq.broker.base import advertised
+    from cometmq.broker.base.address import ports_of
     from cometmq.broker.process import read_config
     from cometmq.errors import CometError, ConfigError
-    from cometmq.remoting import resolve
+    from cometmq.remoting import check_port, resolve
     from cometmq.store import OsDisk, check_locations
 
     findings: list[Finding] = []
@@ -97,18 +97,12 @@ async def examine_settings(path: Path) -> list[Finding]:
                 "right only if something forwards the port to here, as in front of a container",
                 serious=False,
             )
-    interface = config.bind_address or "0.0.0.0"
-    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for key, interface, port in ports_of(config):
         try:
-            probe.bind((interface, config.listen_port))
-        except OSError as error:
-            wrong(
-                "listenPort",
-                f"{interface}:{config.listen_port} cannot be listened on: {error.strerror}",
-                "another process has the port, perhaps this broker already; ports below 1024 need rights",
-            )
+            check_port(key, interface, port)
+        except ConfigError as error:
+            cure = "another process has the port, perhaps this broker already; ports below 1024 need rights"
+            wrong(key, str(error), cure)
     for key, directories in config.store.directories.items():
         for directory in directories:
             _look_at(key, Path(directory), wrong)

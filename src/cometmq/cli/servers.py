@@ -5,6 +5,7 @@ Settings come from the defaults, then the properties file, then the command line
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 
 from cometmq.cli.options import HELP
 from cometmq.cli.serving import log_format_option, serve
+from cometmq.errors import ConfigError
 from cometmq.settings import check_addresses, read_properties_file, settings_of
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     config = namesrv_config(config_file, port)
     if print_all:
         print_properties(config.to_properties())
+        interface = config.bind_address or "0.0.0.0"
+        warn_of_ports([("listenPort", interface, config.listen_port), *config.metrics_ports(interface)])
         return
     from cometmq.namesrv.server import NameServer
 
@@ -97,6 +101,10 @@ def mqbroker(
         print_properties(
             pairs if print_all else {key: pairs[key] for key in IMPORTANT_BROKER_KEYS if key in pairs}
         )
+        if print_all:
+            from cometmq.broker.base.address import ports_of
+
+            warn_of_ports(ports_of(config))
         return
     from cometmq.broker.server import Broker
 
@@ -132,6 +140,21 @@ def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerCo
     options = {} if namesrv_addr is None else {"namesrvAddr": namesrv_addr}
     with settings_of(config_file, options):
         return BrokerConfig.from_properties({**properties, **options})
+
+
+def warn_of_ports(ports: Iterable[tuple[str, str, int]]) -> None:
+    """Print a line to standard error for each port that cannot be listened on now.
+
+    Args:
+        ports: For each port its key, the interface and the port.
+    """
+    from cometmq.remoting import check_port
+
+    for key, interface, port in ports:
+        try:
+            check_port(key, interface, port)
+        except ConfigError as error:
+            click.echo(f"warning: {error}; a start fails unless this server itself has the port", err=True)
 
 
 def print_properties(pairs: dict[str, str]) -> None:

@@ -69,6 +69,8 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
         asked.set()
 
     for signum in STOP_SIGNALS:
+        if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+            continue  # nohup: the server goes on when its terminal is closed
         loop.add_signal_handler(signum, ask, signum)
     server = make()
     starting = asyncio.ensure_future(server.start())

@@ -42,6 +42,17 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
         if kind == OTLP_GRPC and not self.metrics_grpc_exporter_target:
             raise ConfigError("metricsGrpcExporterTarget", "", "host:port or URL of a collector")
 
+    def metrics_ports(self, interface: str) -> list[tuple[str, str, int]]:
+        """Return the port for Prometheus, if there is one: its key, the interface and the port.
+
+        Args:
+            interface: Where the server listens, if the settings name no other for metrics.
+        """
+        if self.metrics_exporter_type != PROM:
+            return []
+        host = self.metrics_prom_exporter_host or interface
+        return [("metricsPromExporterPort", host, self.metrics_prom_exporter_port)]
+
     def metrics_labels(self) -> list[tuple[str, str]]:
         """Return the labels of every sample. Raises ConfigError."""
         return _pairs("metricsLabel", self.metrics_label, self.metrics_label)

@@ -186,17 +186,28 @@ class ExplainAccessResponseHeader(Header, gc=False):
     reason: str
 
 
+class GetBrokerConfigResponseHeader(Header, gc=False):
+    """The header of the response to 26.
+
+    without_effect is CometMQ's own: the keys, separated by blanks, that the broker accepts and does not use.
+    """
+
+    version: str
+    without_effect: str | None = None
+
+
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """The header of the response to 25. The fields are CometMQ's own.
 
-    They list, separated by blanks, the keys that take effect at the next start and the unknown keys, which
-    were ignored. not_written marks a broker without a settings file, which loses the change at its next
-    start.
+    They list, separated by blanks, the keys that take effect at the next start, the unknown keys, which were
+    ignored, and the keys without effect. not_written marks a broker without a settings file, which loses the
+    change at its next start.
     """
 
     at_next_start: str | None = None
     unknown: str | None = None
     not_written: bool | None = None
+    without_effect: str | None = None
 
 
 class ViewBrokerStatsDataRequestHeader(Header, gc=False):

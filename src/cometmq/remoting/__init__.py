@@ -1,7 +1,7 @@
 """The asyncio transport over protocol/: connections, server, client."""
 
 from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
-from cometmq.remoting.addresses import listen, resolve
+from cometmq.remoting.addresses import check_port, listen, port_error, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
 from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
@@ -28,6 +28,7 @@ __all__ = [
     "Shortcut",
     "Tick",
     "TlsFile",
+    "check_port",
     "client_tls",
     "end_of_input",
     "listen",
@@ -35,6 +36,7 @@ __all__ = [
     "network_of",
     "new_event_loop",
     "parse_addr",
+    "port_error",
     "resolve",
     "run",
     "server_tls",

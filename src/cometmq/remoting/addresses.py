@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 
 from cometmq.errors import ConfigError
@@ -38,8 +39,7 @@ async def listen(server: RemotingServer, host: str, port: int) -> int:
     """Start a server at the settings bindAddress and listenPort. Return the port.
 
     Raises:
-        ConfigError: The address does not belong to this machine.
-        OSError: The port cannot be bound.
+        ConfigError: The address does not belong to this machine, or the port cannot be bound.
     """
     if host:
         await resolve("bindAddress", host)
@@ -49,4 +49,33 @@ async def listen(server: RemotingServer, host: str, port: int) -> int:
         # asyncio of Python 3.13 skips unavailable addresses. If none is left, its error has no errno.
         if error.errno in (errno.EADDRNOTAVAIL, None):
             raise ConfigError("bindAddress", host, "an address of this machine") from error
-        raise
+        raise port_error("listenPort", port, error) from error
+
+
+def port_error(key: str, port: int, error: OSError) -> ConfigError:
+    """Return the error for a port that cannot be listened on.
+
+    Args:
+        key: The setting that names the port.
+        port: The port.
+        error: What the attempt failed with.
+    """
+    number = error.errno or 0
+    reason = os.strerror(number) if number > 0 else str(error)
+    return ConfigError(key, str(port), f"a port that can be listened on ({reason})")
+
+
+def check_port(key: str, interface: str, port: int) -> None:
+    """Check that a port can be listened on now. Port 0 always can.
+
+    Raises:
+        ConfigError: It cannot; names the key and the reason.
+    """
+    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((interface, port))
+            probe.listen(1)
+        except OSError as error:
+            raise port_error(key, port, error) from error

@@ -326,6 +326,10 @@ def test_settings_are_shown_and_changed(mq: Shell) -> None:
     shown = mq.ok("getBrokerConfig", *at).lines
     assert shown[0] == f"============{mq.broker.broker_addr}============"
     assert f"{'slaveReadEnable':<50}=  true" in shown
+    for key in ("transientStorePoolEnable", "enableCalcFilterBitMap", "enableBatchPush"):
+        assert f"{key:<50}=  false  (no effect here)" in shown
+        told = mq.ok("updateBrokerConfig", *at, "-k", key, "-v", "false").err
+        assert f"{at[1]}: {key} is accepted, and has no effect on this broker\n" in told
     of_cluster = mq.ok("getBrokerConfig", "-c", "DefaultCluster")
     assert of_cluster.lines[0] == f"============Master: {mq.broker.broker_addr}============"
     as_json = mq.ok("getBrokerConfig", "-c", "DefaultCluster", "--json").json

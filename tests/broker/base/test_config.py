@@ -214,6 +214,14 @@ def test_what_promises_something_is_not_taken_in_silence(caplog, key, at_default
     assert f"{key}={other} has no effect here" in caplog.text
 
 
+def test_what_has_no_effect_is_named_in_one_line(caplog):
+    given = {"transientStorePoolEnable": "TRUE", "transferMsgByHeap": "true", "highSpeedMode": "true"}
+    with caplog.at_level(logging.INFO):
+        BrokerConfig.from_properties(given)
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line == "settings accepted without effect: transientStorePoolEnable=true, highSpeedMode=true"
+
+
 def test_a_running_broker_keeps_and_shows_settings_without_effect_too():
     config = BrokerConfig()
     assert config.update({"sendMessageThreadPoolNums": "7", "nobody": "1"}) == ["sendMessageThreadPoolNums"]

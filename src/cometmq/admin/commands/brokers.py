@@ -140,6 +140,8 @@ def show_change(change: SettingsChange) -> None:
     """What a broker says of a change beside that it has taken it."""
     if change.not_written:
         show_problem(f"{change.broker_addr}: {NO_FILE}")
+    for key in change.without_effect:
+        show_problem(f"{change.broker_addr}: {key} is accepted, and has no effect on this broker")
     for key in change.at_next_start:
         written = "counts" if change.not_written else "is written, and counts"
         show_problem(f"{change.broker_addr}: {key} {written} from the next start on")

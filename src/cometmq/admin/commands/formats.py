@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from cometmq.admin.values import (
+    BrokerSettings,
     BrokerStatus,
     GroupConfig,
     GroupProgress,
@@ -508,8 +509,9 @@ def running_info(info: ConsumerRunningInfo) -> Iterator[str]:
 
 def settings(title: str, pairs: Mapping[str, str]) -> Iterator[str]:
     yield f"============{title}============"
+    unused = pairs.without_effect if isinstance(pairs, BrokerSettings) else ()
     for key, value in sorted(pairs.items()):
-        yield f"{key:<50}=  {value}"
+        yield f"{key:<50}=  {value}{'  (no effect here)' if key in unused else ''}"
 
 
 def perm_changes(verb: str, changes: Iterable[PermChange]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from cometmq import logs
 from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, BrokerConfig
+from cometmq.broker.base.inert import WITHOUT_EFFECT
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
@@ -19,7 +20,7 @@ from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import KVTable
 from cometmq.protocol.codes import TIMER_TOPIC, VERSION_4_9_7, ResponseCode, version_name
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader
+from cometmq.protocol.headers_admin import GetBrokerConfigResponseHeader, UpdateBrokerConfigResponseHeader
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
 from cometmq.settings import TEXT_MAX, requested_settings, without_secrets
@@ -92,15 +93,22 @@ class RuntimeAdmin:
                 :TEXT_MAX
             ],
             not_written=lost or None,
+            without_effect=" ".join(sorted(WITHOUT_EFFECT.intersection(known))) or None,
         )
         return frame.response(header=said)
 
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return every setting, without secrets. A member of a raft group reports its current role."""
+        """Return every setting, without secrets, and name those without effect.
+
+        A member of a raft group reports its current role.
+        """
         role = {"brokerRole": self.replication.facts()["brokerRole"]}
         text = format_properties(without_secrets(self.config.properties() | role))
         version = f'{{"counter":{self._changes},"timestamp":{self._changed_ms}}}'
-        return frame.response(ext={"version": version}, body=text.encode())
+        header = GetBrokerConfigResponseHeader(
+            version=version, without_effect=" ".join(sorted(WITHOUT_EFFECT))
+        )
+        return frame.response(header=header, body=text.encode())
 
     async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
         """Correct the minimum offsets, and start to delete queue and index files without records."""

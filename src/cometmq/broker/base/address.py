@@ -5,10 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.members import peers_of
 from cometmq.protocol.ids import pack_host
+from cometmq.store import SLAVE
 
 HA_OFFSET = 1
 """The offset from listenPort to the port where slaves connect, unless haListenPort is set."""
+
+
+def ha_port_of(config: BrokerConfig) -> int:
+    """Return the port where slaves connect; 0 for any free one, beside a port that the system picked."""
+    return config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
+
+
+def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
+    """Return what a broker listens on: each with the key that names it, the interface and the port.
+
+    The port of old clients, `listenPort` - 2, is left out: a broker does without it.
+    """
+    interface, store = config.bind_address or "0.0.0.0", config.store
+    ports = [("listenPort", interface, config.listen_port)]
+    if store.enable_d_leger_commit_log:
+        _, _, port = dict(peers_of(store.d_leger_peers)).get(store.d_leger_self_id, "").rpartition(":")
+        ports.append(("dLegerPeers", interface, int(port or 0)))
+    elif store.broker_role != SLAVE:
+        ports.append(("haListenPort", interface, ha_port_of(config)))
+    return ports + config.metrics_ports(interface)
 
 
 @dataclass(eq=False)

@@ -54,3 +54,4 @@ NOT_BUILT = {
 }  # fmt: skip
 
 INERT = Inert(WITHOUT_USE, NOT_BUILT)
+WITHOUT_EFFECT = frozenset({*INERT.defaults, "enableBatchPush"})

@@ -38,7 +38,7 @@ from cometmq.raft import (
     RoleChange,
     Truncate,
 )
-from cometmq.remoting import Tick
+from cometmq.remoting import Tick, port_error
 from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
@@ -161,9 +161,12 @@ class RaftMember:
         return self._state.suspect
 
     async def start(self, host: str) -> None:
-        """Listen for members, and connect to them. Raises OSError."""
+        """Listen for members, and connect to them. Raises ConfigError for a port that is taken."""
         _, _, port = self._addresses[self.me].rpartition(":")
-        await self.peers.listen(host, int(port))
+        try:
+            await self.peers.listen(host, int(port))
+        except OSError as error:
+            raise port_error("dLegerPeers", int(port), error) from error
         self._use_members()
         self.turn()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cometmq import logs
 from cometmq.broker.base import advertised
-from cometmq.broker.base.address import HA_OFFSET, host_port
+from cometmq.broker.base.address import HA_OFFSET, ha_port_of, host_port
 from cometmq.broker.replication.ha_client import HaClient
 from cometmq.broker.replication.ha_server import HaServer
 from cometmq.broker.replication.ha_slave import MasterAddress, Phase
@@ -18,7 +18,7 @@ from cometmq.broker.replication.metadata_sync import MetadataSync
 from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers_admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
-from cometmq.remoting import Connection, parse_addr
+from cometmq.remoting import Connection, parse_addr, port_error
 from cometmq.store import Arrivals
 
 log = logs.logger(__name__)
@@ -38,7 +38,6 @@ class Replication:
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
-        self._problem = ""  # why no slave can connect
         if store.slave:
             self.slave = HaClient(
                 config=config, clock=clock, store=store, remoting=means.client, tick=tick, visible=visible
@@ -63,7 +62,7 @@ class Replication:
             self.slave.end_tick()
 
     async def start(self) -> None:
-        """Open the HA port, or follow the master as soon as it is known."""
+        """Open the HA port, or follow the master as soon as it is known. Raises ConfigError."""
         config, address = self._config, self._address
         if self.slave is not None and self.sync is not None:
             if config.ha_master_address:
@@ -72,17 +71,13 @@ class Replication:
             self.slave.start()
             self.sync.start()
         elif self.master is not None:
-            # Beside a port that the system picked, others may own its neighbours.
-            port = config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
-            address.ha_port = port
+            port = ha_port_of(config)
             try:
                 address.ha_port = await self.master.start(address.interface, port)
-                if warning := advertised.unguarded(address, address.ha_port, "slaves"):
-                    log.warning("%s", warning)
             except OSError as error:
-                reason = error.strerror or error
-                self._problem = f"port {port}, where slaves connect, is not available: {reason}"
-                log.error("%s", self._problem)
+                raise port_error("haListenPort", port, error) from error
+            if warning := advertised.unguarded(address, address.ha_port, "slaves"):
+                log.warning("%s", warning)
 
     def follow(self, addr: str, ha_addr: str) -> None:
         """The name server says who the master is."""
@@ -129,7 +124,7 @@ class Replication:
         return {
             "brokerRole": self._store.config.broker_role,
             "haSlaves": str(len(infos)),
-            "haProblem": self._problem or "none",
+            "haProblem": "none",
             "haLagBytes": str(max((info.diff for info in infos), default=0)),
         }
 
@@ -148,7 +143,6 @@ class Replication:
                 master_commit_log_max_offset=end,
                 in_sync_slave_nums=near,
                 ha_connection_info=infos,
-                problem=self._problem or None,
             )
         slave, now = self.slave, self._clock.monotonic()
         core = slave.core
