@@ -8,7 +8,6 @@ import random
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,9 +270,8 @@ async def test_an_unknown_host_is_said_to_be_unknown(client: RemotingClient) -> 
     assert "Unknown error" not in str(caught.value)
 
 
-def dialling(monkeypatch: pytest.MonkeyPatch, client: RemotingClient, connect: object) -> None:
-    loop = SimpleNamespace(create_task=asyncio.create_task, create_connection=connect)
-    monkeypatch.setattr(client, "_loop", loop)
+def dialling(monkeypatch: pytest.MonkeyPatch, connect: object) -> None:
+    monkeypatch.setattr("cometmq.remoting.client.dial", connect)
 
 
 @pytest.mark.parametrize("failure", [UnicodeError("idna"), ValueError("null byte"), OverflowError("port")])
@@ -283,7 +281,7 @@ async def test_connects_raise_connect_errors_only(
     async def fails(*args: object, **kw: object) -> None:
         raise failure
 
-    dialling(monkeypatch, client, fails)
+    dialling(monkeypatch, fails)
     with pytest.raises(ConnectError) as caught:
         await client.connect("127.0.0.1:9876")
 
@@ -297,7 +295,7 @@ async def test_closing_the_client_ends_connects_with_a_typed_error(
     async def hangs(*args: object, **kw: object) -> None:
         await asyncio.Event().wait()
 
-    dialling(monkeypatch, client, hangs)
+    dialling(monkeypatch, hangs)
     connecting = asyncio.create_task(client.connect("127.0.0.1:9876"))
     await asyncio.sleep(0)
     await client.close()

@@ -4,6 +4,7 @@ from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, A
 from cometmq.remoting.addresses import check_port, listen, port_error, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection
+from cometmq.remoting.dialing import dial
 from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
@@ -30,6 +31,7 @@ __all__ = [
     "TlsFile",
     "check_port",
     "client_tls",
+    "dial",
     "end_of_input",
     "listen",
     "loop_in_thread",

@@ -12,6 +12,7 @@ from cometmq import logs
 from cometmq.errors import ConnectError
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import parse_address
+from cometmq.remoting.dialing import dial
 from cometmq.text import printable, seconds
 
 log = logs.logger(__name__)
@@ -119,7 +120,9 @@ async def _get(host: str, port: int, path: str) -> bytes:
 
     The server may keep the connection open.
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    reader = asyncio.StreamReader()
+    transport, protocol = await dial(lambda: asyncio.StreamReaderProtocol(reader), host, port)
+    writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
     try:
         named = f"[{host}]" if ":" in host else host
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {named}:{port}\r\nConnection: close\r\n\r\n".encode())

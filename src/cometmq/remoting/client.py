@@ -7,12 +7,14 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.frame import Frame
 from cometmq.remoting.connection import Connection
+from cometmq.remoting.dialing import dial
 from cometmq.remoting.dispatch import Dispatcher, Handler
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
@@ -176,13 +178,8 @@ class RemotingClient:
         try:
             if network is not None:
                 return cast(Connection, network.connect(lambda: self._make_connection(addr), port))
-            attempt = self._loop.create_connection(
-                lambda: self._make_connection(addr),
-                host,
-                port,
-                ssl=self._ssl_context,
-                server_hostname=host if self._ssl_context is not None else None,
-            )
+            make = partial(self._make_connection, addr)
+            attempt = dial(make, host, port, tls=self._ssl_context)
             _, connection = await _await_connection(self._loop.create_task(attempt), limit_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(limit_s)}") from None

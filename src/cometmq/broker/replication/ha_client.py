@@ -34,7 +34,7 @@ from cometmq.protocol.bodies import KVTable
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ViewMessageRequestHeader
-from cometmq.remoting import RemotingClient, Tick, network_of, parse_addr
+from cometmq.remoting import RemotingClient, Tick, dial, network_of, parse_addr
 from cometmq.store import Arrivals, Clock, MessageStore
 
 log = logs.logger(__name__)
@@ -266,7 +266,7 @@ class HaClient:
                 network.connect(lambda: link, port)
             else:
                 async with asyncio.timeout(_CONNECT_S):
-                    await self._loop.create_connection(lambda: link, host, port)
+                    await dial(lambda: link, host, port)
         except (CometError, OSError, TimeoutError) as error:
             self._link = None
             reason = f"no connection to the master's port {ha_addr}: {error or 'it takes too long'}"

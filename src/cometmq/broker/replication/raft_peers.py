@@ -19,7 +19,7 @@ from cometmq.broker.replication.sparing import Sparing
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
-from cometmq.remoting import stop_accepting
+from cometmq.remoting import dial, stop_accepting
 from cometmq.text import shortened
 
 log = logs.logger(__name__)
@@ -116,7 +116,7 @@ class _Link(asyncio.Protocol):
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await loop.create_connection(lambda: self, *address)
+                    await dial(lambda: self, *address)
             except OSError as error:  # TimeoutError is one
                 if self._may_say():
                     log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")

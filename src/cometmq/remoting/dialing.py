@@ -1,0 +1,117 @@
+"""Connecting to a host whose name may have several addresses: they are tried side by side (RFC 8305)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from itertools import chain, zip_longest
+from typing import Any, TypeVar
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+_STAGGER_S = 0.25
+"""An address that has not been connected after this is tried beside the next one."""
+_ADDRESSES_MAX = 16
+
+Info = tuple[Any, ...]
+"""One result of getaddrinfo: (family, type, proto, canonical name, address)."""
+
+
+async def dial(
+    make: Callable[[], P], host: str, port: int, *, tls: ssl.SSLContext | None = None
+) -> tuple[asyncio.Transport, P]:
+    """Connect to the first address of a host that accepts.
+
+    Args:
+        make: Makes the protocol of the connection.
+        host: A name or an IP address.
+        port: The TCP port.
+        tls: Context of a TLS connection, whose certificate must name `host`.
+
+    Returns:
+        Transport and protocol of the connection.
+
+    Raises:
+        OSError: No address accepts; the error is that of the first one. The caller limits the time.
+    """
+    loop = asyncio.get_running_loop()
+    name = host if tls is not None else None
+    if not _is_literal(host):
+        infos = await addresses_of(host, port)
+        if len(infos) > 1:
+            winner = await _first_connected(_families_in_turn(infos))
+            try:
+                return await loop.create_connection(make, sock=winner, ssl=tls, server_hostname=name)
+            except BaseException:
+                winner.close()
+                raise
+    return await loop.create_connection(make, host, port, ssl=tls, server_hostname=name)
+
+
+def _is_literal(host: str) -> bool:
+    with suppress(ValueError):
+        ip_address(host.partition("%")[0])
+        return True
+    return False
+
+
+async def addresses_of(host: str, port: int) -> Sequence[Info]:
+    """Return the addresses of a host. Raises OSError."""
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
+    """Let the families take turns, that of the first address first: one of them may not work at all here."""
+    first = [info for info in infos if info[0] == infos[0][0]]
+    others = [info for info in infos if info[0] != infos[0][0]]
+    pairs = chain.from_iterable(zip_longest(first, others))
+    return [info for info in pairs if info is not None][:_ADDRESSES_MAX]
+
+
+async def _first_connected(infos: Sequence[Info]) -> socket.socket:
+    """Connect to these addresses, each a moment after the one before it or at once when that has failed."""
+    left = list(infos)
+    running: set[asyncio.Task[socket.socket]] = set()
+    failures: list[OSError] = []
+    try:
+        while left or running:
+            if left:
+                running.add(asyncio.create_task(_connected(left.pop(0))))
+            pause_s = _STAGGER_S if left else None
+            done, running = await asyncio.wait(running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    running |= done - {task}
+                    return task.result()
+                if not isinstance(error, OSError):
+                    raise error
+                failures.append(error)
+        raise failures[0]
+    finally:
+        await _close(running)
+
+
+async def _connected(info: Info) -> socket.socket:
+    family, kind, proto, _, address = info
+    made = socket.socket(family, kind, proto)
+    try:
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
+    """End attempts that are not needed, also those that were connected meanwhile."""
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, socket.socket):
+            outcome.close()

@@ -1,0 +1,114 @@
+"""Hosts with several addresses, some of which refuse, drop packets or do not work at all."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from cometmq.errors import ConnectError
+from cometmq.protocol.frame import Frame
+from cometmq.remoting import AddressServer, Limits, RemotingClient, RemotingServer, dialing
+
+HOST = "several.example"
+
+
+class Addresses:
+    """What HOST means."""
+
+    def __init__(self) -> None:
+        self.of_host: list[str] = []
+        self._held = ExitStack()
+
+    async def resolve(self, host: str, port: int) -> list[dialing.Info]:
+        assert host == HOST
+        return [
+            (socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM, 0, "", (ip, port))
+            for ip in self.of_host
+        ]
+
+    def drops_packets(self, ip: str, port: int) -> None:
+        """Listen with a queue that is full: further connections get no answer."""
+        listener = self._held.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ip, port))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = self._held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect((ip, port))
+
+    def close(self) -> None:
+        self._held.close()
+
+
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Addresses]:
+    made = Addresses()
+    monkeypatch.setattr(dialing, "addresses_of", made.resolve)
+    yield made
+    made.close()
+
+
+async def answer(code: int, addr: str, **limits: float) -> Frame:
+    client = RemotingClient(limits=Limits(**limits))  # type: ignore[arg-type]
+    try:
+        return await client.call(addr, Frame.request(code), 10.0)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("first", ["drops packets", "refuses", "is of a family that does not work"])
+async def test_the_next_address_is_tried(first: str, addresses: Addresses) -> None:
+    server = RemotingServer({7: lambda _, frame: frame.response(0)})
+    port = await server.start("127.0.0.1", 0)
+    addresses.of_host = ["100::1" if "family" in first else "127.0.0.2", "127.0.0.1"]
+    if first == "drops packets":
+        addresses.drops_packets("127.0.0.2", port)
+    try:
+        assert (await answer(7, f"{HOST}:{port}")).code == 0
+    finally:
+        await server.stop(0)
+
+
+async def test_without_an_address_that_accepts_the_first_failure_is_named(addresses: Addresses) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        addresses.of_host = ["127.0.0.1", "127.0.0.1"]
+        with pytest.raises(ConnectError, match="Connection refused"):
+            await answer(7, f"{HOST}:{bound.getsockname()[1]}")
+
+
+async def test_all_addresses_together_have_one_limit(addresses: Addresses) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    for number in (2, 3):
+        addresses.drops_packets(f"127.0.0.{number}", port)
+    addresses.of_host = ["127.0.0.2", "127.0.0.3"]
+    with pytest.raises(ConnectError, match=r"no connection within 0\.4 s"):
+        await answer(7, f"{HOST}:{port}", connect_timeout_s=0.4)
+
+
+async def test_an_address_server_is_asked_at_its_next_address(addresses: Addresses) -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 14\r\n\r\n10.0.0.1:9876\n")
+        writer.close()
+
+    http = await asyncio.start_server(page, "127.0.0.1", 0)
+    port = http.sockets[0].getsockname()[1]
+    addresses.drops_packets("127.0.0.2", port)
+    addresses.of_host = ["127.0.0.2", "127.0.0.1"]
+    found: list[tuple[str, ...]] = []
+    server = AddressServer(f"{HOST}:{port}", "nsaddr", None, found.append)
+    try:
+        await server.start()
+    finally:
+        await server.stop()
+        http.close()
+    assert found == [("10.0.0.1:9876",)]
