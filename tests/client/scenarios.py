@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -306,6 +307,34 @@ async def sql_filters_choose_by_properties(namesrv: str) -> None:
     assert Counter(found) == Counter(ahead) == Counter([*expected, b"late"])
 
 
+async def holds_queues_of(consumer: PushConsumer, topic: str) -> bool:
+    return sum(queue.topic == topic for queue in consumer.assignment) >= 4
+
+
+async def a_strict_start_leaves_out_what_a_young_topic_held_before(namesrv: str) -> None:
+    name, old, new = names("strict"), bodies(8, "old"), bodies(8, "new")
+    await fill(namesrv, name.topic, old)
+    from_last = PushOptions(start_strictly=True)
+    from_now = PushOptions(
+        start_strictly=True,
+        consume_from_where=ConsumeFromWhere.TIMESTAMP,
+        consume_timestamp_ms=int(time.time() * 1000) + 3_600_000,
+    )
+    first_in = {f"{name.group}-last": from_last, f"{name.group}-time": from_now}
+    ledgers = {group: Ledger() for group in first_in}
+    for group, options in first_in.items():
+        consumer = PushConsumer(group, ledgers[group].listener, name.topic, namesrv=namesrv, options=options)
+        async with consumer:
+            await until(partial(holds_queues_of, consumer, name.topic), "all queues")
+    # What comes while the groups are away is theirs: where they start was stored.
+    await fill(namesrv, name.topic, new)
+    for group, options in first_in.items():
+        ledger = ledgers[group]
+        async with PushConsumer(group, ledger.listener, name.topic, namesrv=namesrv, options=options):
+            await ledger.wait_until(lambda seen: set(new) <= set(seen.bodies), "what is new")
+        assert set(ledger.bodies) == set(new)
+
+
 async def consumers_share_queues_and_take_over(namesrv: str) -> None:
     name = names("share")
     first_lot, second_lot, third_lot = bodies(200, "a"), bodies(200, "b"), bodies(200, "c")
@@ -535,6 +564,7 @@ SCENARIOS: list[Scenario] = [
     push_delivers_each_message_once,
     push_filters_tags_exactly,
     sql_filters_choose_by_properties,
+    a_strict_start_leaves_out_what_a_young_topic_held_before,
     consumers_share_queues_and_take_over,
     leaving_in_order_repeats_nothing,
     delayed_messages_come_after_their_delay,

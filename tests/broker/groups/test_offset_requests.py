@@ -57,10 +57,11 @@ class TestConsumerOffsets:
         assert offset_of(await query(peer, "Nowhere", version=OLD)) == 0
         assert (await query(peer, "Nowhere", version=NEW)).code == 22
 
-    async def test_a_5_x_client_can_refuse_the_zero(self, peer):
+    @pytest.mark.parametrize("version", [OLD, NEW])
+    async def test_a_client_can_refuse_the_zero(self, peer, version):
         await peer.send()
-        assert (await query(peer, version=NEW, set_zero_if_not_found=False)).code == 22
-        assert offset_of(await query(peer, version=NEW, set_zero_if_not_found=True)) == 0
+        assert (await query(peer, version=version, set_zero_if_not_found=False)).code == 22
+        assert offset_of(await query(peer, version=version, set_zero_if_not_found=True)) == 0
 
     async def test_what_4_9_stores_and_5_x_refuses(self, peer):
         assert (await update(peer, 3, "Nowhere")).code == 0

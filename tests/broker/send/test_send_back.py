@@ -105,6 +105,15 @@ class TestSendBack:
         assert limits == {"allows-3": 3, "allows-20": 20}
         assert sum("the one that fails decides" in line for line in caplog.messages) == 1
 
+    @pytest.mark.parametrize(("limits", "topic"), [((3, 1), "%DLQ%G"), ((1, 3), "%RETRY%G")])
+    async def test_the_limit_of_the_member_that_fails_last_decides(self, peer, limits, topic):
+        sent = await peer.send(body=b"x")
+        await self.send_back(peer, sent, max_reconsume_times=limits[0])
+        (first,) = await take(peer, "%RETRY%G", 1)
+        await self.send_back(peer, first.physical_offset, max_reconsume_times=limits[1])
+        count = 2 if topic == "%RETRY%G" else 1
+        assert [m.body for m in await take(peer, topic, count)] == [b"x"] * count
+
     async def test_a_group_without_retry_queues_loses_it_silently(self, fast, peer):
         await peer.set_group(b'{"groupName":"G","retryQueueNums":0}')
         sent = await peer.send()

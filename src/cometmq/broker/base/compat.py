@@ -8,7 +8,7 @@ contains the same table.
 | bad topic or group name, bad queue id | 1 SYSTEM_ERROR | 29 INVALID_PARAMETER |
 | offset by time (29, 222) | nearest message | first at or after it; boundaryType UPPER: last at or before |
 | offset query (14), topic unknown | 0, offset 0 | 22 QUERY_NOT_FOUND |
-| offset query (14), nothing stored | 0 while the queue is young | same; 22 if setZeroIfNotFound=false |
+| offset query (14), nothing stored | 0 while the queue is young; 22 if setZeroIfNotFound=false | same |
 | batch (320) | the batch's own properties go to every element | elements keep their own, plus CLUSTER |
 | send of one message | CLUSTER is added | CLUSTER, MSG_REGION and TRACE_ON are added |
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |

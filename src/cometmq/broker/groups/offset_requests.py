@@ -53,11 +53,8 @@ class OffsetProcessor:
         young = store.min_offset(topic, queue_id) <= 0 and not await store.off_loop.ask(
             partial(is_on_disk, store, topic, queue_id, 0)
         )
-        if compat.is_5x(frame.version):
-            zero = known and young and header.set_zero_if_not_found is not False
-        else:
-            zero = young
-        if not zero:
+        zero = young and header.set_zero_if_not_found is not False
+        if not zero or (compat.is_5x(frame.version) and not known):
             raise CommandError(
                 ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first", ext={}
             )

@@ -32,7 +32,13 @@ from cometmq.protocol.bodies import (
     ResetOffsetBody,
     SubscriptionData,
 )
-from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, PurgeResult, RaftStatus
+from cometmq.protocol.bodies_admin import (
+    ConsumerOffsetTable,
+    HaRuntimeInfo,
+    PurgedQueue,
+    PurgeResult,
+    RaftStatus,
+)
 from cometmq.protocol.codes import SCHEDULE_TOPIC, LanguageCode, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -223,15 +229,38 @@ class BrokerApi(Calls):
 
     # -- a group's offsets
 
-    async def consumer_offset(self, addr: str, group: str, queue: MessageQueue) -> int | None:
-        """None: the group has none. Every failure to tell raises: taking one for None would skip messages.
+    async def consumer_offset(
+        self, addr: str, group: str, queue: MessageQueue, *, exact: bool = False
+    ) -> int | None:
+        """Return the group's offset in a queue, None if it has none.
 
-        A broker that still has the queue's first messages says 0 for a group it does not know.
+        Every failure raises, because a failure that was taken for None would skip messages.
+
+        Args:
+            addr: The broker.
+            group: The group.
+            queue: The queue.
+            exact: Tell "no offset" from 0. Otherwise a broker that still has the queue's first messages
+                answers 0 for a group that it does not know.
         """
-        answer = await self.ask(addr, committed_request(group, queue), max(self.timeout_s, 5.0))
+        request = committed_request(group, queue, set_zero_if_not_found=False if exact else None)
+        answer = await self.ask(addr, request, max(self.timeout_s, 5.0))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        return offset_in(answer, addr, queue)
+        offset = offset_in(answer, addr, queue)
+        if exact and offset == 0 and not await self._stores_offset(addr, group, queue):
+            return None
+        return offset
+
+    async def _stores_offset(self, addr: str, group: str, queue: MessageQueue) -> bool:
+        """Look into the broker's table of all offsets: 4.9 does not know set_zero_if_not_found. A broker that
+        refuses the table to this account is newer, and its 0 is stored."""
+        answer = await self.ask(addr, Frame.request(RequestCode.GET_ALL_CONSUMER_OFFSET), _PULL_S)
+        if answer.code == ResponseCode.NO_PERMISSION:
+            return True
+        table = ConsumerOffsetTable.decode(succeeded(answer, addr, queue.topic).body).offset_table
+        key = f"{self.namespace.wrap(queue.topic)}@{self.namespace.wrap(group)}"
+        return queue.queue_id in table.get(key, {})
 
     async def update_consumer_offset(self, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
         """Confirmed by the broker (Apache's client does not wait for that)."""

@@ -220,8 +220,8 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
     """A group's offset; `offset_in` the answer, or its code is QUERY_NOT_FOUND.
 
-    A broker that still has the queue's first messages says 0 for a group it does not know; one of 5.x does
-    not with set_zero_if_not_found=False.
+    A broker that still has the queue's first messages answers 0 for a group it does not know; CometMQ and 5.x
+    do not with set_zero_if_not_found=False.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumer_group=group,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.group.filter_servers import Pulls
 from cometmq.client.group.offset_files import FileOffsets, local_path
 from cometmq.client.group.offsets import (
@@ -15,10 +17,10 @@ from cometmq.client.group.offsets import (
     default_start_time_ms,
     start_offset,
 )
-from cometmq.client.group.options import MemberOptions, MessageModel, PushOptions
+from cometmq.client.group.options import ConsumeFromWhere, MemberOptions, MessageModel, PushOptions
 from cometmq.client.group.statistics import Statistics
 from cometmq.client.group.subscription import Subscription
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import RETRY_TOPIC
 
@@ -56,7 +58,7 @@ class Group:
             storage = FileOffsets(path, space)
         if isinstance(storage, FileOffsets):
             self._file = storage
-        backend: OwnOffsets | RemoteOffsets = RemoteOffsets(self.instance, self.name)
+        backend: OwnOffsets | RemoteOffsets = RemoteOffsets(self.instance, self.name, options.start_strictly)
         if storage is not None:
             backend = OwnOffsets(storage)
         self.offsets = OffsetStore(backend.read, backend.write)
@@ -79,9 +81,29 @@ class Group:
             self._file.close()
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
-        """Where to begin with a queue whose offset the group has stored (None: it has none)."""
+        """Return where to begin with a queue whose offset the group has stored (None: it has none)."""
         where = self.options.consume_from_where
-        return await start_offset(self.instance, queue, stored, where, self._start_time_ms)
+        offset = await start_offset(self.instance, queue, stored, where, self._start_time_ms)
+        if stored is None and self.options.start_strictly:
+            if where is ConsumeFromWhere.TIMESTAMP:
+                offset = await self._not_older(queue, offset)
+            # Stored even if nothing is consumed: the next member must not begin at a later end of the queue.
+            self.offsets.update(queue, offset)
+        return offset
+
+    async def _not_older(self, queue: MessageQueue, offset: int) -> int:
+        """Pass over the message at an offset if it is older than the start time.
+
+        Brokers of 4.9 answer a search by time with the message nearest to it.
+        """
+        request = pull_request(self.name, queue, offset, 1)
+
+        async def pull(target: ReadTarget) -> PullResult:
+            return await self.instance.brokers.pull(target.addr, queue, request)
+
+        found = (await self.instance.reads.run(queue, pull)).messages
+        older = bool(found) and found[0].store_timestamp_ms < self._start_time_ms
+        return offset + older
 
 
 @dataclass(slots=True)

@@ -181,11 +181,13 @@ class RemoteOffsets:
 
     _client: ClientInstance
     _group: str
+    _strictly: bool = False
+    """Tell "no offset" from 0, except in a retry topic, whose first messages are always the group's."""
 
     async def read(self, queue: MessageQueue) -> int | None:
-        return await self._client.brokers.consumer_offset(
-            await self._client.find_addr(queue), self._group, queue
-        )
+        addr = await self._client.find_addr(queue)
+        exact = self._strictly and not queue.topic.startswith(RETRY_PREFIX)
+        return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
 
     async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
         failures: dict[MessageQueue, Exception] = {}
@@ -219,8 +221,8 @@ async def start_offset(
     """Where to begin with a queue whose offset the group has `stored` (None: it has none).
 
     A broker that still holds the first message of a queue answers 0 for an unknown group, so a new group on a
-    young topic starts at 0 even with LAST_OFFSET. A store that cannot be read is an error of the caller,
-    never None: taking it for "none" would skip messages.
+    young topic starts at 0 even with LAST_OFFSET, unless it starts strictly. A store that cannot be read is
+    an error of the caller, never None: taking it for "none" would skip messages.
     """
     if stored is not None:
         return stored

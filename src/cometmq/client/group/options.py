@@ -99,6 +99,9 @@ class MemberOptions:
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None
     """With TIMESTAMP: start at this store time; None: half an hour before the start."""
+    start_strictly: bool = False
+    """Let a new group start where `consume_from_where` says. False is RocketMQ's rule: with LAST_OFFSET and
+    TIMESTAMP, too, it starts at the first message of a queue whose broker still has that in memory."""
     allocate_strategy: AllocateStrategy = field(default_factory=AllocateAveragely)
     """How the members share the queues: one of Allocate..., or your own; the same for all members."""
     queue_listener: QueueListener | None = None
@@ -183,7 +186,8 @@ class PushOptions(MemberOptions):
     suspend_current_queue_s: float = 1.0
     """Orderly: how long a queue rests after a failure, unless the context says otherwise."""
     max_reconsume_times: int | None = None
-    """Failures after which a message becomes a dead letter; None: 16, or orderly 2**31 - 1."""
+    """Failures after which a message becomes a dead letter; None: 16, or orderly 2**31 - 1. Where members
+    of a group differ, the value of the member that fails on the message decides."""
     consume_timeout_s: float = 900.0
     """A message whose listener runs longer is sent back, so that the queue's offset can move on. When
     orderly, nothing may overtake it: the call of an async listener is cancelled and fails; that of a plain
