@@ -67,9 +67,11 @@ def test_each_command_shows_its_help(venv: Path, env: dict[str, str], command: s
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_each_script_can_be_given_to_sh_and_to_python(venv: Path, env: dict[str, str], command: str) -> None:
     wanted = run(venv, env, command, "--help").stdout
-    script = str(venv / "bin" / command)
-    for program in ("/bin/sh", str(venv / "bin" / "python")):
-        done = run(venv, env, program, script, "--help")
+    script, link = venv / "bin" / command, Path(env["HOME"], "a link")
+    link.symlink_to(script)
+    python = str(venv / "bin" / "python")
+    for words in (("/bin/sh", script), (python, script), (link,), ("/bin/sh", link)):
+        done = run(venv, env, *map(str, words), "--help")
         assert (done.returncode, done.stdout) == (0, wanted), done.stderr
     assert command in wanted
     assert "cometmq mq" not in wanted

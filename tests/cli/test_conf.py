@@ -46,3 +46,7 @@ def test_other_names_are_refused(run: Run, name: str) -> None:
     done = run("cometmq", "conf", "show", name)
     assert (done.returncode, done.stdout) == (1, "")
     assert "`cometmq conf list` shows what it has" in done.stderr
+
+
+def test_a_name_that_is_near_is_suggested(run: Run) -> None:
+    assert "2m-2s-sync" in run("cometmq", "conf", "show", "2m-2s-sinc").stderr

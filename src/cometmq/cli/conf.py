@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import HELP
 from cometmq.settings import PACKAGED_CONF
+from cometmq.text import did_you_mean
 
 
-@click.group(context_settings=HELP)
+@click.group(cls=CometGroup, context_settings=HELP)
 def conf() -> None:
     """List, show and copy the configuration files of the package: cluster modes, settings, deployments."""
 
@@ -55,5 +57,7 @@ def _files(name: str) -> list[Path]:
     known = {str(path.relative_to(root)): path for path in root.rglob("*")}
     found = known.get(name.rstrip("/"))
     if found is None:
-        raise click.ClickException(f"the package has no {name}; `cometmq conf list` shows what it has")
+        raise click.ClickException(
+            f"The package has no {name!r}.{did_you_mean(name, known)} `cometmq conf list` shows what it has."
+        )
     return [found] if found.is_file() else sorted(path for path in found.rglob("*") if path.is_file())
