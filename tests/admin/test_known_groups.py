@@ -33,7 +33,7 @@ def known(mq: Shell) -> Iterator[Shell]:
     """A topic `known` with a message, and a group `readers`."""
     mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "known", "-r", "1", "-w", "1")
     mq.ok("sendMessage", "-t", "known", "-p", "x")
-    mq.ok("resetOffsetByTime", "-g", "readers", "-t", "known", "-s", "now", "--force")
+    mq.ok("resetOffsetByTime", "-g", "readers", "-t", "known", "-s", "now", "-f", "true")
     yield mq
     assert "ghost" not in groups(mq)
 

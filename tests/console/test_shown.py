@@ -7,6 +7,7 @@ import time
 import pytest
 
 from cometmq.admin import BrokerStatus
+from cometmq.console.cluster import get_rate
 from cometmq.console.frame.rows import Cell
 from cometmq.console.frame.settings import HIDDEN, setting_rows
 from cometmq.console.frame.shown import KINDS, shown
@@ -81,3 +82,13 @@ def test_a_rate_that_is_no_number_is_none(said: str) -> None:
     )
 
     assert broker.first_number("putTps") is None
+
+
+@pytest.mark.parametrize("key", ["getTransferredTps", "getTransferedTps"])
+def test_a_rate_of_0_is_known_and_a_missing_one_is_not(key: str) -> None:
+    def rate(runtime: dict[str, str]) -> float | None:
+        return get_rate(
+            BrokerStatus(cluster_name="c", broker_name="b", broker_id=0, broker_addr="a:1", runtime=runtime)
+        )
+
+    assert (rate({key: "0.0 1.0 1.0"}), rate({})) == (0.0, None)

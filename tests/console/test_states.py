@@ -16,7 +16,8 @@ from cometmq.admin import (
     QueueStatus,
     UnknownNameError,
 )
-from cometmq.console.cluster import GroupRow, Lag, Progress, known_sum
+from cometmq.admin.values import known_sum
+from cometmq.console.cluster import GroupRow, Lag, Progress
 from cometmq.console.frame.charts import zone_s
 from cometmq.console.frame.live import Reading
 from cometmq.console.frame.patience import Patience
@@ -136,7 +137,7 @@ def test_a_group_without_offsets_is_unknown_only_where_a_broker_is(
 
 def test_nothing_is_known_where_nobody_answers() -> None:
     assert known_sum([]) is None
-    assert known_sum([0.0]) == 0
+    assert known_sum([0.0, None]) == 0
 
 
 def test_numbers_of_today_are_those_of_the_command_line() -> None:

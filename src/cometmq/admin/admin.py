@@ -152,7 +152,7 @@ class Admin(StatsAdmin, TopicAdmin, OffsetAdmin):
 
     async def brokers_of(self, group: str) -> dict[str, str]:
         """Broker name -> address of those that know a group. Raises UnknownNameError."""
-        return await known_groups.brokers_of(self.client, group)
+        return dict(await known_groups.brokers_of(self.client, group))
 
     async def progress_at(self, addr: str, group: str) -> GroupProgress:
         """How far a group is in the queues of one broker."""

@@ -357,16 +357,23 @@ async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTra
     """What became of a message in each group that has offsets on its topic."""
     route = await client.namesrv.route(message.topic)
     names = await groups_of_topic(client, route, message.topic)
-    return list(await asyncio.gather(*(track(client, message, name) for name in names)))
+    at = broker_addrs(route)
+    return list(await asyncio.gather(*(track(client, message, name, at) for name in names)))
 
 
-async def track(client: ClientInstance, message: MessageExt, group: str) -> MessageTrack:
-    """What became of a message in one group; UNKNOWN with the reason where it cannot be found out."""
+async def track(
+    client: ClientInstance, message: MessageExt, group: str, offsets_at: Mapping[str, str]
+) -> MessageTrack:
+    """Return what became of a message in one group; UNKNOWN with the reason where it cannot be found out.
+
+    offsets_at: the brokers of the message's topic.
+    """
     try:
-        connected = await members(client, await brokers_of(client, group), group)
+        brokers = await brokers_of(client, group, offsets_at)
+        connected = await members(client, brokers, group)
         if connected.consume_type == PULL_TYPE:
             return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
-        if not await consumed(client, message, group):
+        if not await consumed(client, message, group, brokers):
             return MessageTrack(consumer_group=group, track_type=TrackType.NOT_CONSUME_YET)
     except BrokerError as error:
         offline = error.code == ResponseCode.CONSUMER_NOT_ONLINE
@@ -384,15 +391,17 @@ async def track(client: ClientInstance, message: MessageExt, group: str) -> Mess
     return MessageTrack(consumer_group=group, track_type=kind)
 
 
-async def consumed(client: ClientInstance, message: MessageExt, group: str) -> bool:
-    """Whether the group's committed offset at the broker that stores the message lies behind it."""
+async def consumed(
+    client: ClientInstance, message: MessageExt, group: str, brokers: Mapping[str, str]
+) -> bool:
+    """Return whether the group's offset at the broker that stores the message is behind the message."""
     info = await client.namesrv.cluster_info()
     names = {
         name
         for name, data in info.broker_addr_table.items()
         if message.store_host in data.broker_addrs.values()
     }
-    found = await progress(client, group)
+    found = await progress(client, group, brokers=brokers)
     return any(
         row.topic == message.topic
         and row.queue_id == message.queue_id

@@ -6,7 +6,7 @@ Every command, the console and the jobs ask this module.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
@@ -91,8 +91,16 @@ async def _masters(client: ClientInstance) -> dict[str, str]:
     return {name: of[min(of)] for name, of in addrs.items() if of}
 
 
-async def brokers_of(client: ClientInstance, group: str) -> dict[str, str]:
+async def brokers_of(
+    client: ClientInstance, group: str, offsets_at: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
     """Return broker name -> address of the brokers that have a group.
+
+    Args:
+        client: Sends the requests.
+        group: The group.
+        offsets_at: Brokers where the group is known to have offsets. If it has no retry topic, these are the
+            answer, and no broker is asked.
 
     Raises:
         UnknownNameError: No broker has it.
@@ -103,7 +111,8 @@ async def brokers_of(client: ClientInstance, group: str) -> dict[str, str]:
     except NameServersUnreachable:
         raise
     except NoRouteError:
-        pass
+        if offsets_at:
+            return offsets_at
     known, failures = await _places(client)
     if group in known:
         return known[group]

@@ -9,8 +9,8 @@ from typing import Any
 
 from cometmq.admin import groups
 from cometmq.admin.group_admin import GroupAdmin
-from cometmq.admin.known_groups import places
-from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats, Undone
+from cometmq.admin.known_groups import brokers_of, places
+from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats, Undone, known_sum
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError
@@ -61,7 +61,7 @@ class StatsAdmin(GroupAdmin):
             behind: int | None = 0
             if group:
                 out_tps, went = await self._counted(masters, "GROUP_GET_NUMS", f"{topic}@{group}")
-                behind = await self._behind(group, topic)
+                behind = await self._behind(group, topic, broker_addrs(route))
             found.append(
                 TopicStats(
                     topic=topic,
@@ -90,9 +90,10 @@ class StatsAdmin(GroupAdmin):
                 rate, count = rate + stats.minute.tps, count + stats.most
         return (rate, count) if answered else (None, None)
 
-    async def _behind(self, group: str, topic: str) -> int | None:
+    async def _behind(self, group: str, topic: str, offsets_at: Mapping[str, str]) -> int | None:
         try:
-            found = await groups.progress(self.client, group)
+            brokers = await brokers_of(self.client, group, offsets_at)
+            found = await groups.progress(self.client, group, brokers=brokers)
         except CometError:
             return None
         return max(0, sum(row.diff for row in found.queues if row.topic == topic))
@@ -119,17 +120,19 @@ class StatsAdmin(GroupAdmin):
     async def undone(self) -> AsyncIterator[Undone]:
         """What groups that are online have left and could not do, by topic. Groups and members that do not
         answer are left out."""
-        for group in await places(self.client):
+        for group, place in (await places(self.client)).items():
             try:
-                members = (await self.consumer_connection(group)).connection_set
-                rows = (await groups.progress(self.client, group)).queues
+                brokers = place or await brokers_of(self.client, group)
+                members = (await groups.members(self.client, brokers, group)).connection_set
+                rows = (await groups.progress(self.client, group, brokers=brokers)).queues
             except CometError:
                 continue
             failed: Counter[str] = Counter()
             for member in members:
                 with suppress(CometError):
-                    table = (await self.running_info(group, member.client_id)).status_table
-                    failed.update({topic: status.consume_failed_msgs for topic, status in table.items()})
+                    info = await groups.running_info(self.client, brokers, group, member.client_id)
+                    statuses = info.status_table.items()
+                    failed.update({topic: status.consume_failed_msgs for topic, status in statuses})
             for topic in sorted({row.topic for row in rows}):
                 of_topic = [row for row in rows if row.topic == topic]
                 yield Undone(
@@ -227,7 +230,7 @@ class StatsAdmin(GroupAdmin):
             report[name] = await self._metrics_of(addr)
         quotas = [each["runtimeQuota"] for each in report.values()]
         tps = {
-            "total" + key[0].upper() + key[1:]: sum(quota["tps"][key] for quota in quotas)
+            "total" + key[0].upper() + key[1:]: known_sum(quota["tps"][key] for quota in quotas)
             for key in ("normalInTps", "normalOutTps", "transInTps", "scheduleInTps")
         }
         day = {
@@ -245,7 +248,7 @@ class StatsAdmin(GroupAdmin):
         clients = set()
         for group in table:
             try:
-                connected = await self.consumer_connection(group)
+                connected = await self.consumer_connection(group, addr)
             except CometError:
                 continue
             clients |= {f"{each.language}%{version_name(each.version)}" for each in connected.connection_set}

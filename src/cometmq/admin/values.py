@@ -7,7 +7,7 @@ where there is none; offsets count messages of a queue.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from math import isfinite
 
@@ -164,6 +164,12 @@ class GroupSummary(Value, frozen=True, kw_only=True):
     message_model: str
     consume_tps: int | None
     diff_total: int | None
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the values that are known, None if none is."""
+    found = [value for value in values if value is not None]
+    return sum(found) if found else None
 
 
 class RetryLimits(Value, frozen=True, kw_only=True):

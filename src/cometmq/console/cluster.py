@@ -14,7 +14,7 @@ import msgspec
 
 from cometmq.admin import Admin, BrokerStatus, GroupQueueProgress
 from cometmq.admin.known_groups import group_names
-from cometmq.admin.values import broker_places, with_lags
+from cometmq.admin.values import broker_places, known_sum, with_lags
 from cometmq.console.frame.live import Feed, Live, Rate, Ring, Tops
 from cometmq.console.frame.patience import Answers, Patience
 from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
@@ -171,13 +171,8 @@ def put_rate(broker: BrokerStatus) -> float | None:
 
 def get_rate(broker: BrokerStatus) -> float | None:
     """As `put_rate`, of those that consumers received; 5.x spells its key otherwise."""
-    return broker.first_number("getTransferredTps") or broker.first_number("getTransferedTps")
-
-
-def known_sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values that are known, None if none is."""
-    found = [value for value in values if value is not None]
-    return sum(found) if found else None
+    rate = broker.first_number("getTransferredTps")
+    return broker.first_number("getTransferedTps") if rate is None else rate
 
 
 class Cluster:

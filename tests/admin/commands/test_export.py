@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.admin.conftest import Shell
 
+from cometmq.client.cluster.broker_api import BrokerApi
+
 
 @pytest.mark.parametrize(
     ("more", "name", "keys"),
@@ -85,3 +87,16 @@ def test_a_directory_that_cannot_be_made_is_an_error(mq: Shell, tmp_path: Path) 
 
     assert failed.code == 1
     assert "below" in failed.err
+
+
+def test_rates_that_a_young_broker_does_not_report_are_left_out_of_the_sum(
+    mq: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def young(_api: BrokerApi, _addr: str) -> dict[str, str]:
+        return {"putTps": "", "getTransferedTps": "2.0 2.0 2.0"}
+
+    monkeypatch.setattr(BrokerApi, "runtime_info", young)
+    mq.ok("exportMetrics", "-c", "DefaultCluster", "-f", str(tmp_path))
+
+    found = json.loads((tmp_path / "metrics.json").read_text())["totalData"]["totalTps"]
+    assert (found["totalNormalInTps"], found["totalNormalOutTps"]) == (None, 2.0)

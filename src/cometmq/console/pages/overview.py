@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import BrokerStatus
-from cometmq.console.cluster import Progress, disk_of, fullest_disk, get_rate, kind_of, known_sum, put_rate
+from cometmq.admin.values import known_sum
+from cometmq.console.cluster import Progress, disk_of, fullest_disk, get_rate, kind_of, put_rate
 from cometmq.console.frame.charts import Lines, bars, missing_note
 from cometmq.console.frame.live import Reading
 from cometmq.console.frame.page import View, text_element
