@@ -194,13 +194,18 @@ async def test_a_consumer_starts_and_reads_at_a_replica_whose_master_is_not_list
     assert seen == numbers(3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("state", ["killed", "paused", "busy"])
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        (state, kind)
+        for state in ("killed", "paused", "busy")
+        for kind in KINDS
+        if (state, kind) != ("paused", "tail")  # its pulls wait 25 s
+    ],
+)
 async def test_reading_goes_on_at_a_replica_and_returns_to_the_master(
     pair: Pair, kind: str, state: str
 ) -> None:
-    if (kind, state) == ("tail", "paused"):
-        pytest.skip("its pulls wait 25 s")
     pair.master.store_numbers(2)
     async with consuming(pair, kind) as seen, AsyncExitStack() as stack:
         await until(lambda: len(seen) == 2)
