@@ -121,7 +121,7 @@ def test_a_purge_says_how_much_would_go(page: Page, console: RunningConsole) -> 
     go_on(page)
     shown(page, "7 messages of topic purged")
     confirm(page, "purged")
-    shown(page, "7 messages are purged.")
+    shown(page, "7 messages were purged.")
 
 
 def test_settings_are_changed(page: Page, console: RunningConsole) -> None:
