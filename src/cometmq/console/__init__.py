@@ -23,7 +23,7 @@ A module `<part>.py` of `console/pages` or `console/messages` with a function `p
   part. Common words are in `common.toml` and `list.toml`. tests/console/test_texts.py finds missing ones; a
   key that is put together (`f"topics.{kind}"`) needs its keys somewhere as whole texts.
 - **Live** values come from feeds, which all open pages share and which ask only while one of them is in
-  front: `feed = view.feeds.feed(("topic", name), lambda: ask(console.admin, name), 10.0)`. The key names
+  front: `feed = view.feeds.feed(("topic", name), lambda: ask(view.admin, name), 10.0)`. The key names
   everything the answer depends on. One question a broker and page: what belongs together is one feed.
   `await view.live(feed, draw)` is an area that `draw(value)` fills, again whenever the value has changed; it
   shows its age, that it asks, and why there is no (newer) answer. `view.watch(feed, told)` is the same by
@@ -62,5 +62,5 @@ What every page keeps to
 
 Rooms: `door` stands before the framework and knows nothing of it; `frame` is what pages are made of (live and
 rows are plain too); `pages` are those of clusters, topics, groups and accounts, `messages` those of messages;
-cluster.py is what many pages ask; app.py puts it together.
+cluster.py is what many pages ask, clusters.py the list of clusters; app.py puts it together.
 """

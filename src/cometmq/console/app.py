@@ -26,16 +26,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from cometmq import logs
-from cometmq.admin import Admin
 from cometmq.client.cluster.options import namesrv_addresses
 from cometmq.console import texts
-from cometmq.console.cluster import Cluster
+from cometmq.console.clusters import Clusters
 from cometmq.console.door.accounts import Accounts
 from cometmq.console.door.audit import Audit
 from cometmq.console.door.connections import TimedProtocol
 from cometmq.console.door.gate import SESSION, Gate
 from cometmq.console.door.sessions import Sessions
-from cometmq.console.frame.live import Live
 from cometmq.console.frame.page import View, frame, text_element, zone
 from cometmq.console.pages import PAGES
 from cometmq.errors import CometError
@@ -107,9 +105,7 @@ class Console:
     def __post_init__(self) -> None:
         data = self.options.data
         self.namesrv = ";".join(namesrv_addresses(self.options.namesrv))
-        self.admin = Admin(self.namesrv)
-        self.live = Live()
-        self.cluster = Cluster(self.admin, self.live)
+        self.clusters = Clusters(data / "clusters.json", self.namesrv)
         self.accounts = Accounts(data / "users.json")
         self.sessions = Sessions(self.accounts)
         self.audit = Audit(data / "audit.jsonl")
@@ -150,13 +146,14 @@ class Console:
     # -- life
 
     async def start(self) -> None:
-        """Listen, and make the first account if there is none. Raises ConsoleError, AccountError, OSError."""
+        """Listen, and make the first account if there is none. Raises ConsoleError, AccountError,
+        ClusterError, OSError."""
         self.password = await asyncio.to_thread(self.accounts.make_first)
         texts.table()
         tls = self._tls()
         listening = self._listen()
         self.port = listening.getsockname()[1]
-        await self.admin.start()
+        await self.clusters.start()
         config = uvicorn.Config(
             self._application(tls is not None),
             log_config=None,
@@ -192,7 +189,7 @@ class Console:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait([self._serving])
-        await self.admin.stop()
+        await self.clusters.stop()
 
     @property
     def url(self) -> str:

@@ -61,7 +61,7 @@ class Action:
     name: in the audit log, as `topic.delete`; target: the name of what is acted on; says: what will happen,
     one sentence each, in the user's language; work: does it, and may say what came out of it; details: for
     the audit log, never a secret; danger: the target's name has to be typed; refresh: keys of feeds to ask
-    again; then: the path to go to afterwards.
+    again; then: the path to go to afterwards; of_console: it changes the console and not the cluster.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Action:
     danger: bool = False
     refresh: Sequence[Hashable] = ()
     then: str = ""
+    of_console: bool = False
 
 
 class Progress:
@@ -139,7 +140,9 @@ async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncGenerato
 async def act(view: View, action: Action) -> bool:
     """Ask, do, tell and note an action; whether it was done."""
     check_allowed(view, action.name, action.target)
-    with dialog(view, action.says) as (box, place):
+    where = _where(view, action)
+    says = [*action.says, *(view.t("clusters.in_cluster", name=name) for name in where.values())]
+    with dialog(view, says) as (box, place):
         typed = None
         if action.danger:
             typed = ui.input(view.t("common.type_name", name=action.target)).classes("full-width")
@@ -177,9 +180,10 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
     succeeded. What the audit log does not take is not done."""
     session, audit, result, done = view.session, view.console.audit, "ok", False
     who = session.name, session.address, action.name, action.target
+    details = {**action.details, **_where(view, action)}
     try:
         check_allowed(view, action.name, action.target)
-        audit.must_add(*who, dict(action.details))
+        audit.must_add(*who, details)
     except NotNoted as error:
         view.complain(view.t("common.not_noted", problem=str(error)))
         return False
@@ -198,12 +202,18 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
         view.complain(view.why(error))
     finally:
         # Also for one that is cut off: what it had done by then is done.
-        what = {**action.details, **progress.outcome}
+        what = {**details, **progress.outcome}
         noted = audit.add(*who, what, result if done or result != "ok" else "cut off")
     if not noted:
         view.complain(view.t("common.outcome_not_noted"))
     view.feeds.refresh(*action.refresh)
     return done
+
+
+def _where(view: View, action: Action) -> dict[str, str]:
+    """Return the name of the cluster that an action changes, if the console shows several."""
+    named = view.console.clusters.several and not action.of_console
+    return {"cluster": view.connection.name} if named else {}
 
 
 def check_allowed(view: View, name: str, target: str) -> None:

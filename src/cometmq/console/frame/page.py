@@ -31,12 +31,13 @@ from cometmq.errors import CometError
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
+    from cometmq.console.cluster import Cluster
 
 log = logs.logger(__name__)
 
 V = TypeVar("V")
 
-LANGUAGE_COOKIE, THEME_COOKIE = "cometmq_lang", "cometmq_theme"
+LANGUAGE_COOKIE, THEME_COOKIE, CLUSTER_COOKIE = "cometmq_lang", "cometmq_theme", "cometmq_cluster"
 FIRST_S = 0.6
 """A page is sent after so long, also without its first answers, which then follow."""
 YEAR_S = 365 * 86_400
@@ -65,6 +66,9 @@ class View:
         self._sent_s = time.monotonic() + FIRST_S
         forget(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
+        # A page stays with the cluster that it was opened for, whatever its browser chooses afterwards.
+        self.connection = console.clusters.find(cookies.get(CLUSTER_COOKIE, ""))
+        self.connection.on_end[self] = self._connection_ended
         self.client.on_delete(self._closed)
 
     # -- what pages ask
@@ -72,11 +76,16 @@ class View:
     @property
     def admin(self) -> Admin:
         """The one way to ask the cluster anything."""
-        return self.console.admin
+        return self.connection.admin
+
+    @property
+    def cluster(self) -> Cluster:
+        """The questions about the cluster that many pages share."""
+        return self.connection.cluster
 
     @property
     def feeds(self) -> Live:
-        return self.console.live
+        return self.connection.live
 
     @property
     def may_change(self) -> bool:
@@ -301,9 +310,16 @@ class View:
             self.client.open("/login")
             self._end_watches()
 
+    def _connection_ended(self) -> None:
+        """Reload the page: the cluster was removed or has another address."""
+        if not self._gone:
+            self.client.open(self.path)
+            self._end_watches()
+
     def _closed(self) -> None:
         self._gone = True
         self._end_watches()
+        self.connection.on_end.pop(self, None)
         self.session.on_end.pop(self, None)
         self.session.pages.pop(self.client.id, None)
 
@@ -387,7 +403,8 @@ def frame(view: View, current: str) -> Element:
         menu_button.on("click", js_handler="() => document.body.classList.toggle('menu-other')")
         brand = text_element("a", "CometMQ").classes("brand")
         brand.props["href"] = "/"
-        text_element("span", view.t("frame.cluster", addrs=view.console.namesrv)).classes("where")
+        _cluster_choice(view)
+        text_element("span", view.t("frame.cluster", addrs=view.connection.namesrv)).classes("where")
         _icon_button(view, "contrast", "frame.dark", lambda: _toggle_dark(view))
         _icon_button(view, "translate", "frame.language", lambda: _next_language(view))
         _log_out(view)
@@ -426,9 +443,26 @@ def _log_out(view: View) -> None:
 
 
 def _set_cookie(view: View, name: str, value: str) -> None:
-    """A choice of how pages look, nothing secret; both are ours."""
+    """Set a cookie for what pages show and how, which is not secret."""
     said = json.dumps(f"{name}={value}; {_COOKIE}")
     view.client.run_javascript(f"document.cookie = {said}")
+
+
+def _cluster_choice(view: View) -> None:
+    """Let a browser choose one of several clusters."""
+    clusters = view.console.clusters
+    if not clusters.several:
+        return
+
+    def choose(name: str) -> None:
+        _set_cookie(view, CLUSTER_COOKIE, clusters.find(name).name)
+        view.client.run_javascript("location.assign('/')")
+
+    made = ui.select(
+        list(clusters.connections), value=view.connection.name, on_change=lambda event: choose(event.value)
+    )
+    made.props("dense dark borderless options-dense")
+    made.props["aria-label"] = view.t("clusters.choose")
 
 
 def _toggle_dark(view: View) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from cometmq.admin import Admin
 from cometmq.console.cluster import Found, TopicRow
+from cometmq.console.clusters import ClusterConnection
 from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
@@ -58,11 +60,11 @@ async def ask(admin: Admin, topics: Found[TopicRow]) -> Groups:
 def pages(console: Console) -> None:
     """Put the page in."""
 
-    async def all_groups() -> Groups:
-        topics = await console.cluster.topics().fresh()
+    async def all_groups(connection: ClusterConnection) -> Groups:
+        topics = await connection.cluster.topics().fresh()
         if topics.value is None:
             raise topics.problem or AssertionError("an answer or a problem")
-        return await ask(console.admin, topics.value)
+        return await ask(connection.admin, topics.value)
 
     @console.page("/dead", "dead.title", menu=80, icon="report")
     async def dead(view: View) -> None:
@@ -91,4 +93,6 @@ def pages(console: Console) -> None:
                     view.note(view.t("dead.counted", n=COUNTED_MAX))
             return found.rows
 
-        await listing.follow(view.feeds.feed("dead letters", all_groups, INTERVAL_S), pick)
+        await listing.follow(
+            view.feeds.feed("dead letters", partial(all_groups, view.connection), INTERVAL_S), pick
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -52,7 +53,7 @@ def pages(console: Console) -> None:
             view, _columns(), _id_of, default=ListState(sort="at"), empty="timers.none",
             actions=cancel if view.may_change else (),
         )  # fmt: skip
-        feed = view.feeds.feed(name, lambda: ask(console.admin, topic, key, after), INTERVAL_S)
+        feed = view.feeds.feed(name, partial(ask, view.admin, topic, key, after), INTERVAL_S)
 
         def pick(found: TimerPage) -> list[WaitingMessage]:
             more.clear()

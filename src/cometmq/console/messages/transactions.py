@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nicegui import ui
@@ -33,7 +34,7 @@ def pages(console: Console) -> None:
                 view, _columns("transactions.begun", lambda row: row.message.born_timestamp_ms), _id_of,
                 default=ListState(sort="at"), empty="transactions.none",
             )  # fmt: skip
-            feed = view.feeds.feed("half messages", lambda: half_messages(console.admin), INTERVAL_S)
+            feed = view.feeds.feed("half messages", partial(half_messages, view.admin), INTERVAL_S)
             await listing.follow(feed, lambda found: _rows(view, notice, found, "transactions.partly"))
         with view.section("transactions.given_up"):
             view.note(view.t("transactions.given_up_says"))
@@ -44,7 +45,7 @@ def pages(console: Console) -> None:
                 default=ListState(sort="at", descending=True), empty="transactions.none_given_up",
                 name="up", actions=again if view.may_change else (),
             )  # fmt: skip
-            ups = view.feeds.feed("given up", lambda: given_up(console.admin), INTERVAL_S)
+            ups = view.feeds.feed("given up", partial(given_up, view.admin), INTERVAL_S)
             await old.follow(ups, lambda found: _rows(view, notice_up, found, "transactions.newest"))
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nicegui import ui
@@ -113,7 +114,7 @@ def pages(console: Console) -> None:
     async def access(view: View) -> None:
         view.title(view.t("access.title"))
         view.note(view.t("access.says"))
-        feed = view.feeds.feed(FEED, lambda: ask(console.admin), INTERVAL_S)
+        feed = view.feeds.feed(FEED, partial(ask, view.admin), INTERVAL_S)
         if view.may_change:
             with ui.element("div").classes("actions"):
                 view.button("access.add", lambda: ask_account(view, None), icon="person_add")

@@ -80,12 +80,12 @@ def pages(console: Console) -> None:
                 left_notes(view)
             return found
 
-        await listing.follow(view.console.cluster.brokers(), pick)
+        await listing.follow(view.cluster.brokers(), pick)
 
     @console.page("/brokers/{addr}", "brokers.title", under="/brokers")
     async def broker(view: View, addr: str) -> None:
         view.title(view.t("broker.title", addr=addr))
-        feed = view.feeds.feed(("broker", addr), lambda: ask(console.admin, addr), INTERVAL_S)
+        feed = view.feeds.feed(("broker", addr), partial(ask, view.admin, addr), INTERVAL_S)
         if view.may_change:
             _actions(view, addr)
         await view.live(feed, lambda state: _summary(view, state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nicegui import ui
@@ -69,10 +70,10 @@ def pages(console: Console) -> None:
     async def group(view: View, name: str) -> None:
         view.title(name)
         view.link(view.t("group.dead"), path_of("dead", name))
-        patience = Patience[GroupProgress](lambda: console.live.refresh(("group", name)))
-        feed = view.feeds.feed(("group", name), lambda: ask(console.admin, name, patience), INTERVAL_S)
+        patience = Patience[GroupProgress](partial(view.feeds.refresh, ("group", name)))
+        feed = view.feeds.feed(("group", name), partial(ask, view.admin, name, patience), INTERVAL_S)
         members_feed = view.feeds.feed(
-            ("group members", name), lambda: ask_members(console.admin, name), MEMBERS_S
+            ("group members", name), partial(ask_members, view.admin, name), MEMBERS_S
         )
         if view.may_change:
             _actions(view, name)
@@ -94,7 +95,7 @@ def pages(console: Console) -> None:
             view.watch(members_feed, lambda _reading: queues.again())
         with view.section("group.settings"):
             await view.live(
-                view.console.cluster.groups(),
+                view.cluster.groups(),
                 lambda found: _settings(
                     view, next((row.configs for row in found.rows if row.name == name), {})
                 ),
@@ -211,7 +212,7 @@ def _actions(view: View, name: str) -> None:
 
 
 async def _configs(view: View, group: str) -> dict[str, SubscriptionGroupConfig]:
-    found = await view.console.cluster.groups().fresh()
+    found = await view.cluster.groups().fresh()
     rows = found.value.rows if found.value is not None else []
     return next((row.configs for row in rows if row.name == group), {})
 

@@ -59,7 +59,7 @@ def pages(console: Console) -> None:
             default=ListState(sort="behind", descending=True),
             classes=lambda line: {"enabled": "bad"} if line.config and not line.config.consume_enable else {},
         )  # fmt: skip
-        feed, progress = view.console.cluster.groups(), view.console.cluster.progress()
+        feed, progress = view.cluster.groups(), view.cluster.progress()
         missing = ui.element("div")
 
         def pick(found: Found[GroupRow]) -> list[GroupLine]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cometmq.admin import Admin, UnknownNameError
@@ -12,6 +13,7 @@ from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, path_of
 from cometmq.console.frame.settings import setting_rows, settings_list
+from cometmq.console.pages import clusters
 from cometmq.errors import CometError
 
 if TYPE_CHECKING:
@@ -87,15 +89,14 @@ def pages(console: Console) -> None:
             classes=lambda row: {"state": "bad" if row.problem else "warn" if row.differs else "good"},
         )  # fmt: skip
         await listing.follow(
-            view.feeds.feed("names", lambda: ask(console.admin), INTERVAL_S), lambda rows: rows
+            view.feeds.feed("names", partial(ask, view.admin), INTERVAL_S), lambda rows: rows
         )
+        clusters.section(view)
 
     @console.page("/names/{addr}", "names.title", under="/names")
     async def settings(view: View, addr: str) -> None:
         view.title(view.t("names.settings", addr=addr))
-        feed = view.feeds.feed(
-            ("name settings", addr), lambda: _settings(console.admin, addr), INTERVAL_S * 3
-        )
+        feed = view.feeds.feed(("name settings", addr), partial(_settings, view.admin, addr), INTERVAL_S * 3)
         await settings_list(view).follow(feed, setting_rows)
 
 

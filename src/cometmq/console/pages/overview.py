@@ -35,7 +35,7 @@ def pages(console: Console) -> None:
     @console.page("/", "overview.title", menu=10, icon="dashboard")
     async def overview(view: View) -> None:
         view.title(view.t("overview.title"))
-        cluster, history = view.console.cluster, view.console.cluster.history
+        cluster, history = view.cluster, view.cluster.history
         await view.live(cluster.brokers(), lambda brokers: _tiles(view, brokers))
         with ui.element("div").classes("halves").style("margin-top: 16px"):
             rates = Lines(view, "overview.rates", "overview.per_second", ["overview.put", "overview.get"])
@@ -90,7 +90,7 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
 
 def left_notes(view: View) -> None:
     """Which brokers the name servers no longer know: they do not vanish without a word."""
-    for each in view.console.cluster.left:
+    for each in view.cluster.left:
         status, at = each.status, view.shown("time", int(each.at_s * 1000))
         place = {"name": status.broker_name, "id": status.broker_id, "addr": status.broker_addr}
         view.note(view.t("overview.left", **place, at=at), "problem")

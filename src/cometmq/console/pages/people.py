@@ -132,6 +132,7 @@ async def _with_password(
         work=work,
         refresh=[FEED],
         details={"role": person.role.value},
+        of_console=True,
     )
     if await act(view, action):
         await show_secret(view, view.t("people.password_of", name=person.name), made[0])
@@ -155,6 +156,7 @@ async def other_role(view: View, person: Person) -> None:
             says=[view.t("people.will_role", name=person.name, role=_role(view, role))],
             refresh=[FEED],
             details={"role": role.value},
+            of_console=True,
         ),
     )
 
@@ -176,6 +178,7 @@ async def remove(view: View, person: Person) -> None:
             danger=True,
             says=[view.t("people.will_remove", name=person.name)],
             refresh=[FEED],
+            of_console=True,
         ),
     )
 

@@ -35,7 +35,7 @@ def pages(console: Console) -> None:
                 missing_note(view, found.missing)
             return found.rows
 
-        await listing.follow(view.console.cluster.producers(), pick)
+        await listing.follow(view.cluster.producers(), pick)
 
 
 def _columns() -> list[Column[ProducerRow]]:

@@ -19,7 +19,7 @@ from cometmq.console.frame.rows import Column
 async def ask_reset(view: View, *, topic: str = "", group: str = "", to_end: bool = False) -> None:
     """Ask for group or topic, whichever is not given, and the time; show the plan; reset. to_end: skip all
     that is there."""
-    found = (await view.console.cluster.progress().fresh()).value
+    found = (await view.cluster.progress().fresh()).value
     pairs = found.pairs if found is not None else {}
     others = sorted(
         {pair[0] if topic else pair[1] for pair in pairs if pair[1 if topic else 0] == (topic or group)}

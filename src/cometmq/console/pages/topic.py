@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nicegui import ui
@@ -63,8 +64,8 @@ def pages(console: Console) -> None:
     async def topic(view: View, name: str) -> None:
         view.title(name)
         view.link(view.t("topic.messages"), messages_of(name))
-        patience = Patience[list[QueueStatus]](lambda: console.live.refresh(("topic", name)))
-        feed = view.feeds.feed(("topic", name), lambda: ask(console.admin, name, patience), INTERVAL_S)
+        patience = Patience[list[QueueStatus]](partial(view.feeds.refresh, ("topic", name)))
+        feed = view.feeds.feed(("topic", name), partial(ask, view.admin, name, patience), INTERVAL_S)
         if view.may_change:
             _actions(view, name)
         await view.live(feed, lambda state: _summary(view, name, state))
@@ -81,7 +82,7 @@ def pages(console: Console) -> None:
                     missing_note(view, found.missing)
                 return _groups_of(found, name)
 
-            await groups.follow(console.cluster.progress(), pick)
+            await groups.follow(view.cluster.progress(), pick)
         with view.section("topic.queues"):
             queues = Listing(
                 view, _queue_columns(), lambda row: f"{row.broker_name} {row.queue_id}", name="q"
@@ -89,7 +90,7 @@ def pages(console: Console) -> None:
             await queues.follow(feed, lambda state: state.queues)
         with view.section("topic.settings"):
             await view.live(
-                view.console.cluster.topics(),
+                view.cluster.topics(),
                 lambda found: _settings(
                     view, next((row.configs for row in found.rows if row.name == name), {})
                 ),
@@ -228,7 +229,7 @@ async def send(view: View, topic: str) -> None:
 
 async def change(view: View, topic: str) -> None:
     """Ask for other settings of a topic and set them at one broker or all."""
-    feed = view.console.cluster.topics()
+    feed = view.cluster.topics()
     found = await feed.fresh()
     rows = found.value.rows if found.value is not None else []
     configs = next((row.configs for row in rows if row.name == topic), {})
@@ -315,7 +316,7 @@ async def purge(view: View, topic: str) -> None:
 async def delete(view: View, topic: str) -> None:
     """Delete a topic with its messages."""
     clusters = await view.admin.clusters_of(topic)
-    found = view.console.cluster.progress().latest.value
+    found = view.cluster.progress().latest.value
     groups = [group for group, _ in _groups_of(found, topic)] if found is not None else []
 
     async def work(progress: Progress) -> None:

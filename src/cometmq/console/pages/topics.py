@@ -37,7 +37,7 @@ def pages(console: Console) -> None:
         if view.may_change:
             with ui.element("div").classes("actions"):
                 view.button("topics.create", lambda: create(view), icon="add")
-        feed = view.console.cluster.topics()
+        feed = view.cluster.topics()
         kinds = {name: view.t(key) for name, key in KINDS.items()}
         kind = ui.select(kinds, label=view.t("topics.kind"), value=_kind(view))
         kind.props("dense outlined options-dense").style("width: 220px; margin-bottom: 8px")
