@@ -24,7 +24,9 @@ from cometmq.protocol.java_properties import parse_properties
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "src" / "cometmq" / "conf"
-COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SHARED = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-scripts"]
+COMMANDS = {*PROJECT["project"]["scripts"], *SHARED.values()}
 CONTAINER = (CONF / "container" / "Containerfile").read_text()
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((CONF / "kubernetes" / "cometmq.yaml").read_text()))
 SETS = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
