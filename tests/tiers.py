@@ -49,12 +49,13 @@ TIERS = {
 }
 INTEROP = "tests/interop/"
 NOT_FAST = (
-    "tests/broker/replication/", "tests/broker/tables/test_durable.py", "tests/cli/", "tests/console/",
-    "tests/faults/", "tests/filtersrv/", "tests/simulation/", "tests/store/test_faults.py",
+    "tests/broker/replication/", "tests/broker/tables/test_durable.py", "tests/broker/timers/test_timers.py",
+    "tests/cli/", "tests/client/test_scenarios.py", "tests/console/", "tests/faults/", "tests/filtersrv/",
+    "tests/pipeline/", "tests/simulation/", "tests/store/test_faults.py",
     "tests/store/test_kill.py", "tests/store/test_truncation.py", "tests/test_architecture.py",
     "tests/test_dead_code.py", "tests/test_readme.py", "tests/test_secrets.py",
 )  # fmt: skip
-"""Folders and files whose tests start processes, wait for elections or repeat much."""
+"""Folders and files whose tests start processes, import Spark, wait for elections or repeat much."""
 
 
 def tier_of(item: pytest.Item) -> Tier:
@@ -93,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what no fast test is in: collecting all tests takes each process seven seconds of CPU."""
+    """Leave out what no fast test is in: it takes each process half of the CPU of collecting all tests."""
     if config.getoption("tier") != "fast":
         return None
     path = f"{collection_path.as_posix()}/".removeprefix(f"{config.rootpath.as_posix()}/")
