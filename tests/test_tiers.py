@@ -84,11 +84,13 @@ def test_a_mark_without_a_reason_is_refused(suite: Path) -> None:
 def test_a_run_without_a_terminal_prints_its_progress_and_its_slowest_files(suite: Path) -> None:
     (suite / "tests/room/test_many.py").write_text(
         "import pytest, time, tests.tiers\n"
+        "def test_fails(): assert False\n"
         "@pytest.mark.parametrize('n', range(12))\ndef test_one(n): time.sleep(0.02)\n"
     )
     (suite / "conftest.py").write_text("import tests.tiers\ntests.tiers.PROGRESS_INTERVAL_S = 0.05\n")
     output = run_pytest(suite, "-n", "1")
-    assert " of 20 tests" in output
+    assert " of 21 tests" in output
+    assert "\nFAILED tests/room/test_many.py::test_fails\n" in output
     assert "running: tests/room/test_many.py" in output
     assert "slowest files" in output
     assert "s  tests/room/test_many.py" in output

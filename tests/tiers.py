@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -149,15 +149,21 @@ class RunReport:
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         self._total = len(ids)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Leave the dot of a passed test out where progress is printed in lines."""
-        if self._prints_progress and report.when == "call" and report.passed:
-            return None if hasattr(report, "wasxfail") else ("passed", "", "")
-        return None
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport
+    ) -> Generator[None, tuple[str, str, str], tuple[str, str, str]]:
+        """Print no dots where progress is printed in lines, and the names of failed tests at once."""
+        category, letter, word = yield
+        if self._prints_progress and letter:
+            letter = f"{category.upper()} {report.nodeid}\n" if report.failed else ""
+        return category, letter, word
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._running[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._running.pop(nodeid, None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._file_s[report.nodeid.partition("::")[0]] += report.duration
@@ -165,8 +171,6 @@ class RunReport:
             self._outcomes[report.outcome] += 1
         if report.when == "call" and "slow" not in report.keywords:
             self._unmarked_s[report.nodeid] = report.duration
-        if report.when == "teardown":
-            self._running.pop(report.nodeid, None)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         slowest = sorted(self._file_s.items(), key=lambda each: -each[1])[:SLOWEST_FILES]
