@@ -41,7 +41,7 @@ check: lint  ## lint, format, strict types, import directions
 
 # Each of these runs the tests of the one before it, too; tests/tiers.py decides which tests those are.
 test-fast: install  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
-	$(PYTEST) -n 3 --tier fast $(TEST_ARGS)
+	$(PYTEST) -n 5 --tier fast $(TEST_ARGS)
 
 test: install lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
 	$(PYTEST) -n 6 --tier test $(TEST_ARGS)
