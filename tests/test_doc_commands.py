@@ -45,6 +45,8 @@ def wrong(line: str) -> str:
     """What is wrong with a command; "" if nothing is. What is left out, and words that stand for values, are
     not."""
     name, *words = words_of(line)
+    if name == "cometmq" and words and words[0] in COMMANDS:
+        name, *words = words  # as the scripts call it
     words = [word for word in words if word not in ("…", "...")]
     command = COMMANDS[name]
     parent = None

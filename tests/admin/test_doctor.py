@@ -91,6 +91,8 @@ def only(findings: list[Finding]) -> Finding:
     return findings[0]
 
 
+@pytest.mark.representative
+@pytest.mark.slow("a member that does not answer is waited for")
 async def test_nothing_is_wrong_with_what_works(tmp_path: Path) -> None:
     async with (
         name_server(tmp_path) as namesrv,
@@ -241,6 +243,8 @@ async def test_who_speaks_tls_hears_of_ports_that_take_more(
         assert [True for each in problems if "takes plain connections beside TLS" in each] == [True] * plain
 
 
+@pytest.mark.representative
+@pytest.mark.slow("a member that does not answer is waited for")
 async def test_topics_and_groups(tmp_path: Path) -> None:
     async with (
         name_server(tmp_path) as namesrv,

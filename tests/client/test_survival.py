@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.scenarios import FROM_FIRST, Ledger, bodies, fill, until
+from tests.ports import free_port
 
 from cometmq import BrokerError, Message, NoRouteError, Producer, ProducerOptions, PushConsumer
 from cometmq.client import ClientOptions
@@ -23,7 +24,7 @@ QUICK = ClientOptions(route_interval_s=0.5, heartbeat_interval_s=0.5)
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Standalone]:
-    running = Standalone(tmp_path, namesrv_port=0, broker_port=0)
+    running = Standalone(tmp_path, free_port(), free_port())  # they listen again after a restart
     await running.start()
     yield running
     await running.stop()
