@@ -57,7 +57,7 @@ class Peer:
         code: int,
         header: Header | None = None,
         body: bytes = b"",
-        timeout_s: float = 20.0,
+        timeout_s: float = 60.0,
         **request: Any,
     ) -> Frame:
         return await self.remoting.call(self.addr, Frame.request(code, header, body, **request), timeout_s)
