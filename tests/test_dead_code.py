@@ -123,6 +123,8 @@ def unused(modules: dict[str, ast.Module], kept: set[str]) -> list[str]:
     return found
 
 
+@pytest.mark.representative
+@pytest.mark.slow("reads the whole source")
 def test_nothing_is_there_for_nobody() -> None:
     modules = {name_of(path): parse(path) for path in sources()}
     found = unused(modules, for_users() | FROM_OUTSIDE | HANDLERS | FOR_TESTS)

@@ -221,6 +221,8 @@ PARTS = {
 }  # fmt: skip
 
 
+@pytest.mark.representative("zeroed")
+@pytest.mark.thorough("each kind of damage")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", ["flipped", "zeroed"])
 def test_verify_names_what_is_damaged(kind: str) -> None:

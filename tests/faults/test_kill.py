@@ -337,6 +337,8 @@ def test_the_checker_notices(stored: list[MessageExt]) -> None:
         check_queue(stored, 0, ledger, 0)
 
 
+@pytest.mark.representative("sync")
+@pytest.mark.slow("kills a broker again and again")
 @pytest.mark.parametrize(
     ("flush", "cycles"),
     [("ASYNC_FLUSH", CYCLES - CYCLES // 4), ("SYNC_FLUSH", CYCLES // 4)],

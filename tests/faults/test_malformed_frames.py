@@ -126,6 +126,8 @@ async def test_malformed_frames(server: ServerProcess, kind: str, good: bytes) -
     assert await check_all(server, getattr(malformed, kind)(), good) > 15
 
 
+@pytest.mark.representative("namesrv")
+@pytest.mark.thorough("the same for the broker, with more requests")
 async def test_fields_missing_and_of_wrong_kinds(
     server: ServerProcess, requests: dict[int, Request], good: bytes
 ) -> None:
@@ -133,6 +135,8 @@ async def test_fields_missing_and_of_wrong_kinds(
         await check_all(server, malformed.wrong_fields(code, fields, body), good, answered=not held)
 
 
+@pytest.mark.representative("namesrv")
+@pytest.mark.thorough("the same for the broker, with more requests")
 async def test_bodies_of_wrong_kinds(
     server: ServerProcess, requests: dict[int, Request], good: bytes
 ) -> None:
