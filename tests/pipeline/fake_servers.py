@@ -25,6 +25,7 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 from cometmq.protocol.headers import (
+    GetMaxOffsetRequestHeader,
     GetRouteInfoRequestHeader,
     OffsetResponseHeader,
     PullMessageRequestHeader,
@@ -205,7 +206,8 @@ class FakeCluster:
         if frame.code == RequestCode.GET_MIN_OFFSET:
             return frame.response(header=OffsetResponseHeader(offset=self.minimum))
         if frame.code == RequestCode.GET_MAX_OFFSET:
-            return frame.response(header=OffsetResponseHeader(offset=self.maximum))
+            own = frame.header(GetMaxOffsetRequestHeader).queue_id == QUEUE.queue_id
+            return frame.response(header=OffsetResponseHeader(offset=self.maximum if own else 0))
         assert frame.code == RequestCode.PULL_MESSAGE
         return self._pulled(frame, frame.header(PullMessageRequestHeader))
 

@@ -17,7 +17,7 @@ import click
 
 from cometmq.cli.progress import progress_bar
 from cometmq.errors import ConfigError
-from cometmq.text import printable_json
+from cometmq.text import counted, printable, printable_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -217,8 +217,17 @@ def finish(summary: object, as_json: bool, say: Callable[[Any], None]) -> None:
         print_json(summary)
     else:
         say(summary)
+        warn_of_unread(summary)
     if not getattr(summary, "complete", True):
         raise click.exceptions.Exit(1)
+
+
+def warn_of_unread(summary: object) -> None:
+    """Name on standard error the queues that hold messages and could not be read."""
+    for item in getattr(summary, "unreadable", ()):
+        place = f"topic {item.topic} in {item.broker_name}/{item.queue_id}"
+        problem = f"{counted(item.messages, 'message')} of {place}, which cannot be read"
+        click.echo(f"not complete: {printable(problem, None)}", err=True)
 
 
 def print_json(summary: object) -> None:

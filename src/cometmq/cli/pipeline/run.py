@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.pipeline.job import job_options, measured, metrics_option, print_json, running
+from cometmq.cli.pipeline.job import (
+    job_options,
+    measured,
+    metrics_option,
+    print_json,
+    running,
+    warn_of_unread,
+)
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -56,4 +63,5 @@ def report(summary: RunSummary, as_json: bool, check: bool) -> None:
         to = f"{sink.format} {printable(sink.to, None)}".rstrip()
         batches = f"{sink.batches} {'batch' if sink.batches == 1 else 'batches'}"
         click.echo(f"{sink.name}: {counted(sink.rows, 'row')} in {batches} to {to}{done}")
+    warn_of_unread(summary)
     click.echo(f"done in {summary.seconds:.1f} s")

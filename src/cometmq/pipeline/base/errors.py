@@ -33,6 +33,16 @@ class DataLossError(PipelineError):
         )
 
 
+class UnreadableError(PipelineError):
+    """Messages lie in queues that their brokers do not let be read (live/unreadable.py). problem: names the
+    queues and counts the messages."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}. Set failOnDataLoss=false to read without them"
+
+
 class BadRecordError(PipelineError):
     """A record of the range cannot be decoded, and the reader was told to fail on those."""
 

@@ -42,6 +42,7 @@ from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.live.cluster import Cluster, look_twice
 from cometmq.pipeline.live.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.live.reading import read_parts
+from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
 from cometmq.pipeline.table.bodies import Bodies
 from cometmq.pipeline.table.body_schema import (
     BodyFormat,
@@ -50,7 +51,7 @@ from cometmq.pipeline.table.body_schema import (
     column_in,
     with_column,
 )
-from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value
+from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value, this_process
 from cometmq.pipeline.table.formats import Table, TableFormat, open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
@@ -105,6 +106,9 @@ class ArchiveSummary(msgspec.Struct):
     away: list[str] = []
     """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
     when the run last looked, or only from a replica, which may lack the newest."""
+    unreadable: list[UnreadableQueue] = []
+    """Queues with messages that are not archived and cannot be read, because the topic has fewer read queues
+    than before or no read permission, when the run last looked."""
     replaced: int = 0
     """Queues that began anew: nobody knows what the old ones held beyond what was archived."""
     put_off: str | None = None
@@ -116,9 +120,10 @@ class ArchiveSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether every offset of the ranges is in the table as a message, no broker was missing and no queue
-        was replaced."""
-        return not (self.bad or self.lost or self.away or self.replaced or self.put_off)
+        """Whether every offset of the ranges is in the table as a message, no broker was missing, no queue
+        was replaced, and none with messages was unreadable."""
+        missing = self.bad or self.lost or self.away or self.unreadable
+        return not (missing or self.replaced or self.put_off)
 
 
 def archive(
@@ -258,9 +263,11 @@ class Job:
     column: pa.StructType | None = None  # of the bodies' values, as the table has it
     parsing: Bodies | None = None
     group_log: GroupLog = field(init=False)
+    unreadable: UnreadableQueues = field(init=False)
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.namesrv, timeout_ms=self.pull.timeout_ms, access=self.pull.access)
+        self.unreadable = UnreadableQueues(self.cluster, self.topics)
         self.summary = ArchiveSummary(self.table.output)
         self.group_log = GroupLog(self.table.filesystem, self.table.root)
 
@@ -300,6 +307,9 @@ class Job:
         if away != self.summary.away:
             log.warning("brokers whose masters cannot be read now: %s", ", ".join(away) or "none")
         self.summary.away = away
+        self.summary.unreadable = self.unreadable.report(
+            self.known, "They are archived once they can be read"
+        )
         self._begin_anew(held)
         self._enter(held)
         end = {
@@ -390,6 +400,7 @@ class Job:
         commit: dict[str, Any] = {
             "batch": self.batch,
             "run": self.table.run_id,
+            "by": this_process(),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "seconds": round(seconds, 3),
             "offsets": to_tree(offsets),

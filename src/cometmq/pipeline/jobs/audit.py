@@ -18,10 +18,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.jobs.inputs import LIVE, OF_USERS, check_span, group_offsets, messages
+from cometmq.pipeline.jobs.inputs import LIVE, OF_USERS, check_span, group_offsets, messages, unreadable
 from cometmq.pipeline.jobs.results import absent, at_least, report_on, spark_directory, window
 from cometmq.pipeline.jobs.trace import calls
 from cometmq.pipeline.jobs.trace import traces as trace_rows
+from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.protocol.record.arrow import MOST_MS
@@ -152,13 +153,15 @@ class AuditSummary(msgspec.Struct):
     samples: list[Finding] = []
     absent: list[str] = []
     """Topics that were named, and have no messages and no traces."""
+    unreadable: list[UnreadableQueue] = []
+    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was lost, as far as can be seen, and each topic that was named is there. Doubled
-        messages are allowed to RocketMQ."""
-        return not (self.missing or self.lost or self.group_lost or self.absent)
+        """Whether nothing was lost, as far as can be seen, all queues could be read and each topic that was
+        named is there. Doubled messages are allowed to RocketMQ."""
+        return not (self.missing or self.lost or self.group_lost or self.absent or self.unreadable)
 
 
 def checked(rows: DataFrame, limits: Limits) -> DataFrame:
@@ -408,6 +411,9 @@ def audit(
             tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
         _sum_up(summary, tables)
         summary.absent = absent(topics, *(frame for frame in (found, said) if frame is not None))
+        summary.unreadable = unreadable(source, topics, pattern=chosen)
+        if traces is not None:
+            summary.unreadable += unreadable(traces, [trace_topic])
 
     report_on(_JOB, summary, kept, work, lambda: tables, on_progress=on_progress, stop=stop)
     return summary

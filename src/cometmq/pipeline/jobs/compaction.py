@@ -25,7 +25,7 @@ from cometmq import logs
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_units
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.table.directory import ArchiveTable, carried
+from cometmq.pipeline.table.directory import ArchiveTable, carried, this_process
 from cometmq.pipeline.table.formats import open_lake
 from cometmq.pipeline.table.lake import LakeTable
 from cometmq.pipeline.table.log import REMEMBERED, Log, listing
@@ -204,6 +204,7 @@ def _one_commit(
     commit = {
         "batch": number,
         "run": table.run_id,
+        "by": this_process(),
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "seconds": round(time.monotonic() - began, 3),
         **carried(last),

@@ -25,9 +25,10 @@ from cometmq.pipeline.base.engine import run_action, slots
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
-from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.inputs import messages, unreadable
 from cometmq.pipeline.jobs.results import spark_directory, write_tables
 from cometmq.pipeline.jobs.trace import traces as trace_rows
+from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import DLQ_PREFIX, TRACE_TOPIC
 from cometmq.protocol.traces import ConsumeCode
@@ -70,7 +71,14 @@ class DlqSummary(msgspec.Struct):
     kinds: int = 0
     """How many combinations of group, topic, reason and hour there are."""
     counts: list[DeadLetters] = []
+    unreadable: list[UnreadableQueue] = []
+    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
     seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all queues could be read."""
+        return not self.unreadable
 
 
 class RedriveSummary(msgspec.Struct):
@@ -94,12 +102,15 @@ class RedriveSummary(msgspec.Struct):
     left: int = 0
     """Not tried, since others of their group could not be sent."""
     problems: list[str] = []
+    unreadable: list[UnreadableQueue] = []
+    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether all that was chosen and not refused is sent again, or was before."""
-        return not (self.failed or self.left or self.without_body)
+        """Whether all that was chosen and not refused is sent again, or was before, and all queues could be
+        read."""
+        return not (self.failed or self.left or self.without_body or self.unreadable)
 
 
 def letters(
@@ -120,8 +131,7 @@ def letters(
     ended (EXCEPTION, TIME_OUT, RETURNED_NULL, FAILED). reason: a Spark SQL expression over the other columns,
     by default the failure, else how often it was tried. where: one that chooses. Raises ConfigError.
     """
-    pattern = DLQ_PREFIX + (f"(?:{'|'.join(map(re.escape, groups))})" if groups else ".+")
-    found = messages(spark, source, (), begin_ms, end_ms, COLUMNS, pattern=pattern, lenient=True)
+    found = messages(spark, source, (), begin_ms, end_ms, COLUMNS, pattern=_pattern(groups), lenient=True)
     found = found.dropDuplicates(list(_PLACE)).withColumns(
         {
             "group": F.substring("topic", len(DLQ_PREFIX) + 1, 1000),
@@ -137,6 +147,15 @@ def letters(
     default = "coalesce(failure, concat('after ', reconsume_times, ' tries'))"
     found = _with(found, "reason", reason or default)
     return found if where is None else _with(found, "where", where).filter("`where`").drop("where")
+
+
+def _pattern(groups: Sequence[str]) -> str:
+    return DLQ_PREFIX + (f"(?:{'|'.join(map(re.escape, groups))})" if groups else ".+")
+
+
+def _unreadable(source: str, groups: Sequence[str], traces: str | None) -> list[UnreadableQueue]:
+    found = unreadable(source, pattern=_pattern(groups))
+    return found + (unreadable(traces, [TRACE_TOPIC]) if traces is not None else [])
 
 
 def _first(*names: str) -> Column:
@@ -205,6 +224,7 @@ def dlq(
         summary.kinds, summary.messages = sums.kinds, sums.messages or 0
         most = table.orderBy(F.desc("messages"), "group", "topic", "reason", "hour_ms").limit(_MOST)
         summary.counts = [DeadLetters(**row.asDict()) for row in most.collect()]
+        summary.unreadable = _unreadable(source, groups, traces)
 
     try:
         run_action(spark, _JOB, work, on_progress=report, stop=stop)
@@ -264,6 +284,7 @@ def redrive(
     found = found.withColumn("refusal", _refusal(max_resends))
 
     def work() -> None:
+        summary.unreadable = _unreadable(source, groups, traces)
         sizes = _sizes(summary, found)
         run = "" if dry_run else summary.run
         how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate, run=run)

@@ -18,9 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.options import Topics, parse_addresses
+from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.jobs.lag import SampleFiles
+from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import full_schema
+from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.groups import GroupLog
 from cometmq.pipeline.table.objects import shown
@@ -29,6 +33,7 @@ from cometmq.protocol.record.arrow import MOST_MS
 
 STORE = "store:"
 LIVE = "live:"
+_TIMEOUT_MS = 30_000
 OF_USERS = rf"(?!%|{SYSTEM_TOPIC_PREFIX}|(?:{'|'.join(sorted(SYSTEM_TOPICS | UNSENDABLE_TOPICS))})$).+"
 """A pattern of topics that belong neither to brokers nor to a group (retries, dead letters)."""
 
@@ -50,8 +55,8 @@ def messages(
 
     columns: of the pipeline's (docs/pipeline.md, Columns), without any all; an archive has no
     offset_msg_id. Whoever reads few is much faster. A row of an archive may be in two lives of its queue.
-    Bad records and lost messages end the read, as they do by default in the formats; lenient: they are left
-    out, with a warning. Raises ConfigError.
+    Bad records, lost messages and unreadable queues end the read, as they do by default in the formats;
+    lenient: they are left out, with a warning; `unreadable` names the queues. Raises ConfigError.
     """
     if not source or source in (STORE, LIVE):
         raise ConfigError("source", source, "an archive's directory, store:DIR or live:HOST:PORT")
@@ -88,6 +93,19 @@ def messages(
             reader = reader.option(option, str(time_ms))
     wanted = [schema[name] for name in names]
     return reader.schema(", ".join(f"{one.name} {one.dataType.simpleString()}" for one in wanted)).load()
+
+
+def unreadable(
+    source: str, topics: Sequence[str] = (), *, pattern: str | None = None
+) -> list[UnreadableQueue]:
+    """The queues of live topics that hold messages and that a lenient `messages` left out; none of other
+    sources. Raises the errors of the network."""
+    if not source.startswith(LIVE):
+        return []
+    namesrv, wanted = parse_addresses(source.removeprefix(LIVE)), Topics(tuple(topics), pattern)
+    with Cluster(namesrv, timeout_ms=_TIMEOUT_MS, access=Access.of_environment()) as cluster:
+        cluster.names(wanted, wait=True)
+        return UnreadableQueues(cluster, wanted).find({})
 
 
 def check_span(begin_ms: int | None, end_ms: int | None) -> None:

@@ -34,12 +34,13 @@ from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import BrokerError, CometError, ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import run_action
-from cometmq.pipeline.base.options import parse_addresses
+from cometmq.pipeline.base.options import Topics, parse_addresses
 from cometmq.pipeline.base.plan import Bounds
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.archive_query import by_workers
 from cometmq.pipeline.jobs.results import at_least, own_directory
 from cometmq.pipeline.live.cluster import Cluster
+from cometmq.pipeline.live.unreadable import UnreadableQueues
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.objects import joined, shown
 from cometmq.text import local_time
@@ -141,20 +142,50 @@ def sample(
         for group in found
         for row in group.queues
     ]
-    queues = sorted({queue for _, queue, _ in places})
     with Cluster(addresses, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
+        unreadable = _unreadable(cluster, places, problems)
+        places += unreadable
+        queues = sorted({queue for _, queue, _ in places})
         bounds = cluster.bounds(queues, missing_ok=True)
         away = {queue.broker_name for queue in queues if queue not in bounds}
         problems += [f"broker {name} does not answer" for name in sorted(away)]
         places = [place for place in places if place[1] in bounds]
         wanted = {
-            (queue, max(offset, bounds[queue].minimum))
-            for _, queue, offset in places
-            if offset < bounds[queue].maximum
+            (place[1], max(place[2], bounds[place[1]].minimum))
+            for place in places
+            if place not in unreadable and place[2] < bounds[place[1]].maximum
         }
         stored = _store_times(cluster, wanted, problems)
     now_ms = time.time_ns() // 1_000_000
     return [_queue_lag(*place, bounds[place[1]], stored, now_ms) for place in places], problems
+
+
+def _unreadable(
+    cluster: Cluster, places: Sequence[tuple[str, MessageQueue, int]], problems: list[str]
+) -> list[tuple[str, MessageQueue, int]]:
+    """The places of the groups in queues that cannot be read, which no broker reports, as far as messages
+    there are not consumed. Each is a problem."""
+    topics: dict[str, set[str]] = {}
+    for group, queue, _ in places:
+        topics.setdefault(group, set()).add(queue.topic)
+    every = Topics(tuple(sorted({queue.topic for _, queue, _ in places})))
+    found = [
+        MessageQueue(item.topic, item.broker_name, item.queue_id)
+        for item in UnreadableQueues(cluster, every).find({})
+    ]
+    added = []
+    for group, own in topics.items():
+        queues = sorted(queue for queue in found if queue.topic in own)
+        stored = cluster.committed(group, queues)
+        for queue, held in cluster.bounds(queues, missing_ok=True).items():
+            offset = max(stored.get(queue, 0), held.minimum)
+            if offset < held.maximum:
+                added.append((group, queue, stored.get(queue, held.minimum)))
+                problems.append(
+                    f"group {group}: {held.maximum - offset} messages of {queue.topic} lie in "
+                    f"{queue.broker_name}/{queue.queue_id}, which cannot be read"
+                )
+    return added
 
 
 def _queue_lag(

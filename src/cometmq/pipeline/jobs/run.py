@@ -7,12 +7,14 @@ they would get. Errors name the file and the line.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,7 +32,8 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, NullType, StructTy
 from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.base.engine import cause, slots
 from cometmq.pipeline.base.errors import JobFailed
-from cometmq.pipeline.base.options import check_package, read_options, write_options
+from cometmq.pipeline.base.offsets import Offsets, from_tree
+from cometmq.pipeline.base.options import ReadOptions, check_package, read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.jobs.replay import same_cluster
 from cometmq.pipeline.jobs.run_file import (
@@ -47,6 +50,7 @@ from cometmq.pipeline.jobs.run_file import (
 from cometmq.pipeline.jobs.run_places import local_path, scheme_of
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import check_schema
+from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
 from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
@@ -69,11 +73,14 @@ class SinkSummary(msgspec.Struct):
 
 
 class RunSummary(msgspec.Struct):
-    """What a run did. `complete` is False when it was stopped before all sinks of a batch were written."""
+    """What a run did. `complete` is False when it was stopped before all sinks of a batch were written, and
+    when live queues with messages could not be read."""
 
     file: str
     mode: str
     sinks: list[SinkSummary] = []
+    unreadable: list[UnreadableQueue] = []
+    """Such queues of the sources, when the run ended (live/unreadable.py)."""
     seconds: float = 0.0
     complete: bool = False
 
@@ -87,6 +94,9 @@ class _Run:
     stop: threading.Event
     summary: RunSummary
     tables: dict[str, DataFrame] = field(default_factory=dict)
+    read: Offsets | None = field(
+        default_factory=dict
+    )  # how far streams are in their sources, None: not known
 
 
 def run(
@@ -117,9 +127,28 @@ def run(
         summary.sinks.append(SinkSummary(sink.name, sink.format, to.shown if to else ""))
     if not check_only:
         (_streams if pipeline.streaming else _batches)(given)
-        summary.complete = all(sink.complete for sink in summary.sinks)
+        summary.unreadable = _unreadable(given)
+        summary.complete = all(sink.complete for sink in summary.sinks) and not summary.unreadable
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _unreadable(run: _Run) -> list[UnreadableQueue]:
+    """The queues that a batch left out, or that streams wait for. None of a cluster that cannot be asked when
+    the run ends, nor of streams that had nothing to read: the warnings of the source name these."""
+    found: set[UnreadableQueue] = set()
+    for source in run.pipeline.sources:
+        if source.format != "cometmq" or run.read is None:
+            continue
+        wanted = read_options(source.plain(), streaming=run.pipeline.streaming)
+        with suppress(CometError), _cluster(wanted) as cluster:
+            cluster.queues(wanted.topics)
+            found.update(UnreadableQueues(cluster, wanted.topics).find(run.read))
+    return sorted(found)
+
+
+def _cluster(wanted: ReadOptions) -> Cluster:
+    return Cluster(wanted.namesrv, timeout_ms=wanted.pull.timeout_ms, access=wanted.pull.access)
 
 
 # -- checks
@@ -216,7 +245,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
     if source.format == "cometmq":
         # What Spark would find only when it reads: brokers that are away, a topic that is not there.
         wanted = read_options(options, streaming=streaming)
-        with Cluster(wanted.namesrv, timeout_ms=wanted.pull.timeout_ms, access=wanted.pull.access) as cluster:
+        with _cluster(wanted) as cluster:
             cluster.queues(wanted.topics)
     reader: Any = spark.readStream if streaming else spark.read
     reader = reader.format(source.format).options(**options)
@@ -346,6 +375,7 @@ def _streams(run: _Run) -> None:
                 if (error := query.exception()) is not None:
                     raise error
             summary.complete = True
+        run.read = _positions([query for _, _, query in queries])
     finally:
         for _, _, query in queries:
             query.stop()
@@ -379,6 +409,18 @@ def _finish(query: StreamingQuery) -> None:
     while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
         time.sleep(0.05)
     query.stop()
+
+
+def _positions(queries: Sequence[StreamingQuery]) -> Offsets | None:
+    """How far the queries are in the queues, by that which is least far; None if one has made no progress."""
+    least: Offsets = {}
+    for query in queries:
+        if query.lastProgress is None:
+            return None
+        for source in query.lastProgress.sources:
+            for queue, offset in from_tree(json.loads(source.endOffset or "{}") or {}).items():
+                least[queue] = min(offset, least.get(queue, offset))
+    return least
 
 
 def _last_batch(query: StreamingQuery) -> int:

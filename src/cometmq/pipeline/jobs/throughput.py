@@ -9,8 +9,9 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.inputs import messages, unreadable
 from cometmq.pipeline.jobs.results import absent, at_least, report_on, spark_directory, window
+from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "throughput"
@@ -44,12 +45,14 @@ class ThroughputSummary(msgspec.Struct):
     topics: list[TopicRate] = []
     absent: list[str] = []
     """Topics that were named, and have no messages in that time."""
+    unreadable: list[UnreadableQueue] = []
+    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether each topic that was named is there."""
-        return not self.absent
+        """Whether each topic that was named is there, and all queues could be read."""
+        return not (self.absent or self.unreadable)
 
     @property
     def messages_per_s(self) -> float:
@@ -132,6 +135,7 @@ def throughput(
     def work() -> None:
         _sum_up(queues, summary, top)
         summary.absent = absent(topics, queues)
+        summary.unreadable = unreadable(source, topics, pattern=pattern)
 
     report_on(
         _JOB,

@@ -16,9 +16,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cometmq.pipeline.jobs.inputs import messages
+from cometmq.pipeline.jobs.inputs import messages, unreadable
 from cometmq.pipeline.jobs.results import at_least, report_on, spark_directory, window
 from cometmq.pipeline.jobs.trace_records import COLUMNS, PLACE, SCHEMA, decoded
+from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -87,7 +88,14 @@ class TraceSummary(msgspec.Struct):
     sends: list[SendLatency] = []
     groups: list[ConsumeLatency] = []
     bad_samples: list[BadTrace] = []
+    unreadable: list[UnreadableQueue] = []
+    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
     seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all queues of the trace topic could be read."""
+        return not self.unreadable
 
 
 def traces(
@@ -204,11 +212,15 @@ def trace(
         bad = rows.filter("kind = 'bad'").select("stored_ms", *PLACE, "problem", "raw")
         return {"sends": sends(rows, window_s), "consumptions": consumptions(rows, window_s), "bad": bad}
 
+    def work() -> None:
+        _sum_up(rows, summary)
+        summary.unreadable = unreadable(source, [topic])
+
     report_on(
         _JOB,
         summary,
         [rows],
-        lambda: _sum_up(rows, summary),
+        work,
         tables,
         on_progress=on_progress,
         stop=stop,

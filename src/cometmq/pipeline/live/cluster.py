@@ -39,7 +39,6 @@ from cometmq.errors import (
     ConfigError,
     ConnectError,
     NoRouteError,
-    RecordError,
     RemotingError,
 )
 from cometmq.message import MessageQueue
@@ -47,7 +46,7 @@ from cometmq.pipeline.base.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.base.options import Position, Topics
 from cometmq.pipeline.base.plan import Bounds, shrunk, spread
 from cometmq.pipeline.base.wire import PLAIN, Access, IdleWires
-from cometmq.pipeline.live.marks import Mark, Marks, mark_of, resume
+from cometmq.pipeline.live.marks import Marks, mark_at, mark_of, resume
 from cometmq.pipeline.live.pulling import BUSY, Reply, pull_reply
 from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
 from cometmq.protocol.codes import (
@@ -96,12 +95,13 @@ class Cluster:
     def queues(self, topics: Topics) -> list[MessageQueue]:
         """The readable queues, sorted. Raises NoRouteError for a topic that no name server knows, ConfigError
         for one whose messages do not lie at each of its offsets."""
-        names = self._names(topics, wait=True)
+        names = self.names(topics, wait=True)
         found = {queue for name in names for queue in self.route(name).read_queues}
         self._check_kinds(names)
         return sorted(topics.queues or found)
 
-    def _names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
+    def names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
+        """The topics. wait: list those of a pattern now, and wait for name servers."""
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern, now = re.compile(topics.pattern), time.monotonic()
@@ -172,6 +172,13 @@ class Cluster:
             routed = {item.broker_name for item in route.data.queue_datas}
             gone |= {name for name in routed if (topic, name) not in here}
         return sorted(gone)
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        return self._routes.get(topic)
+
+    def is_away(self, broker_name: str) -> bool:
+        """Whether the broker did not answer the last `look`."""
+        return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:
         asked: list[tuple[str, str]] = []
@@ -284,7 +291,7 @@ class Cluster:
         queues = {queue for queue in known if topics.includes(queue)}
         failure: CometError | None = None
         try:
-            for name in self._names(topics, wait=False):
+            for name in self.names(topics, wait=False):
                 try:
                     queues.update(filter(topics.includes, self._recent_route(name).read_queues))
                 except NoRouteError as error:
@@ -324,14 +331,17 @@ class Cluster:
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
         """The marks of the records at these offsets; those that are not there or damaged, or whose broker is
         away, are left out. Raises BrokerError when a broker refuses."""
-        found = self._pull_each(sorted(offsets.items()), _mark_at, away_ok=True)
+        found = self._pull_each(
+            sorted(offsets.items()), lambda _, offset, reply: mark_at(offset, reply.body), away_ok=True
+        )
         return {queue: mark for queue, mark in found if mark is not None}
 
     def sizes(self, start: Offsets, ends: Offsets) -> dict[MessageQueue, float]:
         """The mean stored size of some records in the range of each queue, in bytes; queues whose broker is
         away are left out."""
         found: dict[MessageQueue, list[int]] = {}
-        for queue, size in self._pull_each(spread(start, ends, _SAMPLES), _size_of, away_ok=True):
+        places = spread(start, ends, _SAMPLES)
+        for queue, size in self._pull_each(places, lambda _q, _o, reply: len(reply.body), away_ok=True):
             if size:
                 found.setdefault(queue, []).append(size)
         return {queue: sum(each) / len(each) for queue, each in found.items()}
@@ -563,19 +573,6 @@ def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
     for queue in queues:
         groups.setdefault(queue.broker_name, []).append(queue)
     return [groups[name] for name in sorted(groups)]
-
-
-def _mark_at(_: MessageQueue, offset: int, reply: Reply) -> Mark | None:
-    """The mark of the record at this very offset, if it is there and sound."""
-    with contextlib.suppress(RecordError):
-        at, mark = mark_of(reply.body)
-        if at == offset:
-            return mark
-    return None
-
-
-def _size_of(_queue: MessageQueue, _offset: int, reply: Reply) -> int:
-    return len(reply.body)
 
 
 def _check_attributes(topic: str, attributes: Mapping[str, str]) -> None:

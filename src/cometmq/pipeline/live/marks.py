@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cometmq import logs
@@ -41,6 +42,15 @@ def mark_of(record: bytes) -> tuple[int, Mark]:
     if place is None:
         raise RecordError(0, "length", "no record of that length and magic number")
     return place.queue_offset, Mark(place.physical_offset, place.store_timestamp_ms)
+
+
+def mark_at(offset: int, record: bytes) -> Mark | None:
+    """The mark of the record at this very offset, None if these bytes are another record or none."""
+    with suppress(RecordError):
+        at, mark = mark_of(record)
+        if at == offset:
+            return mark
+    return None
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from cometmq import logs
 from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.offsets import (
+    LATEST,
     START_KEY,
     Offsets,
     Tree,
@@ -37,7 +38,7 @@ from cometmq.pipeline.base.offsets import (
     to_tree,
     with_start,
 )
-from cometmq.pipeline.base.options import PullOptions, ReadOptions
+from cometmq.pipeline.base.options import Position, PullOptions, ReadOptions
 from cometmq.pipeline.base.plan import (
     Bounds,
     QueueRange,
@@ -52,6 +53,7 @@ from cometmq.pipeline.live.cluster import Cluster, look_twice
 from cometmq.pipeline.live.marks import marks_in, replaced, with_marks
 from cometmq.pipeline.live.pulling import BUSY
 from cometmq.pipeline.live.reading import read_batches
+from cometmq.pipeline.live.unreadable import UnreadableQueues, check_readable, is_unreadable
 from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_column
 
 log = logs.logger(__name__)
@@ -118,13 +120,17 @@ class CometReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = _Planner(self._options)
-        queues = planner.cluster.queues(self._options.topics)
-        end = planner.cluster.resolve(self._options.ending, queues)
-        start = planner.cluster.resolve(self._options.starting, queues)
-        # Ends before starts are an empty range here, not a loss: the user may have asked for it.
-        end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
-        return planner.tasks(start, end)
+        planner, topics = _Planner(self._options), self._options.topics
+        with planner.cluster as cluster:
+            queues = cluster.queues(topics)
+            if self._options.starting != Position(LATEST):
+                check_readable(cluster, topics, fail=self._options.pull.fail_on_data_loss)
+            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # assigned ones
+            end = cluster.resolve(self._options.ending, queues)
+            start = cluster.resolve(self._options.starting, queues)
+            # Ends before starts are an empty range here, not a loss: the user may have asked for it.
+            end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
+            return planner.tasks(start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._arrow, self._options.pull)
@@ -144,6 +150,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Tree | None = None
         self._target: dict[MessageQueue, Bounds] | None = None
         self._planner_made: _Planner | None = None
+        self._unreadable_made: UnreadableQueues | None = None
         self._planned: Tree | None = None  # the end of the last batch whose marks were compared
         self._planned_at: float | None = None  # when the last batch with records was
         self._looked_at = 0.0
@@ -155,8 +162,14 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner_made = _Planner(self._options)
         return self._planner_made
 
+    @property
+    def _unreadable(self) -> UnreadableQueues:
+        if self._unreadable_made is None:
+            self._unreadable_made = UnreadableQueues(self._planner.cluster, self._options.topics, ask=False)
+        return self._unreadable_made
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_planner_made": None}
+        return self.__dict__ | {"_planner_made": None, "_unreadable_made": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._initial is None:
@@ -176,14 +189,13 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         cluster = self._planner.cluster
-        self._target = cluster.bounds(cluster.queues(self._options.topics))
+        self._target = _readable(cluster, cluster.bounds(cluster.queues(self._options.topics)))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begin = from_tree(start)
         held = self._target if self._target is not None else self._look(begin)
-        away = [queue for queue in begin if queue not in held and self._options.topics.includes(queue)]
-        if away and self._target is not None and self._latest is None:
-            log.warning("%d queues have no broker now, %s first: left for the next run", len(away), min(away))
+        if self._target is not None and self._latest is None:
+            self._warn_of_left(begin, held)
         self._latest = to_tree({queue: bounds.maximum for queue, bounds in held.items()})
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
@@ -207,6 +219,18 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logged = with_start(end, read) if first or read != begin else to_tree(end)
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned
+
+    def _warn_of_left(self, begin: Offsets, held: Mapping[MessageQueue, Bounds]) -> None:
+        """Warn of queues that a run of AvailableNow leaves for the next one."""
+        cluster, topics = self._planner.cluster, self._options.topics
+        self._unreadable.report(begin, "They are left for the next run")
+        away = [
+            queue
+            for queue in begin
+            if queue not in held and topics.includes(queue) and not is_unreadable(cluster, queue)
+        ]
+        if away:
+            log.warning("%d queues have no broker now, %s first: left for the next run", len(away), min(away))
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
         """How far the next batch goes, no further than `read` if it is to wait for more records."""
@@ -243,7 +267,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             return {}
         self._silent_since = None
-        return held
+        # A queue that cannot be read keeps its position, as one whose broker is away.
+        self._unreadable.report(begin, "They are read once they can be")
+        return _readable(cluster, held)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
@@ -284,6 +310,10 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._planner_made is not None:
             self._planner_made.cluster.close()
+
+
+def _readable(cluster: Cluster, held: dict[MessageQueue, Bounds]) -> dict[MessageQueue, Bounds]:
+    return {queue: bounds for queue, bounds in held.items() if not is_unreadable(cluster, queue)}
 
 
 def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions) -> Iterator[pa.RecordBatch]:

@@ -28,8 +28,10 @@ import fcntl
 import json
 import os
 import re
+import socket
 import time
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,7 +51,7 @@ log = logs.logger(__name__)
 
 FORMAT = 1
 _WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
-_OF_ONE_BATCH = {"batch", "run", "time", "seconds", "ranges", "files", "quarantine", "removes"}
+_OF_ONE_BATCH = {"batch", "run", "by", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
 UNNAMED_FOR = timedelta(days=1)
 """How long files without a commit stay: the longest time that a batch may take."""
@@ -120,14 +122,19 @@ class ArchiveTable:
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holder = os.pread(self._lock_file, 300, 0).decode(errors="replace")
             self.abandon()
-            raise ArchiveError(self.output, "another archive job is running on this directory") from None
+            problem = f"another archive job is running on this directory: {holder or 'its name is not known'}"
+            raise ArchiveError(self.output, problem) from None
         except OSError as error:
             self.abandon()
             if error.errno not in _NO_LOCKS:
                 raise ArchiveError(self.output, f"cannot be locked: {error.strerror}") from error
             problem = "%s is on a file system without locks (%s): run one archive job at a time there"
             log.warning(problem, self.output, error.strerror)
+        else:
+            os.truncate(self._lock_file, 0)
+            os.pwrite(self._lock_file, this_process().encode(), 0)
 
     def abandon(self) -> None:
         """Release the lock and leave all files as they are, as a killed process does."""
@@ -210,7 +217,8 @@ class ArchiveTable:
         other = read_commit(self.filesystem, self.root, commit["batch"])
         merges, merged = set(commit.get("removes", ())), set(other.get("removes", ()))
         if not self.direct or not (merges or merged) or merges & merged:
-            raise ArchiveError(self.output, f"{path} exists: another job writes to this archive")
+            problem = f"{path} exists: another job writes to this archive ({author(other)})"
+            raise ArchiveError(self.output, problem)
         commit["batch"] += 1
         if merges:
             commit.update(carried(other))
@@ -393,6 +401,18 @@ def check_whole(log: Log, output: str) -> None:
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
     """What a commit of no batch takes over from the one before it: what the archive job goes on with."""
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
+
+
+def this_process() -> str:
+    """The name of this process for others who use the same directory."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def author(commit: Mapping[str, Any]) -> str:
+    """Which job made a commit, and when. Commits of older versions do not name the process."""
+    by = f"{commit['by']}, " if "by" in commit else ""
+    at = f" at {commit['time']}" if "time" in commit else ""
+    return f"{by}run {commit['run']}, batch {commit['batch']}{at}"
 
 
 def create_local(path: str, content: bytes) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -54,6 +55,12 @@ _ACCESS = {
     "secret_access_key": "s3.secret-access-key",
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
+_CREATE_ATTEMPTS, _PAUSE_S = 6, 0.05  # the pauses double: 3 s in all
+_CONFLICTS = (
+    TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
+    SQLAlchemyError,
+)  # fmt: skip
+"""Errors of a job that makes the table while another one does."""
 _ONCE = {"commit.retry.num-retries": "0"}
 
 
@@ -108,37 +115,49 @@ class IcebergArchive(LakeTable):
         try:
             return self._catalogue.table_exists(TABLE)
         except SQLAlchemyError as error:
-            problem = str(error).partition("\n")[0]
-            raise ArchiveError(
-                self.output, f"its catalogue {self._file} cannot be read: {problem}"
-            ) from error
+            raise self._unreadable(error) from error
 
     def _create(self) -> None:
-        try:
-            if self._catalogue.table_exists(TABLE):
-                return
-            self._catalogue.create_namespace_if_not_exists(TABLE[0])
-            made = self._catalogue.create_table_transaction(
-                TABLE,
-                schema=ARCHIVE_SCHEMA,
-                location=self._location,
-                properties=_PROPERTIES,
-            )
-            with made as transaction, transaction.update_spec() as spec:
-                spec.add_field("topic", IdentityTransform(), "topic")
-                spec.add_field("store_timestamp", HourTransform(), "store_hour")
-        except (TableAlreadyExistsError, NamespaceAlreadyExistsError, CommitFailedException, SQLAlchemyError):
+        """Make the table. Another job that makes it at the same time takes part of the work away: each
+        attempt goes on from what is there."""
+        for attempt in range(_CREATE_ATTEMPTS):
             try:
-                self._load()  # another job made it meanwhile
-            except (NoSuchTableError, SQLAlchemyError) as error:
-                raise ArchiveError(self.output, f"the table cannot be made: {error}") from error
+                self._create_once()
+                return
+            except _CONFLICTS as error:
+                failure = error
+                time.sleep(_PAUSE_S * 2**attempt)
+        problem = f"the table cannot be made, perhaps because another job makes it: {failure}"
+        raise ArchiveError(self.output, problem) from failure
+
+    def _create_once(self) -> None:
+        if self._catalogue.table_exists(TABLE):
+            self._load()
+            return
+        self._catalogue.create_namespace_if_not_exists(TABLE[0])
+        made = self._catalogue.create_table_transaction(
+            TABLE,
+            schema=ARCHIVE_SCHEMA,
+            location=self._location,
+            properties=_PROPERTIES,
+        )
+        with made as transaction, transaction.update_spec() as spec:
+            spec.add_field("topic", IdentityTransform(), "topic")
+            spec.add_field("store_timestamp", HourTransform(), "store_hour")
 
     def _load(self) -> Table:
-        table = self._catalogue.load_table(TABLE)
+        try:
+            table = self._catalogue.load_table(TABLE)
+        except SQLAlchemyError as error:
+            raise self._unreadable(error) from error
         if "://" in self.output and table.location() != self._location:
             problem = f"its catalogue {self._file} is that of {table.location()}"
             raise ArchiveError(self.output, problem)
         return table
+
+    def _unreadable(self, error: Exception) -> ArchiveError:
+        problem = str(error).partition("\n")[0]
+        return ArchiveError(self.output, f"its catalogue {self._file} cannot be read: {problem}")
 
     def last_commit(self) -> dict[str, Any] | None:
         self._table = self._load()

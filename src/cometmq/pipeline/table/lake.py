@@ -33,6 +33,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.directory import (
     UNNAMED_FOR,
+    author,
     check_whole,
     make_directory,
     open_filesystem,
@@ -128,7 +129,10 @@ class LakeTable(ABC):
             if last is not None and stands == commit["batch"] and last["run"] == self.run_id:
                 break  # an attempt that only its answer called a failure
             if stands != commit["batch"] - 1:
-                problem = f"another job writes here: batch {commit['batch']} does not follow {stands}"
+                other = "none is there" if last is None else author(last)
+                problem = (
+                    f"another job writes here ({other}): batch {commit['batch']} does not follow {stands}"
+                )
                 raise ArchiveError(self.output, problem)
             try:
                 self._transact(commit)

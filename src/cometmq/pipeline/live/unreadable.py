@@ -1,0 +1,160 @@
+"""Queues that hold messages and cannot be read: their topic has fewer read queues now, or no read permission.
+
+A broker refuses pulls from a queue whose number is not below the topic's `readQueueNums`, and a route does
+not list such a queue. Nothing is lost: the messages can be read once the topic has enough read queues again.
+Until then a reader must report them, because everything else about the topic looks complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from cometmq import logs
+from cometmq.errors import NoRouteError, RemotingError
+from cometmq.message import MessageQueue
+from cometmq.pipeline.base.errors import UnreadableError
+from cometmq.pipeline.base.offsets import MAX_QUEUE_ID
+from cometmq.pipeline.base.options import Topics
+from cometmq.pipeline.base.plan import Bounds
+from cometmq.pipeline.live.cluster import Cluster
+from cometmq.protocol.bodies import QueueData
+from cometmq.protocol.codes import Perm
+
+log = logs.logger(__name__)
+
+_PROBED = 16
+"""How many queue numbers behind the topic's last queue are asked for at once, as long as one of them has
+messages. No request lists the queues of a topic that once had more of them."""
+_MAX_PROBES = 64  # 1,024 numbers: whatever a broker answers, probing ends
+
+_LISTED = 10  # queues in an error or a log line
+
+
+class UnreadableQueue(msgspec.Struct, frozen=True, order=True):
+    """A queue that cannot be read, and how many messages in it have not been read."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    messages: int
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.broker_name}/{self.queue_id} ({self.messages})"
+
+
+def is_unreadable(cluster: Cluster, queue: MessageQueue) -> bool:
+    """Whether the queue's broker is in the topic's last known route, which does not let the queue be read."""
+    route = cluster.known_route(queue.topic)
+    own = [item for item in route.data.queue_datas if item.broker_name == queue.broker_name] if route else []
+    return bool(own) and queue.queue_id >= _readable_count(own[0])
+
+
+def _readable_count(item: QueueData) -> int:
+    return item.read_queue_nums if item.perm & Perm.READ else 0
+
+
+def listed(found: Sequence[UnreadableQueue]) -> str:
+    """One sentence that counts the messages, names the queues and gives the remedy."""
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return (
+        f"{sum(item.messages for item in found)} messages lie in {len(found)} queues that cannot be read: "
+        f"{', '.join(map(str, found[:_LISTED]))}{more}. The topic has fewer read queues than before, or no "
+        "read permission; `mqadmin updateTopic -r` or `updateTopicPerm` gives them back"
+    )
+
+
+def check_readable(cluster: Cluster, topics: Topics, *, fail: bool) -> None:
+    """Raise UnreadableError for queues with messages that cannot be read, or log a warning unless `fail`."""
+    found = UnreadableQueues(cluster, topics).find({})
+    if found and fail:
+        raise UnreadableError(listed(found))
+    if found:
+        log.warning("%s. They are left out", listed(found))
+
+
+class UnreadableQueues:
+    """Finds the unreadable queues of topics: once, or again and again for a job that goes on.
+
+    ask: look up the routes of topics that the cluster has not looked up. Without it they are left out.
+    """
+
+    def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True) -> None:
+        self._cluster, self._topics, self._ask = cluster, topics, ask
+        self._probed: dict[
+            tuple[str, str], tuple[int, int]
+        ] = {}  # counts of (topic, broker) at its last probe
+        self._known: set[MessageQueue] = set()  # found by a probe
+        self._reported: list[MessageQueue] = []
+
+    def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
+        """Return the unreadable queues with messages behind what was `read` of them, sorted.
+
+        Topics without a route and brokers that do not answer are left out. Queue numbers beyond those of the
+        route are probed once, and again when the topic's number of queues changes.
+        """
+        topics = {queue.topic for queue in read if self._topics.includes(queue)}
+        with suppress(RemotingError):
+            topics.update(self._cluster.names(self._topics, wait=False))
+        unprobed: dict[tuple[str, str], int] = {}  # the next number of (topic, broker) to ask for
+        readable: dict[tuple[str, str], int] = {}  # how many queues of (topic, broker) can be read
+        wanted = {*read, *self._known}
+        for topic in topics:
+            for item in self._queue_datas(topic):
+                place = (topic, item.broker_name)
+                readable[place] = _readable_count(item)
+                counts = (readable[place], item.write_queue_nums)
+                wanted.update(MessageQueue(*place, number) for number in range(*counts))
+                if self._probed.get(place) != counts:
+                    self._probed[place], unprobed[place] = counts, max(counts)
+        held = self._bounds(wanted, readable)
+        for _ in range(_MAX_PROBES):
+            if not unprobed:
+                break
+            asked = [
+                MessageQueue(*place, number)
+                for place, first in unprobed.items()
+                for number in range(first, first + _PROBED)
+            ]
+            found = self._bounds(asked, readable)
+            self._known |= found.keys()
+            held |= found
+            places = {(queue.topic, queue.broker_name) for queue in found}
+            unprobed = {place: first + _PROBED for place, first in unprobed.items() if place in places}
+        return [
+            UnreadableQueue(queue.topic, queue.broker_name, queue.queue_id, bounds.maximum - first)
+            for queue, bounds in sorted(held.items())
+            if (first := max(bounds.minimum, read.get(queue, 0))) < bounds.maximum
+        ]
+
+    def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
+        """As `find`, with a warning when these are not the queues of the last report."""
+        found = self.find(read)
+        queues = [MessageQueue(item.topic, item.broker_name, item.queue_id) for item in found]
+        if queues and queues != self._reported:
+            log.warning("%s. %s", listed(found), consequence)
+        self._reported = queues
+        return found
+
+    def _queue_datas(self, topic: str) -> Sequence[QueueData]:
+        route = self._cluster.known_route(topic)
+        if route is None and self._ask:
+            with suppress(NoRouteError):
+                route = self._cluster.route(topic)
+        if route is None:
+            return ()
+        return [item for item in route.data.queue_datas if not self._cluster.is_away(item.broker_name)]
+
+    def _bounds(
+        self, queues: Iterable[MessageQueue], readable: Mapping[tuple[str, str], int]
+    ) -> dict[MessageQueue, Bounds]:
+        """What those of the queues hold that cannot be read and have ever had a message."""
+        asked = {
+            queue
+            for queue in filter(self._topics.includes, queues)
+            if queue.queue_id >= readable.get((queue.topic, queue.broker_name), MAX_QUEUE_ID + 1)
+        }
+        bounds = self._cluster.bounds(sorted(asked), missing_ok=True)
+        return {queue: held for queue, held in bounds.items() if held.maximum > 0}
