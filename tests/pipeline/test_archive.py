@@ -301,7 +301,9 @@ class TestTrouble:
         topic.send(5)
         table = ArchiveTable(output)
         table.prepare()
-        with pytest.raises(ArchiveError, match="another archive job"):
+        with pytest.raises(
+            ArchiveError, match=f"another archive job is running on this directory: process {os.getpid()} on"
+        ):
             job.run()
         table.close()
         assert job.run().records == 5

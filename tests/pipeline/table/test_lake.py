@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -135,13 +137,42 @@ def test_of_two_jobs_one_wins(kind: TableFormat, table: LakeTable, output: str) 
     table.commit(batch(table, 0))
     with closing(opened(kind, output)) as other:
         other.prepare()
-        mine, theirs = batch(table, 1), batch(other, 1)
+        mine, theirs = batch(table, 1) | {"by": "process 1 on one"}, batch(other, 1)
         table.commit(mine)
-        with pytest.raises(ArchiveError, match="another job writes here: batch 1"):
+        winner = re.escape(f"another job writes here ({mine['by']}, run {table.run_id}, batch 1): batch 1")
+        with pytest.raises(ArchiveError, match=winner):
             other.commit(theirs)
     with closing(opened(kind, output)) as again:
         assert again.prepare() == mine
     assert offsets(kind, output) == [("orders", 0)] * 2 + [("orders", 1)] * 2
+
+
+def test_of_jobs_that_begin_at_once_each_one_that_fails_names_the_winner(
+    kind: TableFormat, output: str
+) -> None:
+    barrier, errors = threading.Barrier(4), []
+    tables = [opened(kind, output) for _ in range(4)]
+
+    def job(table: LakeTable) -> None:
+        with closing(table):
+            barrier.wait(30)
+            try:
+                table.prepare()
+                table.commit(batch(table, 0))
+            except ArchiveError as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=job, args=(table,)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    with closing(opened(kind, output)) as again:
+        winner = (again.prepare() or {})["run"]
+    assert len(errors) == 3
+    assert [
+        error for error in errors if f"another job writes here (run {winner}, batch 0)" not in error
+    ] == []
 
 
 def test_a_job_that_is_overtaken_between_look_and_commit_fails(
