@@ -8,17 +8,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StringType, StructField, StructType
 
+from cometmq.errors import ConfigError
+from cometmq.pipeline.base.errors import SinkRowError
 from cometmq.pipeline.base.options import WriteOptions, write_options
 from cometmq.pipeline.sink.encoded import encode_rows
-from cometmq.pipeline.sink.rows import messages_of
+from cometmq.pipeline.sink.rows import check_columns, messages_of
 from cometmq.pipeline.sink.sink import MessageIds
 from cometmq.protocol.batch import encode_batch
 
 IDS = MessageIds("query", "0", 3)
 TEXT = st.one_of(st.none(), st.text(max_size=9), st.sampled_from(["", "a b", "TagA", "äöü"]))
-
-ROW = st.fixed_dictionaries({"body": st.binary(max_size=40), "keys": TEXT, "tags": TEXT})
 
 
 def options(**given: str) -> WriteOptions:
@@ -32,7 +33,8 @@ def batch_of(rows: list[dict[str, Any]], **types: pa.DataType) -> pa.RecordBatch
 
 @given(
     rows=st.lists(
-        st.fixed_dictionaries({"body": st.binary(max_size=40), "keys": TEXT, "tags": TEXT}), min_size=1
+        st.fixed_dictionaries({"body": st.binary(min_size=1, max_size=40), "keys": TEXT, "tags": TEXT}),
+        min_size=1,
     ),
     first=st.integers(0, 2**40 - 100),
     skipped=st.integers(0, 3),
@@ -63,14 +65,15 @@ def test_they_are_what_they_are_one_by_one(
     ("row", "types"),
     [
         ({"body": None}, {}),
-        ({"body": b"", "keys": "a\x01b"}, {}),
-        ({"body": b"", "tags": "a\x02b"}, {}),
-        ({"body": b"", "keys": "k" * 40_000}, {}),
-        ({"body": b"", "flag": 7}, {"flag": pa.int32()}),
-        ({"body": b"", "delay_level": 1}, {"delay_level": pa.int32()}),
-        ({"body": b"", "sharding_key": "k"}, {"sharding_key": pa.string()}),
-        ({"body": b"", "msg_id": "id"}, {"msg_id": pa.string()}),
-        ({"body": b"", "properties": [("a", "b")]}, {"properties": pa.map_(pa.string(), pa.string())}),
+        ({"body": b""}, {}),
+        ({"body": b"b", "keys": "a\x01b"}, {}),
+        ({"body": b"b", "tags": "a\x02b"}, {}),
+        ({"body": b"b", "keys": "k" * 40_000}, {}),
+        ({"body": b"b", "flag": 7}, {"flag": pa.int32()}),
+        ({"body": b"b", "delay_level": 1}, {"delay_level": pa.int32()}),
+        ({"body": b"b", "sharding_key": "k"}, {"sharding_key": pa.string()}),
+        ({"body": b"b", "msg_id": "id"}, {"msg_id": pa.string()}),
+        ({"body": b"b", "properties": [("a", "b")]}, {"properties": pa.map_(pa.string(), pa.string())}),
     ],
 )
 def test_a_row_of_another_kind_leaves_its_batch_to_be_looked_at(
@@ -82,7 +85,41 @@ def test_a_row_of_another_kind_leaves_its_batch_to_be_looked_at(
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "SCHEDULE_TOPIC_XXXX", "a b"])
 def test_topics_that_take_no_batches_or_none_of_ours_are_looked_at(topic: str) -> None:
-    assert encode_rows(batch_of([{"body": b""}]), options(topic=topic), 0, IDS.prefix) is None
+    assert encode_rows(batch_of([{"body": b"b"}]), options(topic=topic), 0, IDS.prefix) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "problem"),
+    [
+        ({"body": b""}, "body", "is empty"),  # as `Message` refuses it
+        ({"body": None}, "body", "is null"),
+        ({"properties": [("colour", None)]}, "properties", "the value of colour is null"),
+        ({"properties": [("size", "1"), ("colour", "")]}, "properties", "the value of colour is empty"),
+        ({"properties": [("", "red")]}, "properties", "a name is empty"),
+    ],
+)
+def test_a_row_that_would_lose_something_is_bad(row: dict[str, Any], field: str, problem: str) -> None:
+    batch = batch_of([{"body": b"b"} | row], properties=pa.map_(pa.string(), pa.string()))
+    with pytest.raises(SinkRowError, match=f"{field}: {problem}"):
+        list(messages_of(batch, options(), 0, IDS))
+    bad: list[dict[str, Any]] = []
+    assert list(messages_of(batch, options(), 0, IDS, bad.append)) == []
+    assert [(each["field"], each["problem"]) for each in bad] == [(field, problem)]
+
+
+def test_what_was_read_can_be_written_again() -> None:
+    """A property of the broker's own is left out, whatever its value."""
+    properties = [("TRACE_ON", ""), ("colour", "red")]
+    batch = batch_of([{"body": b"b", "properties": properties}], properties=pa.map_(pa.string(), pa.string()))
+    (message,) = messages_of(batch, options(), 0, IDS)
+    assert b"colour\x01red" in message.properties
+
+
+@pytest.mark.parametrize("names", [("body", "value"), ("body", "tags", "tags")])
+def test_two_columns_of_one_meaning_are_refused(names: tuple[str, ...]) -> None:
+    schema = StructType([StructField(name, StringType()) for name in names])
+    with pytest.raises(ConfigError, match=r"one of the two|each name once"):
+        check_columns(schema, options())
 
 
 def test_bodies_may_be_text_and_be_called_value() -> None:

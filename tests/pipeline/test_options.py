@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST
-from cometmq.pipeline.base.options import Position, Topics, read_options, write_options
+from cometmq.pipeline.base.options import Position, Topics, read_options, store_options, write_options
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 BASE = {"namesrv": "127.0.0.1:9876", "subscribe": "orders"}
@@ -208,3 +209,44 @@ def test_sink_options() -> None:
     assert write_options({"namesrv": "h:1"}).topic is None
     with pytest.raises(ConfigError, match="did you mean retries"):
         write_options({"namesrv": "h:1", "retry": "3"})
+
+
+SECONDS = int(time.time())
+QUEUE_AT = '{{"orders": {{"b": {{"0": {}}}}}}}'.format
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "hint"),
+    [
+        ({"startingTimestamp": str(SECONDS)}, "startingTimestamp", f"if these are seconds: {SECONDS}000"),
+        ({"endingTimestamp": str(SECONDS)}, "endingTimestamp", f"if these are seconds: {SECONDS}000"),
+        ({"startingOffsetsByTimestamp": QUEUE_AT(SECONDS)}, "startingOffsetsByTimestamp", "seconds"),
+        ({"startingTimestamp": f"{SECONDS + 3600}000"}, "startingTimestamp", "not in the future"),
+        ({"startingOffsetsByTimestamp": QUEUE_AT(SECONDS * 10**6)}, "startingOffsetsByTimestamp", "future"),
+        ({"endingTimestamp": f"{SECONDS + 90_000}000"}, "endingTimestamp", "at most a day ahead"),
+        (
+            {"startingTimestamp": "1700000000001", "endingTimestamp": "1700000000000"},
+            "endingTimestamp",
+            "before",
+        ),
+        (
+            {"startingOffsets": QUEUE_AT(7), "endingOffsets": QUEUE_AT(6)},
+            "endingOffsets",
+            "before the start, 7",
+        ),
+    ],
+)
+def test_times_and_ends_that_cannot_be_meant(given: dict[str, str], option: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint) as caught:
+        read_options({**BASE, **given}, streaming=False)
+    assert caught.value.key == option
+    if "Offsets" not in "".join(given):
+        with pytest.raises(ConfigError, match=hint):
+            store_options({"path": "/a", **given})
+
+
+def test_the_end_of_today_is_an_end() -> None:
+    tonight = f"{SECONDS + 3600}000"
+    assert read_options({**BASE, "endingTimestamp": tonight}, streaming=False).ending.timestamp_ms == int(
+        tonight
+    )

@@ -16,11 +16,13 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructField, StructType
 from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, Stream, fake_cluster, position
 from tests.pipeline.feeding import Topic, wait_for
 
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.base.options import PullOptions, Topics, read_options
 from cometmq.pipeline.base.plan import QueueRange
 from cometmq.pipeline.base.wire import PLAIN
@@ -28,7 +30,7 @@ from cometmq.pipeline.live import cluster as cluster_module
 from cometmq.pipeline.live import reading, source
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.reading import read_parts
-from cometmq.pipeline.live.source import CometStreamReader, full_schema
+from cometmq.pipeline.live.source import CometReader, CometStreamReader, check_schema, full_schema
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.record.arrow import arrow_schema
 
@@ -314,3 +316,53 @@ def test_ordinary_attributes_are_no_obstacle_and_asked_for_once(fake: FakeCluste
         for _ in range(3):
             assert cluster.queues(Topics(names=(TOPIC,))) == [QUEUE]
     assert fake.asked[RequestCode.GET_TOPIC_CONFIG] == 1
+
+
+class TestEndsThatAreNone:
+    """The fake queue holds offsets 0 to 39."""
+
+    def planned(self, fake: FakeCluster, **options: str) -> list[Any]:
+        given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "1000", **options}
+        return list(CometReader(full_schema(), read_options(given, streaming=False)).partitions())
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"startingOffsets": json.dumps(position(41))},
+            {"startingTimestamp": str(MINUTES[20]), "endingOffsets": json.dumps(position(3))},
+        ],
+        ids=["a start behind the end", "an end before the start"],
+    )
+    def test_are_no_empty_read(
+        self, fake: FakeCluster, options: dict[str, str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with pytest.raises(DataLossError, match="the range ends before it starts"):
+            self.planned(fake, **options)
+        assert self.planned(fake, failOnDataLoss="false", **options) == []
+        assert "are no range to read" in caplog.text
+
+    def test_a_stored_offset_behind_the_end_is_none_either(self, fake: FakeCluster) -> None:
+        fake.stored = 1000
+        with pytest.raises(DataLossError, match="the range ends before it starts"):
+            self.planned(fake, startingGroup="g")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"startingOffsets": json.dumps(position(40))},  # the next message
+            {"startingOffsets": "latest"},
+            {"startingTimestamp": str(MINUTES[-1] + 1)},
+            {"endingTimestamp": str(MINUTES[0])},
+        ],
+    )
+    def test_a_span_without_messages_is_an_empty_read(
+        self, fake: FakeCluster, options: dict[str, str]
+    ) -> None:
+        assert self.planned(fake, **options) == []
+
+
+@pytest.mark.parametrize("names", [("tags", "tags"), ("queueOffset", "queue_offset")])
+def test_a_column_that_is_named_twice_is_refused(names: tuple[str, str]) -> None:
+    schema = StructType([StructField(name, LongType()) for name in names])
+    with pytest.raises(ConfigError, match="each column once"):
+        check_schema(schema)

@@ -7,6 +7,7 @@ TEXT, so the text of one map must always be the same: keys are written in order 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,10 @@ from cometmq.message import MessageQueue
 LATEST = -1
 EARLIEST = -2
 MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # what fits into a request
+
+_SECONDS = range(10**9, 10**10)
+"""As ms, times of 1970; as seconds, times of the years 2001 to 2286."""
+_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # how far ahead of this clock a start and an end may be
 
 Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
@@ -85,7 +90,19 @@ def parse_times(text: str, option: str) -> Offsets:
     times = _parsed(text, option, '{"topic": {"broker-name": {"queue number": milliseconds}}}')
     if min(times.values(), default=0) < 0:
         raise ConfigError(option, text, "times of 0 ms or more")
+    for time_ms in times.values():
+        check_time(option, time_ms, end=option.startswith("ending"))
     return times
+
+
+def check_time(option: str, time_ms: int, *, end: bool) -> None:
+    """Raise ConfigError for a time that is in seconds or in the future. An end may be up to a day ahead, such
+    as that of today."""
+    if time_ms in _SECONDS:
+        raise ConfigError(option, str(time_ms), f"ms since 1970; if these are seconds: {time_ms * 1000}")
+    if time_ms > time.time() * 1000 + (_END_MS if end else _CLOCKS_MS):
+        expected = "at most a day ahead" if end else "not in the future"
+        raise ConfigError(option, str(time_ms), f"ms since 1970, {expected}")
 
 
 def _parsed(text: str, option: str, expected: str) -> Offsets:

@@ -16,7 +16,15 @@ from importlib.util import find_spec
 
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.base.offsets import EARLIEST, LATEST, MAX_QUEUE_ID, Offsets, parse_offsets, parse_times
+from cometmq.pipeline.base.offsets import (
+    EARLIEST,
+    LATEST,
+    MAX_QUEUE_ID,
+    Offsets,
+    check_time,
+    parse_offsets,
+    parse_times,
+)
 from cometmq.pipeline.base.wire import PLAIN, Access
 from cometmq.protocol.acl import credentials_of
 from cometmq.protocol.codes import (
@@ -251,6 +259,13 @@ class _Reader:
         value = self.integer(name, default, least, most)
         return default if value is None else value
 
+    def time_ms(self, name: str) -> int | None:
+        """A time in ms since 1970. Raises ConfigError for one in seconds or in the future."""
+        value = self.integer(name, None, least=0)
+        if value is not None:
+            check_time(name, value, end=name.startswith("ending"))
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name)
         if text is None:
@@ -307,11 +322,14 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     least = given.integer("minOffsetsPerTrigger", None, most=most)
     if least is None and given.text("maxTriggerDelay") is not None:
         raise ConfigError("maxTriggerDelay", str(given.text("maxTriggerDelay")), "minOffsetsPerTrigger too")
+    starting = _position(given, "starting", LATEST if streaming else EARLIEST)
+    ending = _position(given, "ending", LATEST)
+    _check_order(starting, ending)
     return ReadOptions(
         namesrv=given.addresses(),
         topics=_topics(given),
-        starting=_position(given, "starting", LATEST if streaming else EARLIEST),
-        ending=_position(given, "ending", LATEST),
+        starting=starting,
+        ending=ending,
         pull=pull,
         max_offsets_per_trigger=most if streaming else None,
         max_bytes_per_trigger=given.integer("maxBytesPerTrigger", None),
@@ -328,11 +346,13 @@ def store_options(options: Mapping[str, str]) -> StoreOptions:
     given = _Reader(options, _STORE)
     default = StoreOptions(())
     named = given.text("subscribe") is not None or given.text("subscribePattern") is not None
+    starting_ms, ending_ms = given.time_ms("startingTimestamp"), given.time_ms("endingTimestamp")
+    _check_order(Position(timestamp_ms=starting_ms), Position(timestamp_ms=ending_ms))
     return StoreOptions(
         paths=_paths(given),
         topics=_topics(given) if named else None,
-        starting_ms=given.integer("startingTimestamp", None, least=0),
-        ending_ms=given.integer("endingTimestamp", None, least=0),
+        starting_ms=starting_ms,
+        ending_ms=ending_ms,
         slice_bytes=given.count("sliceBytes", default.slice_bytes, most=2**63 - 1),
         batch_records=given.count("batchRecords", default.batch_records),
         batch_bytes=given.count("batchBytes", default.batch_bytes, most=MOST_BYTES),
@@ -462,7 +482,7 @@ def _position(given: _Reader, side: str, default: int) -> Position:
     said = [name for name in (offsets, time, times) if given.text(name) is not None]
     if len(said) > 1:
         raise ConfigError(said[0], str(given.text(said[0])), f"not together with {said[1]}")
-    timestamp_ms = given.integer(time, None, least=0)
+    timestamp_ms = given.time_ms(time)
     if timestamp_ms is not None:
         position = Position(word=LATEST, timestamp_ms=timestamp_ms)
     elif times in said:
@@ -478,6 +498,22 @@ def _position(given: _Reader, side: str, default: int) -> Position:
         if EARLIEST in position.offsets.values():
             raise ConfigError(offsets, text, "offsets of 0 or more, or -1 (latest)")
     return _from_group(given, position, said) if side == "starting" else position
+
+
+def _check_order(starting: Position, ending: Position) -> None:
+    """Raise ConfigError for an end that is given as the start is and lies before it."""
+    if (starting.timestamp_ms or 0) > (2**63 if ending.timestamp_ms is None else ending.timestamp_ms):
+        expected = f"a time not before startingTimestamp, {starting.timestamp_ms}"
+        raise ConfigError("endingTimestamp", str(ending.timestamp_ms), expected)
+    for option, first, last in (
+        ("endingOffsets", starting.offsets, ending.offsets),
+        ("endingOffsetsByTimestamp", starting.times, ending.times),
+    ):
+        for queue in sorted(first.keys() & last.keys()):
+            if first[queue] > last[queue] >= 0:
+                raise ConfigError(
+                    option, f"{queue}: {last[queue]}", f"no end before the start, {first[queue]}"
+                )
 
 
 def _from_group(given: _Reader, position: Position, said: list[str]) -> Position:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.offsets import check_time
 from cometmq.pipeline.base.options import Topics, parse_addresses
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.archive_query import archived
@@ -88,11 +90,16 @@ def messages(
         reader = reader.option("subscribe", ",".join(topics))
     if pattern is not None:
         reader = reader.option("subscribePattern", pattern)
-    for option, time_ms in (("startingTimestamp", begin_ms), ("endingTimestamp", end_ms)):
+    for option, time_ms in (("startingTimestamp", begin_ms), ("endingTimestamp", _past(end_ms))):
         if time_ms is not None:
             reader = reader.option(option, str(time_ms))
     wanted = [schema[name] for name in names]
     return reader.schema(", ".join(f"{one.name} {one.dataType.simpleString()}" for one in wanted)).load()
+
+
+def _past(end_ms: int | None) -> int | None:
+    """None for an end in the future: all that is there now is before it."""
+    return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
 def unreadable(
@@ -113,6 +120,8 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     for key, time_ms in (("begin", begin_ms), ("end", end_ms)):
         if time_ms is not None and not 0 <= time_ms <= MOST_MS:
             raise ConfigError(key, str(time_ms), "a time of the years 1970 to 9998, in ms")
+    if begin_ms is not None:
+        check_time("begin", begin_ms, end=False)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
 

@@ -73,6 +73,9 @@ class ReadTask(InputPartition):
 
 def check_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema for a user's schema. Raises ConfigError for a column that records do not have."""
+    names = [canonical_column(name) or name for name in schema.names]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError("schema", ", ".join(twice), "each column once")
     arrow = to_arrow_schema(schema, timezone="UTC")
     for field in arrow:
         column = canonical_column(field.name)
@@ -128,9 +131,20 @@ class CometReader(DataSourceReader):
             queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # assigned ones
             end = cluster.resolve(self._options.ending, queues)
             start = cluster.resolve(self._options.starting, queues)
-            # Ends before starts are an empty range here, not a loss: the user may have asked for it.
-            end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
+            for queue, offset in end.items():
+                if start[queue] > offset and not self._is_given(queue):
+                    end[queue] = start[
+                        queue
+                    ]  # words and times: messages came meanwhile, or a clock was set back
+                elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
+                    log.warning("%s: offsets %d to %d are no range to read", queue, start[queue], offset)
             return planner.tasks(start, end)
+
+    def _is_given(self, queue: MessageQueue) -> bool:
+        """Whether the start or end of the queue is an offset by number, which must be there."""
+        starting, ending = self._options.starting, self._options.ending
+        given = (starting.offsets.get(queue, -1), ending.offsets.get(queue, -1))
+        return max(given) >= 0 or starting.group is not None
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._arrow, self._options.pull)

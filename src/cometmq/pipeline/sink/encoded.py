@@ -99,6 +99,8 @@ def encode_rows(
         parts.append(pc.if_else(given, pc.binary_join_element_wise(name, text, b""), b""))
     properties = pc.binary_join_element_wise(*parts, b"")
     body_sizes, sizes = _lengths(body), _lengths(properties)
+    if not body_sizes.all():
+        return None
     if sizes.max() > PROPERTIES_MAX_BYTES or (sizes + body_sizes).max() > MOST_BYTES:
         return None
     head = np.zeros(len(batch), _HEAD)

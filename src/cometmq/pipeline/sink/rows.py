@@ -2,10 +2,10 @@
 
 | column | type | meaning |
 |---|---|---|
-| body (or value) | binary or string | required |
+| body (or value) | binary or string | required, one of the two, not empty |
 | topic | string | where to, unless the option `topic` says so for all |
 | tags, keys | string | as in a message; keys separated by blanks |
-| properties | map<string,string> | user properties |
+| properties | map<string,string> | user properties; a name or value that is empty or null is an error |
 | flag, delay_level | int | as in a message |
 | sharding_key | string | rows with one key go to one queue, in order |
 | msg_id | string | keep this id instead of making one |
@@ -69,7 +69,11 @@ class RowMessage(NamedTuple):
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Raises ConfigError when the frame cannot be written."""
+    if {"body", "value"} <= set(schema.names):
+        raise ConfigError("columns", "body, value", "one of the two: both mean the body of the message")
     names = {("body" if field.name == "value" else field.name): field for field in schema.fields}
+    if len(names) < len(schema.names):
+        raise ConfigError("columns", ", ".join(schema.names), "each name once")
     if "body" not in names:
         raise ConfigError("columns", ", ".join(schema.names), "a column body (or value), binary or string")
     if "topic" not in names and options.topic is None:
@@ -105,8 +109,9 @@ def messages_of(
         if isinstance(body, str):
             body = body.encode()
         try:
-            if body is None:
-                raise SinkRowError(row, "body", "is null")
+            if not body:
+                raise SinkRowError(row, "body", "is null" if body is None else "is empty")
+            _check_properties(row, properties or ())
             message = message_of(
                 row, topic, body, msg_id,
                 tags=tags, keys=keys, properties=properties, flag=flag, delay_level=delay,
@@ -120,6 +125,17 @@ def messages_of(
             on_bad(given | {"msg_id": msg_id} | reason)
         else:
             yield message
+
+
+def _check_properties(row: int, properties: Iterable[tuple[str, str | None]]) -> None:
+    """Raise SinkRowError for a property that no reader of the message would find."""
+    for name, value in properties:
+        if not name:
+            raise SinkRowError(row, "properties", "a name is empty")
+        if not value and name not in _NOT_COPIED:
+            raise SinkRowError(
+                row, "properties", f"the value of {name} is {'null' if value is None else 'empty'}"
+            )
 
 
 def message_of(
@@ -172,7 +188,7 @@ def _encode(
 ) -> bytes:
     pairs = {"UNIQ_KEY": msg_id, "WAIT": "true"}
     if properties:
-        # Arrow gives a map as a list of pairs; a null value is not written.
+        # Arrow gives a map as a list of pairs. Readers ignore what a stored message has without a value.
         pairs |= {name: value for name, value in properties if value and name and name not in _NOT_COPIED}
     if keys:
         pairs["KEYS"] = keys
