@@ -80,7 +80,6 @@ pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/tabl
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows
 pipeline/test_task.py: pipeline/table/partition_writer
-pipeline/test_unreadable.py: pipeline/live/unreadable
 pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns

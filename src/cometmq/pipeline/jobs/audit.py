@@ -402,10 +402,7 @@ def audit(
         tables["groups"] = group_windows(grouped)
 
     def work() -> None:
-        if traces is not None:
-            summary.bad_traces = kept[1].filter("kind = 'bad'").count()
-        if groups is not None:
-            summary.left_out = groups.filter(F.col("place") > GROUPS_MAX).count()
+        _count_left_out(summary, kept, groups)
         summary.closed_to_ms = limits.closed_to(_newest_ms(kept), time.time_ns() // 1_000_000)
         for name, table in tables.items():
             tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
@@ -417,6 +414,14 @@ def audit(
 
     report_on(_JOB, summary, kept, work, lambda: tables, on_progress=on_progress, stop=stop)
     return summary
+
+
+def _count_left_out(summary: AuditSummary, kept: Sequence[DataFrame], groups: DataFrame | None) -> None:
+    """Count the trace records that cannot be read, if traces were kept, and the groups not looked at."""
+    if len(kept) > 1:
+        summary.bad_traces = kept[1].filter("kind = 'bad'").count()
+    if groups is not None:
+        summary.left_out = groups.filter(F.col("place") > GROUPS_MAX).count()
 
 
 def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame | None:
