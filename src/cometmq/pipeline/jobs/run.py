@@ -79,10 +79,10 @@ class RunSummary(msgspec.Struct):
     file: str
     mode: str
     sinks: list[SinkSummary] = []
-    unreadable: list[UnreadableQueue] = []
-    """Such queues of the sources, when the run ended (live/unreadable.py)."""
     seconds: float = 0.0
     complete: bool = False
+    unreadable: list[UnreadableQueue] = []
+    """The unreadable queues of the sources at the end of the run (live/unreadable.py)."""
 
 
 @dataclass(slots=True)

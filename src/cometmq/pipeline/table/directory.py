@@ -409,10 +409,10 @@ def this_process() -> str:
 
 
 def author(commit: Mapping[str, Any]) -> str:
-    """Which job made a commit, and when. Commits of older versions do not name the process."""
+    """Return the job that made a commit, and when. Commits of older versions lack some of these fields."""
     by = f"{commit['by']}, " if "by" in commit else ""
     at = f" at {commit['time']}" if "time" in commit else ""
-    return f"{by}run {commit['run']}, batch {commit['batch']}{at}"
+    return f"{by}run {commit.get('run', '?')}, batch {commit['batch']}{at}"
 
 
 def create_local(path: str, content: bytes) -> bool:
