@@ -1,4 +1,4 @@
-"""What a running broker consists of, each part given what it uses."""
+"""The parts of a running broker, and their connections with each other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, repl
 log = logs.logger(__name__)
 
 CLIENT_SCAN_S = 10.0
-# The fast port of old clients serves everything but these.
+# The fast port of old clients serves all requests but these.
 NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 STATS_PERIOD_S = 1.0
 TOPIC_COUNTS_S = 10.0
@@ -90,7 +90,7 @@ class BrokerParts:
         self._settings_lock = asyncio.Lock()
         self._unwritten: set[str] = set()  # keys whose change is not in the settings file yet
         self._loop = asyncio.get_running_loop()
-        self._limits_due = False  # _use_topic_limits is scheduled
+        self._limits_due = False  # whether _use_topic_limits is scheduled
         self.store = store
         self.tick = tick = Tick(self._loop)
         self.client = RemotingClient(
@@ -331,7 +331,7 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        # A signature is of one request alone: with a guard no send is known from those before.
+        # A signature belongs to one request: with a guard no send can be recognized by earlier ones.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
         return RemotingServer(
             handlers,
@@ -347,7 +347,7 @@ class BrokerParts:
                 server.divert(codes, handler)
 
     def use_port(self, port: int) -> None:
-        """The port is known: from now on records and answers carry it."""
+        """Set the port that records and answers carry from now on."""
         self._address.port = port
         self.store.appender.store_host = self._address.packed
         self.replies.use_host(self._address.packed)
@@ -355,14 +355,14 @@ class BrokerParts:
     # -- start and stop
 
     def load(self) -> None:
-        """Fill the tables from their files; for a thread. Raises StoreCorrupt, OSError."""
+        """Fill the tables from their files. Runs in a thread. Raises StoreCorrupt, OSError."""
         self.tables.load()
         if not self.store.slave:
             self.transactions.load()
 
     def resume(self) -> None:
-        """What has to be done before the broker serves, once all is loaded."""
-        if self.store.ledger is None:  # of a member's topics its leader decides
+        """Complete unfinished work after loading, before the broker serves requests."""
+        if self.store.ledger is None:  # The leader decides on a member's topics.
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()
@@ -392,7 +392,7 @@ class BrokerParts:
 
     async def _open_vip(self) -> None:
         port = self._config.listen_port + VIP_OFFSET
-        # Beside a port that the system picked, others may own its neighbours.
+        # With a port that the system has chosen, the neighbouring port may belong to another program.
         if not self._config.vip_channel_enable or port <= 0:
             return
         self.vip_server = self._server(without=NOT_ON_VIP)
@@ -403,7 +403,7 @@ class BrokerParts:
             self.vip_server = None
 
     async def stop(self, drain_s: float) -> None:
-        """The reverse of the start."""
+        """Stop the parts in the reverse order of the start."""
         self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
@@ -444,7 +444,7 @@ class BrokerParts:
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
         self.registrar.register()
-        if not self._limits_due:  # all topics are looked at, once for all changes of a tick
+        if not self._limits_due:  # All topics are examined once for all changes of a tick.
             self._limits_due = True
             self._loop.call_soon(self._use_topic_limits)
 
@@ -462,7 +462,7 @@ class BrokerParts:
         self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        """Raises CommandError where they hold, but cannot be written."""
+        """Apply changed settings, and write them. Raises CommandError if they apply but cannot be written."""
         self.sends.configure()
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
@@ -475,7 +475,8 @@ class BrokerParts:
         path = self._config.broker_config_path
         if path and keys:
             self._unwritten.update(keys)
-            # One writer at a time, and each writes what holds when its turn comes: an older state never wins.
+            # One writer at a time, and each writes the current values when its turn comes: older values never
+            # win.
             async with self._settings_lock:
                 now = self._config.properties()
                 values = {key: now[key] for key in now if key in self._unwritten}

@@ -1,9 +1,9 @@
 """The broker's settings, under RocketMQ's names (docs/reference/storage.md, Broker settings).
 
 A properties file mixes broker, store and network settings, as Apache's broker.conf does:
-`BrokerConfig.from_properties` takes what is the broker's and hands the rest to `StoreConfig`. A known key
-with a bad value is a ConfigError; an unknown key is kept, shown by GET_BROKER_CONFIG, and warned about with
-the nearest known name. `RANGES` says what each number of the broker's own may be.
+`BrokerConfig.from_properties` reads the broker's settings and passes the others to `StoreConfig`. A known key
+with a bad value raises ConfigError. An unknown key is kept, shown by GET_BROKER_CONFIG, and logged with the
+nearest known name. `RANGES` defines the range of each number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cometmq.store import LOCATIONS, SLAVE, StoreConfig
 log = logs.logger(__name__)
 
 # UPDATE_BROKER_CONFIG refuses these settings: configBlackList and brokerConfigPath, as in Apache's broker,
-# and those that decide where the broker stores data, its identity, its address, and the lengths of its files.
+# and those that define where the broker stores data, its identity, its address, and the lengths of its files.
 # With a wrong value the broker would not start again, or start as another broker. Settings that decide
 # whether uploaded code is run are refused, too (Apache's broker built a command from such settings:
 # CVE-2023-33246).
@@ -73,7 +73,7 @@ AT_NEXT_START = frozenset(
         "metricsGrpcExporterIntervalInMills", "metricsGrpcExporterHeader",
     }
 )  # fmt: skip
-"""What UPDATE_BROKER_CONFIG takes and writes, but only the next start uses."""
+"""Settings that UPDATE_BROKER_CONFIG accepts and writes, but that only the next start uses."""
 MASTER_ID = 0
 """The brokerId of every master."""
 HELD_PULLS_MAX = 1 << 20
@@ -98,8 +98,9 @@ def local_address() -> str:
 
 
 class BrokerConfig(MetricsSettings, kw_only=True):
-    """Settings with RocketMQ's defaults; times in ms. Mutable: UPDATE_BROKER_CONFIG changes a running
-    broker's.
+    """Settings with RocketMQ's defaults; times in ms.
+
+    UPDATE_BROKER_CONFIG changes those of a running broker.
     """
 
     broker_name: str = msgspec.field(default_factory=host_name)
@@ -116,7 +117,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     rmq_address_server_sub_group: str = DEFAULT_SUB_GROUP
     broker_permission: int = 6
     default_topic_queue_nums: int = 8
-    max_topic_queue_nums: int = 1024  # ours: the queues of a topic; Apache's BenchmarkTest has so many
+    max_topic_queue_nums: int = 1024  # ours: the queues of a topic; Apache's BenchmarkTest uses this number
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     cluster_topic_enable: bool = True
@@ -145,14 +146,14 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 6_000
     compressed_register: bool = False
-    ha_listen_port: int = 0  # 0: listenPort + 1; Apache's: 10912, and 4.9 opens listenPort + 1 all the same
+    ha_listen_port: int = 0  # 0: listenPort + 1; Apache's: 10912, although 4.9 opens listenPort + 1
     ha_master_address: str = ""
     ha_send_heartbeat_interval: int = 5_000
     ha_housekeeping_interval: int = 20_000
     ha_transfer_batch_size: int = 32_768
     ha_slave_fallbehind_max: int = 256 << 20
     slave_timeout: int = 3_000
-    d_leger_join: bool = False  # ours: this member is to be taken into a group that is there
+    d_leger_join: bool = False  # ours: whether an existing group adds this member
     in_sync_replicas: int = 1
     min_in_sync_replicas: int = 1
     enable_auto_in_sync_replicas: bool = False
@@ -173,7 +174,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     tls_config_file: str = ""
     use_tls: bool = False
     acl_enable: bool = False
-    rocketmq_home: str = ""  # where accounts are, with aclEnable
+    rocketmq_home: str = ""  # the directory of the accounts, with aclEnable
     log_level: str = ""  # ours
     broker_config_path: str = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
@@ -196,7 +197,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         return config
 
     def check(self) -> None:
-        """Raises ConfigError for values that cannot work whatever the type says."""
+        """Raise ConfigError for values of the right type that cannot work."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
         if self.store.enable_d_leger_commit_log:
             store = self.store
@@ -208,7 +209,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             raise ConfigError("defaultTopicQueueNums", str(self.default_topic_queue_nums), expected)
         DelayLevels.of(self.store)
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
-            # Both name topics too.
+            # Both names become topic names, too.
             if not 0 < len(name.strip()) <= TOPIC_LENGTH_MAX or "/" in name or name in (".", ".."):
                 expected = f"a name that is not blank, of at most {TOPIC_LENGTH_MAX} characters, without /"
                 raise ConfigError(key, name, expected)
@@ -242,8 +243,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         return pairs
 
     def update(self, properties: Mapping[str, str]) -> list[str]:
-        """Apply settings to a running broker; returns the keys that were known. Raises ConfigError, then
-        nothing has changed."""
+        """Apply settings to a running broker, and return the known keys.
+
+        Raises ConfigError before any change.
+        """
         own, store, extra = _divided(properties)
         new_store = (
             StoreConfig.from_properties({**self.store.to_properties(), **store}) if store else self.store
@@ -269,7 +272,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
 
 def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """The broker's own values by field, the store's texts, and all others. Raises ConfigError."""
+    """Split properties into the broker's values by field, the store's texts, and all others.
+
+    Raises ConfigError.
+    """
     own = {
         field: read_value(key, text, FIELD_TYPES[field])
         for key, text in properties.items()
@@ -303,7 +309,7 @@ RANGES: dict[str, Range] = {
     "maxUnflushedBytes": Range(0, LONG_MAX, "bytes (0: no limit)"),
     "consumerFallbehindThreshold": Range(0, LONG_MAX, "bytes"),
     "registerNameServerPeriod": _MS,
-    # The start waits this long for a name server that does not answer.
+    # The start waits this long for a name server that does not respond.
     "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
     "haListenPort": Range(0, 65_535, "a port (0: listenPort + 1)"),
     "haSendHeartbeatInterval": _PERIOD,
@@ -319,9 +325,9 @@ RANGES: dict[str, Range] = {
     "transactionTimeOut": Range(0, INT_MAX, "milliseconds"),
     "transactionCheckMax": Range(1, INT_MAX),
     "transactionCheckInterval": _PERIOD,
-    "filterServerNums": Range(0, 64, "processes"),  # of so many do name servers tell
+    "filterServerNums": Range(0, 64, "processes"),  # Name servers report at most this many.
 }
-"""Key -> what the number may be."""
+"""Key -> range of the number."""
 
 FIELD_TYPES: dict[str, type] = {
     field.name: field.type

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cometmq.settings import Inert
 
-# Thread pools and their queues, Netty, mapped memory, Apache's deletion of mapped files: nothing here answers
-# to them. Defaults as 4.9.7 shows them (docs/reference/storage.md, Broker settings).
+# These settings control thread pools and their queues, Netty, mapped memory, and Apache's deletion of mapped
+# files, which do not exist here. The defaults are those of 4.9.7 (docs/reference/storage.md, Broker
+# settings).
 WITHOUT_USE = {
     "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
     "adminBrokerThreadPoolNums": "16", "clientManageThreadPoolNums": "32",

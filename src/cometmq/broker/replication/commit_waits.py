@@ -1,4 +1,4 @@
-"""Who waits until a raft group has committed the log up to a position, in its order."""
+"""Requests that wait until a raft group has committed the log up to a position, in log order."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Wait(NamedTuple):
 
 
 class CommitWaits:
-    """See above. Loop thread only."""
+    """All waits for commits of a raft group. Loop thread only."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
-        """timeout_s: how long anybody waits."""
+        """Create the waits. timeout_s: maximum duration of a wait, in seconds."""
         self._clock = clock
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -36,8 +36,10 @@ class CommitWaits:
         self._committed = -1
 
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
-        """Tell `waiter` SUCCESS once the log is committed up to `position`, else SYSTEM_ERROR: then nobody
-        knows yet whether it will be."""
+        """Call `waiter` with SUCCESS once the log is committed up to `position`, else with SYSTEM_ERROR.
+
+        After SYSTEM_ERROR the log may still be committed up to `position`.
+        """
         if position <= self._committed:
             waiter(SUCCESS)
             return
@@ -46,14 +48,14 @@ class CommitWaits:
             self._timer = self._loop.call_later(self._timeout_s, self._expire)
 
     def committed(self, position: int) -> None:
-        """The log is committed up to `position`."""
+        """End the waits up to `position`: the log is committed."""
         self._committed = position
         waits = self._waits
         while waits and waits[0].position <= position:
             waits.popleft().waiter(SUCCESS)
 
     def give_up(self, why: str) -> None:
-        """Nobody waits any more."""
+        """End all waits with a failure."""
         if self._waits:
             log.warning("%d ticks of sends are not known to be committed: %s", len(self._waits), why)
         while self._waits:

@@ -1,8 +1,7 @@
-"""A slave's connection to its master's HA port, and what it asks the master's main port before
-(ha_slave.py decides).
+"""A slave's connection to its master's HA port, and its requests to the main port (ha_slave.py decides).
 
-What came in a tick is written and dispatched at its end, then reported: with SYNC_FLUSH once it is on the
-device.
+Bytes received in a tick are written and dispatched at its end, then reported: with SYNC_FLUSH once they are
+on the device.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CONNECT_S = 5.0
 
 
 class LogsContradict(CometError):
-    """A master's log is not the one that its slave has."""
+    """A master's log diverges from its slave's."""
 
 
 class MasterLink(asyncio.BufferedProtocol):
@@ -72,7 +71,7 @@ class MasterLink(asyncio.BufferedProtocol):
 
 
 class HaClient:
-    """Keeps the store of a slave up to its master. Loop thread only."""
+    """The copy of a master's log in the store of a slave. Loop thread only."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class HaClient:
         tick: Tick,
         visible: Callable[[int, Arrivals], None],
     ) -> None:
-        """visible: told of messages that became visible."""
+        """Create the client. visible: called with messages that became visible."""
         self._config = config
         self._clock = clock
         self._store = store
@@ -102,7 +101,7 @@ class HaClient:
         self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the master")
 
     def configure(self) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self.core.beat_s = self._config.ha_send_heartbeat_interval / 1000
         self.core.silence_s = self._config.ha_housekeeping_interval / 1000
 
@@ -112,7 +111,7 @@ class HaClient:
         self._tick.schedule()
 
     async def stop(self) -> None:
-        """Close the connection; what came is written."""
+        """Close the connection; received bytes are written."""
         self._look.cancel()
         self.end_tick()
         self._drop()
@@ -120,20 +119,20 @@ class HaClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def follow(self, master: MasterAddress) -> None:
-        """This is the master now."""
+        """Follow this master."""
         self.core.follow(self._clock.monotonic(), master)
         self._tick.schedule()
 
     @property
     def lag(self) -> int:
-        """By how many bytes the log is behind what is known of the master's; -1 if nothing is known."""
+        """Return how many bytes the log is behind the known end of the master's; -1 if that is unknown."""
         end = self.core.master_end
         return -1 if end < 0 else max(0, end - self._store.replica.end)
 
     # -- events
 
     def received(self, link: MasterLink, pieces: Pieces, data: memoryview) -> None:
-        """Bytes have come."""
+        """Keep received bytes for the end of the tick."""
         if link is not self._link:
             return
         now = self._clock.monotonic()
@@ -150,7 +149,7 @@ class HaClient:
         self._tick.schedule()
 
     def closed(self, link: MasterLink, reason: str) -> None:
-        """The connection is over, or must be."""
+        """Handle a connection that is closed, or must be closed."""
         if link is self._link:
             self.core.lost(self._clock.monotonic(), reason)
             self._drop()
@@ -159,7 +158,7 @@ class HaClient:
     # -- the end of a tick
 
     def end_tick(self) -> None:
-        """Write what came, then do what is due."""
+        """Write received bytes, then carry out what is due."""
         replica = self._store.replica
         if self._link is not None:
             before = replica.end
@@ -186,7 +185,7 @@ class HaClient:
             self._drop()
 
     def _say(self) -> None:
-        """One line for each change."""
+        """Log each change of the state in one line."""
         core = self.core
         said = core.problem or core.phase.value
         if core.phase not in (Phase.FOLLOWING, Phase.STOPPED, Phase.PAUSING) or said == self._said:
@@ -211,7 +210,7 @@ class HaClient:
         self._task = self._loop.create_task(work)
 
     async def _compare(self, addr: str) -> None:
-        """Ask the master for the ends of its log, and for its record at the position of our last one."""
+        """Request the ends of the master's log, and its record at the position of the slave's last record."""
         try:
             contradicts = await self._contradiction(addr)
         except (CometError, OSError, ValueError, KeyError) as error:
@@ -221,8 +220,10 @@ class HaClient:
         self._tick.schedule()
 
     async def confirm(self, addr: str) -> None:
-        """Come back if this master's log continues that of the slave. Raises LogsContradict if it does not,
-        then the slave stops; CometError if the master does not say."""
+        """Return if this master's log continues that of the slave.
+
+        Raises LogsContradict if it does not, and stops the slave; CometError if the master does not answer.
+        """
         try:
             contradicts = await self._contradiction(addr)
         except (OSError, ValueError, KeyError) as error:
@@ -276,7 +277,7 @@ class HaClient:
         self._tick.schedule()
 
     def _drop(self) -> None:
-        """Close the connection, and end what is under way."""
+        """Close the connection, and cancel what is under way."""
         link, self._link = self._link, None
         if link is not None and link.transport is not None:
             link.transport.abort()
@@ -286,7 +287,7 @@ class HaClient:
 
 
 def success(answer: Frame) -> Frame:
-    """The answer, if it says so. Raises BrokerError."""
+    """Return the answer if its code is SUCCESS. Raises BrokerError otherwise."""
     if answer.code != ResponseCode.SUCCESS:
         raise BrokerError(answer.code, remark=answer.remark or "")
     return answer

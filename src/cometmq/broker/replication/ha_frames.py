@@ -1,8 +1,7 @@
-"""What goes over the HA port: positions to the master, pieces of its log to the slave. No I/O in here.
+"""The protocol of the HA port: positions to the master, pieces of its log to the slave. No I/O.
 
-A slave sends i8 its position, nothing else.
-The master sends i8 position, i4 size, and so many bytes of its log; size 0 is a heart-beat
-(docs/reference/storage.md, HA port).
+A slave sends its position as i8, nothing else. The master sends a position as i8, a size as i4, and that many
+bytes of its log; size 0 is a heartbeat (docs/reference/storage.md, HA port).
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ HEADER = struct.Struct(">qi")
 
 
 def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryview]:
-    """Bytes of the log from `position` on as frames of at most `most` bytes of log each: header, bytes,
-    header, bytes ..."""
+    """Yield the log bytes from `position` on in frames of at most `most` log bytes, header by header."""
     for start in range(0, len(data), most):
         piece = data[start : start + most]
         yield HEADER.pack(position + start, len(piece))
@@ -26,18 +24,18 @@ def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryvi
 
 
 def beat(position: int) -> bytes:
-    """A heart-beat: the next position that the slave will be sent."""
+    """Return a heartbeat with the next position that the slave will receive."""
     return HEADER.pack(position, 0)
 
 
 class Reports:
-    """Takes a slave's positions out of the bytes of its connection."""
+    """The decoder of a slave's positions."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> int | None:
-        """The last whole position that has come; None without one."""
+        """Return the last complete position; None without one."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]
@@ -45,9 +43,9 @@ class Reports:
 
 
 class Pieces:
-    """Takes the master's bytes out of those of its connection, as they come: a frame's need not be there yet.
+    """The decoder of the master's log bytes, as they arrive: a frame need not be complete.
 
-    So nothing is kept but part of a header.
+    So at most part of a header is kept.
     """
 
     def __init__(self) -> None:
@@ -56,8 +54,10 @@ class Pieces:
         self._left = 0
 
     def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """(position, bytes of the log); no bytes: a heart-beat. Raises ProtocolError for a size or position
-        that is none. The bytes are part of `data`."""
+        """Yield (position, bytes of the log), a part of `data`; empty bytes for a heartbeat.
+
+        Raises ProtocolError for an invalid size or position.
+        """
         at = 0
         while at < len(data):
             if not self._left:

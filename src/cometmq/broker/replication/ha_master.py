@@ -1,12 +1,13 @@
-"""What a master sends to its slaves, what their reports are worth, and how many a write waits for.
+"""The decisions of a master: what slaves are sent, which reports count, and for how many a write waits.
 
-A function of time and events, without I/O: the shell (ha_server.py, or a simulation) tells it of connections,
-reports and bytes that were taken, calls `turn` at the end of each tick in which something happened and every
-LOOK_S, and does what `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
+A function of time and events, without I/O: the shell (ha_server.py, or a simulation) reports connections,
+positions and bytes that were sent, calls `turn` at the end of each tick with an event and every LOOK_S, and
+carries out what `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
 
-Beyond Apache's master: a report counts only if the master can have sent it, the first one too, so a slave
-that is ahead of its master never makes a wait pass; an empty slave gets the whole log, not the last segment;
-with SYNC_FLUSH only what is on the device is sent, so a power failure never leaves a slave ahead.
+Differences to Apache's master: a report, also the first one, counts only if the master can have sent the
+bytes, so a slave that is ahead of its master never ends a wait; an empty slave receives the whole log, not
+only the last segment; with SYNC_FLUSH only bytes on the device are sent, so a power failure never leaves a
+slave ahead.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import NamedTuple
 import msgspec
 
 LOOK_S = 0.5
-"""`turn` is called this often at least: heart-beats and silence are noticed by it."""
+"""Maximum interval, in seconds, between two calls of `turn`, which detect heartbeats and timeouts."""
 SEND_BYTES = 1 << 20
-"""The most bytes of the log that one Send names. A slave that is behind gets one after the other."""
+"""Maximum of log bytes in one Send. A slave that is behind receives one Send after the other."""
 NOWHERE = 1 << 62
 """A position that no log reaches."""
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that decide. haSendHeartbeatInterval, haHousekeepingInterval in seconds."""
+    """The settings that decide. haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""
 
     sync_master: bool = False
     in_sync_replicas: int = 1
@@ -37,7 +38,7 @@ class HaRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(NamedTuple):
-    """The master's log: first position and end of what was written, and of that what may be sent."""
+    """The master's log: first position, end of the written part, and end of the part that may be sent."""
 
     first: int
     sendable: int
@@ -54,14 +55,14 @@ class Send(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """Send a heart-beat."""
+    """Send a heartbeat."""
 
     slave: int
     position: int
 
 
 class Close(NamedTuple):
-    """Close a slave's connection. It is forgotten already."""
+    """Close a slave's connection. The slave is already removed."""
 
     slave: int
     reason: str
@@ -72,8 +73,13 @@ Effect = Send | Beat | Close
 
 @dataclass(eq=False, slots=True)
 class Slave:
-    """One connection. first: its first report; acked: the newest that counts; sent: what it has or will get
-    next. -1 before the first report."""
+    """One connection of a slave. Positions are -1 before the first report.
+
+    Attributes:
+        first: The first report.
+        acked: The newest report that counts.
+        sent: The next position to send.
+    """
 
     host: str
     heard_at: float
@@ -82,11 +88,11 @@ class Slave:
     first: int = -1
     acked: int = -1
     sent: int = -1
-    busy: bool = False  # bytes are on their way into the connection, or it takes no more
+    busy: bool = False  # bytes are being sent, or the connection accepts no more
 
 
 class HaMaster:
-    """The slaves of a master, by a number that the shell gives each connection."""
+    """The slaves of a master, by a number that the shell assigns to each connection."""
 
     def __init__(self, rules: HaRules) -> None:
         self.rules = rules
@@ -95,29 +101,29 @@ class HaMaster:
     # -- events
 
     def opened(self, now: float, slave: int, host: str) -> None:
-        """A connection has come from this address."""
+        """Add a connection from this address."""
         self.slaves[slave] = Slave(host, now, now)
 
     def closed(self, slave: int) -> None:
-        """A connection is over."""
+        """Remove a connection."""
         self.slaves.pop(slave, None)
 
     def reported(self, now: float, slave: int, position: int) -> None:
-        """A slave says that it has everything before this position."""
+        """Record a slave's report that it has the log before this position."""
         known = self.slaves.get(slave)
         if known is not None:
             known.heard_at = now
             known.reported = position
 
     def taken(self, now: float, slave: int) -> None:
-        """The connection has room for more, after a Send."""
+        """Record that the connection has room for more after a Send."""
         known = self.slaves.get(slave)
         if known is not None:
             known.sent_at = now
             known.busy = False
 
     def turn(self, now: float, log: LogState) -> list[Effect]:
-        """What is to be done now."""
+        """Return the effects that are due now."""
         effects: list[Effect] = []
         for number, slave in list(self.slaves.items()):
             reason = self._judge(slave, log) or self._silent(now, slave)
@@ -133,7 +139,7 @@ class HaMaster:
     # -- what a write waits for
 
     def needed(self, end: int) -> int | None:
-        """How many slaves a write that ends there waits for; None: there are not so many that keep up."""
+        """Return how many slaves a write with this end waits for; None if fewer slaves keep up."""
         rules = self.rules
         if not rules.sync_master:
             return 0
@@ -144,16 +150,16 @@ class HaMaster:
         return wanted if wanted <= near else None
 
     def near(self, end: int) -> int:
-        """How many slaves are less than haSlaveFallbehindMax behind."""
+        """Return how many slaves are less than haSlaveFallbehindMax behind."""
         most = self.rules.slave_fallbehind_max
         return sum(slave.acked >= 0 and end - slave.acked < most for slave in self.slaves.values())
 
     def copies(self, position: int) -> int:
-        """How many slaves have the log up to `position`.
+        """Return how many slaves have the log up to `position`.
 
-        Nothing in the protocol names a slave. A connection that got bytes before `position` is one. Those
-        that had them when they came count once for each address that is not counted yet: a slave that comes
-        back before its old connection is noticed to be dead is not two.
+        The protocol has no name for a slave. Each connection that received bytes before `position` counts.
+        Connections that had these bytes when they were opened count once for each address that is not counted
+        yet: a slave that reconnects before its old connection is found broken is not two slaves.
         """
         got, had = [], set()
         for slave in self.slaves.values():
@@ -165,18 +171,18 @@ class HaMaster:
 
     @property
     def acked(self) -> int:
-        """The highest position that a slave has; -1 without one."""
+        """The highest position that a slave has; -1 without slaves."""
         return max((slave.acked for slave in self.slaves.values()), default=-1)
 
     @property
     def wanted_from(self) -> int:
-        """From where on slaves still want the log; NOWHERE without any."""
+        """The position from which on slaves still need the log; NOWHERE without slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 
     # -- deciding
 
     def _judge(self, slave: Slave, log: LogState) -> str:
-        """Take over a report; why it cannot be true, or be served, "" if it can."""
+        """Apply a report, and return the reason why it cannot be true or be served, "" if it can."""
         position, slave.reported = slave.reported, None
         if position is None:
             return ""

@@ -1,7 +1,7 @@
-"""A master's HA port: slaves connect and are sent the log; writes wait for their reports (ha_master.py).
+"""A master's HA port: slaves connect and receive the log; writes wait for their reports (ha_master.py).
 
-Everything happens at the end of a tick: what was written or flushed leaves for the slaves, what they have
-reported ends waits. Whoever reaches the port can read all messages, as with Apache's brokers
+All work happens at the end of a tick: written or flushed records are sent to the slaves, and reports of
+slaves end waits. Any host that reaches the port can read all messages, as with Apache's brokers
 (docs/security.md).
 """
 
@@ -44,7 +44,7 @@ Waiter = Callable[[int], None]
 
 
 def rules_of(config: BrokerConfig) -> HaRules:
-    """The settings that decide. The role is that of the start."""
+    """Return the settings that decide. The role is that of the start."""
     return HaRules(
         sync_master=config.store.broker_role == SYNC_MASTER,
         in_sync_replicas=config.in_sync_replicas,
@@ -66,7 +66,7 @@ class SlaveLink(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.number = -1
         self.peer = "?"
-        self.full = False  # the transport takes no more for now
+        self.full = False  # whether the transport has paused writing
         self.sent = Rate()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -96,7 +96,7 @@ class SlaveLink(asyncio.BufferedProtocol):
 
 
 class HaServer:
-    """Sends the log to slaves, and knows who waits for them. Loop thread only."""
+    """The sender of the log to slaves, and the writes that wait for them. Loop thread only."""
 
     decide = False
     """See Replicas."""
@@ -121,7 +121,7 @@ class HaServer:
     # -- start and stop
 
     async def start(self, interface: str, port: int) -> int:
-        """Listen; port 0 takes a free one. Returns the port. Raises OSError."""
+        """Listen; port 0 selects a free port. Returns the port. Raises OSError."""
         network = network_of(interface)
         if network is not None:
             port, self._stop_listening = network.listen(lambda: SlaveLink(self), port)
@@ -135,7 +135,7 @@ class HaServer:
         return port
 
     def stop(self) -> None:
-        """Close everything; who waits hears that there is no slave."""
+        """Close all connections; waiting writes get SLAVE_NOT_AVAILABLE."""
         self._stopped = True
         if self._stop_listening is not None:
             self._stop_listening()
@@ -150,15 +150,15 @@ class HaServer:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
 
     def configure(self) -> None:
-        """Take over changed settings; the role stays what it was at the start."""
+        """Apply changed settings; the role stays that of the start."""
         self.core.rules = rules_of(self._config)
 
     # -- events
 
     def opened(self, link: SlaveLink, host: str) -> None:
-        """A slave, or somebody else, has connected."""
+        """Register a new connection, of a slave or of any other client."""
         assert link.transport is not None
-        if self._stopped:  # accepted just then
+        if self._stopped:  # accepted during the stop
             link.transport.abort()
             return
         if len(self.links) >= MOST_SLAVES and not self._makes_room():
@@ -171,8 +171,11 @@ class HaServer:
         self.core.opened(self._clock.monotonic(), link.number, host)
 
     def _makes_room(self) -> bool:
-        """Close a connection that has never reported anything, else one of an address that has several: the
-        oldest of the address that has most. Whoever holds all places keeps no slave out."""
+        """Close a connection to make room for another, and return whether one was closed.
+
+        A connection without any report is closed first, else the oldest one of the address with most
+        connections, so that one host that uses all connections keeps no slave out.
+        """
         slaves = self.core.slaves
         hosts = Counter(slave.host for slave in slaves.values())
         found = [
@@ -186,17 +189,17 @@ class HaServer:
         return True
 
     def reported(self, link: SlaveLink, position: int) -> None:
-        """A slave says how far it has the log."""
+        """Record the position up to which a slave has reported to have the log."""
         self.core.reported(self._clock.monotonic(), link.number, position)
         self._tick.schedule()
 
     def took(self, link: SlaveLink) -> None:
-        """A connection has room again."""
+        """Continue sending: a connection has room again."""
         self.core.taken(self._clock.monotonic(), link.number)
         self._tick.schedule()
 
     def closed(self, link: SlaveLink) -> None:
-        """A connection is over."""
+        """Remove a closed connection."""
         self.core.closed(link.number)
         if self.links.pop(link.number, None) is not None:
             log.info("slave %s is gone", link.peer)
@@ -204,8 +207,7 @@ class HaServer:
     # -- writes that wait
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Tell `waiter` once enough slaves have the log up to `position`, its end, or that there are not
-        enough, or that it takes too long."""
+        """Call `waiter` once enough slaves have the log up to `position`, if too few can, or on timeout."""
         needed = self.core.needed(position)
         if needed is None:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
@@ -229,14 +231,14 @@ class HaServer:
     # -- the end of a tick
 
     def log_state(self) -> LogState:
-        """The log, and how much of it slaves may have."""
+        """Return the extent of the log, and how much of it slaves may receive."""
         store = self._store
         end = store.log.end
         sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end
         return LogState(store.log.min_position, sendable, end, store.log.segment_size)
 
     def end_tick(self) -> None:
-        """Send what is new, and answer whose waits are over."""
+        """Send new records, and end the waits that are over."""
         if not self.links:
             return
         for effect in self.core.turn(self._clock.monotonic(), self.log_state()):
@@ -265,7 +267,7 @@ class HaServer:
             self._send_data(link, send, data)
 
     async def _send_cold(self, link: SlaveLink, send: Send, miss: NotInMemory) -> None:
-        """The same for what is not in memory: a thread reads it."""
+        """Send log bytes that are not in memory: a thread reads them."""
         question = partial(self._store.log.read, send.position, send.size)
         try:
             data = await self._store.off_loop.ask(question, miss)

@@ -1,12 +1,12 @@
-"""How a slave follows its master: when it connects, what it reports, when it stops.
+"""The decisions of a slave: when it connects, what it reports, when it stops.
 
-A function of time and events, without I/O: the shell (ha_client.py, or a simulation) tells it what happened,
-calls `turn` at the end of each tick in which something happened and every LOOK_S, and does what `turn`
-returns (docs/reference/storage.md, HA port).
+A function of time and events, without I/O: the shell (ha_client.py, or a simulation) reports events, calls
+`turn` at the end of each tick with an event and every LOOK_S, and carries out what `turn` returns
+(docs/reference/storage.md, HA port).
 
 Before each connection the slave compares its last record with the master's at that position, and the ends of
-both logs (`contradiction`): the protocol of the HA port has no check of contents. Logs that contradict each
-other stop the slave until one of them has changed; it looks again every STOPPED_S.
+both logs (`divergence`): the protocol of the HA port has no check of contents. Divergent logs stop the slave
+until one of them has changed; the slave compares again every STOPPED_S.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from enum import Enum
 from typing import NamedTuple
 
 PAUSE_S = 5.0
-"""From the loss of a connection, or an attempt that failed, to the next attempt."""
+"""Interval, in seconds, from a lost connection or a failed attempt to the next attempt."""
 STOPPED_S = 30.0
-"""From a contradiction to the next look."""
+"""Interval, in seconds, from a divergence to the next comparison."""
 
 
 class Phase(Enum):
-    """What a slave does."""
+    """The state of a slave."""
 
     NO_MASTER = "no master is known"
     PAUSING = "waiting for the next attempt"
@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 class MasterAddress(NamedTuple):
-    """Where a master is asked, and where it sends its log from: "host:port"."""
+    """The main address and the HA address of a master, each "host:port"."""
 
     addr: str
     ha_addr: str
@@ -47,8 +47,7 @@ class Tail(NamedTuple):
 
 
 class MasterLog(NamedTuple):
-    """What a master has said: where its log begins and ends, and the record it has at the slave's last
-    position, None if it has none there."""
+    """A master's answer: its log's begin and end, and its record at the slave's last position, or None."""
 
     first: int
     end: int
@@ -56,7 +55,7 @@ class MasterLog(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Ask the master for MasterLog; then call `compared`."""
+    """Request MasterLog from the master; then call `compared`."""
 
     addr: str
 
@@ -74,7 +73,7 @@ class Report(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Close the connection, or give up what is under way. `lost` need not be called."""
+    """Close the connection, or cancel the attempt. `lost` need not be called."""
 
     reason: str
 
@@ -83,8 +82,11 @@ Effect = Compare | Connect | Report | Disconnect
 
 
 def contradiction(own: Tail | None, master: MasterLog) -> str:
-    """Why a slave's log cannot be continued by its master's, with both positions; "" if it can. own: None for
-    an empty log."""
+    """Return why the master's log cannot continue a slave's, with both positions; "" if it can.
+
+    Args:
+        own: The end of the slave's log; None for an empty log.
+    """
     if own is None:
         return ""
     if own.end > master.end:
@@ -113,17 +115,17 @@ class HaSlave:
     """A slave's side of replication."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """haSendHeartbeatInterval and haHousekeepingInterval, in seconds; both may be changed."""
+        """Create the slave. haSendHeartbeatInterval, haHousekeepingInterval in seconds; both may change."""
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.master: MasterAddress | None = None
         self.phase = Phase.NO_MASTER
         self.problem = ""
-        """What ended the last connection or attempt, or stops the slave; "" while it follows."""
+        """The reason that ended the last connection or attempt, or stops the slave; "" while it follows."""
         self.contradicted = False
-        """Whether the master's log was another one when it was last looked at."""
+        """Whether the master's log diverged from this one at the last comparison."""
         self.master_end = -1
-        """As far as the master's log is known to go; -1 if it has said nothing yet."""
+        """The known end of the master's log; -1 before its first answer."""
         self._next_at = 0.0
         self._reported = -1
         self._reported_at = 0.0
@@ -133,7 +135,7 @@ class HaSlave:
     # -- events
 
     def follow(self, now: float, master: MasterAddress | None) -> None:
-        """This is the master now; None: none is known any more, and the one that was is followed on."""
+        """Follow this master. None: no master is known, and the slave keeps following the last one."""
         if master is None or master == self.master:
             return
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
@@ -143,7 +145,7 @@ class HaSlave:
         self._next_at = now
 
     def compared(self, now: float, contradicts: str) -> None:
-        """The master has answered; contradicts: what `contradiction` says of it."""
+        """Handle the master's answer. contradicts: the result of `divergence`."""
         if self.phase is not Phase.COMPARING:
             return
         self.contradicted = bool(contradicts)
@@ -154,7 +156,7 @@ class HaSlave:
             self._effects.append(Connect(self.master.ha_addr))
 
     def contradicts(self, now: float, why: str) -> None:
-        """The master that was followed, or is about to be, has another log now."""
+        """Stop the slave: the log of its current or next master has changed and diverges."""
         if self.phase in (Phase.CONNECTING, Phase.FOLLOWING):
             self._effects.append(Disconnect(why))
         if self.phase in (Phase.PAUSING, Phase.CONNECTING, Phase.FOLLOWING):
@@ -167,30 +169,34 @@ class HaSlave:
         self._next_at = now + STOPPED_S
 
     def connected(self, now: float) -> None:
-        """The connection to the HA port is there."""
+        """Record that the connection to the HA port is open."""
         if self.phase is Phase.CONNECTING:
             self.phase = Phase.FOLLOWING
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # it may be another one, or have less than before
+            self.master_end = -1  # It may be another master, or have less than before.
 
     def lost(self, now: float, reason: str) -> None:
-        """The master does not answer, cannot be connected to, has closed the connection, or sent what cannot
-        be stored."""
+        """Handle a failure: no answer, no connection, a closed connection, or data that cannot be stored."""
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
             self.problem = reason
             self.phase = Phase.PAUSING
             self._next_at = now + PAUSE_S
 
     def received(self, now: float, end: int) -> None:
-        """Bytes of the log, or a heart-beat, have come: the master's log goes as far as `end` at least."""
+        """Record bytes of the log, or a heartbeat: the master's log reaches `end` at least."""
         self._heard_at = now
         self.master_end = max(self.master_end, end)
 
     def turn(self, now: float, end: int, safe: int) -> list[Effect]:
-        """What is to be done now. end: the end of the slave's log; safe: up to where it may say that it has
-        it (with SYNC_FLUSH: what is on the device)."""
+        """Return the effects that are due now.
+
+        Args:
+            end: The end of the slave's log.
+            safe: The position up to which the slave may report the log (with SYNC_FLUSH, up to which it is on
+                the device).
+        """
         if self.phase in (Phase.PAUSING, Phase.STOPPED) and now >= self._next_at and self.master is not None:
             self.phase = Phase.COMPARING
             self._effects.append(Compare(self.master.addr))
@@ -205,7 +211,10 @@ class HaSlave:
         return effects
 
     def _report(self, now: float, end: int, safe: int) -> None:
-        """The first report is where the master goes on: it waits until everything received is safe."""
+        """Report the position.
+
+        The first report, from which the master continues, waits until all bytes are safe.
+        """
         first = self._reported < 0
         if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):
             self._reported = safe

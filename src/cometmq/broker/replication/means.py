@@ -1,4 +1,4 @@
-"""What the replication of a broker works with."""
+"""The parts of the broker that replication uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cometmq.store import Clock, MessageStore
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Parts of the broker, which live as long as it runs."""
+    """Parts of the broker, which live as long as the broker runs."""
 
     config: BrokerConfig
     clock: Clock

@@ -1,20 +1,22 @@
-"""A slave's copy of its master's tables: topics, groups, consumer offsets, delay offsets
-(docs/reference/storage.md, Slave metadata sync).
+"""A slave's copy of its master's tables: topics, groups, consumer offsets, delay offsets.
 
-Offsets never run ahead of the log that they refer to: those that the master has given wait until the slave's
-log is as long as the master's was afterwards. Else a slave that takes the master's place could have the
-offset behind a message that was delivered or sent back, without the copy of that message.
+RocketMQ's requests: docs/reference/storage.md, Slave metadata sync.
 
-While the master is away consumers store their offsets here. What the master does not know of them is sent to
-it when it is back; the larger offset holds. Everything else is as the master says, smaller offsets too: those
-may have been reset. In a raft group only newer tables are taken: who has just been elected may not know yet
-what its own followers have (see raft_tables.py).
+Offsets are never ahead of the log that they refer to: the master's offsets wait until the slave's log is as
+long as the master's was afterwards. Otherwise a slave that replaces the master could have the offset after a
+message that was delivered or sent back, without the copy of that message.
 
-The queues of a topic that the master has deleted go here, too. Without that a topic made anew would show its
-old messages in those queues that have got no new one yet (RecordDispatch sees to the others). A master of
-ours says up to where in the log, which is one log; of another it is found out by what it has.
+While the master is away consumers store their offsets here. The slave sends the offsets that the master lacks
+once the master is back; the larger offset wins. All other values are the master's, smaller offsets too: those
+may have been reset. In a raft group only newer tables are copied: a newly elected leader may lack what its
+own followers have (see raft_tables.py).
 
-Nothing is taken before the logs have been compared: a master that came back without its disk knows nothing.
+The queues of a topic that the master has deleted are deleted here, too. Otherwise a recreated topic would
+show its old messages in queues without a new message (RecordDispatch handles the other queues). A CometMQ
+master reports the position of the deletion in the log, which both share; for another master, the missing
+topic and queues show the deletion.
+
+Nothing is copied before the logs have been compared: a master that returns without its disk has empty tables.
 """
 
 from __future__ import annotations
@@ -59,26 +61,29 @@ Table = TypeVar("Table", bound=Body)
 FIRST_S, PERIOD_S = 3.0, 10.0
 TIMEOUT_S = 3.0
 MOST_RETURNED = 10_000
-"""Offsets that are sent to a master in one round; the others follow in the next."""
+"""Maximum of offsets that are sent to a master in one cycle; the others follow in the next."""
 
 Offsets = Mapping[str, Mapping[int, int]]
 """topic@group -> queue id -> offset."""
 
 
 class NotTheMaster(CometError):
-    """The answer is that of a former master."""
+    """The answer comes from a former master."""
 
 
 class Extent(NamedTuple):
-    """Log positions where a log begins and ends."""
+    """The log positions of the begin and the end of a log."""
 
     begin: int
     end: int
 
 
 class Said(NamedTuple):
-    """Offsets as the master gave them, and where its log ended afterwards; asked: the end of the log here
-    before, which is not behind that of the master's then."""
+    """Offsets that the master has sent, and the end of its log afterwards.
+
+    Attributes:
+        asked: The end of the log here before the request, which is not after that of the master's then.
+    """
 
     offsets: ConsumerOffsetTable
     delays: DelayOffsetTable
@@ -87,16 +92,19 @@ class Said(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """What a slave's offsets become, and those that its master is to be told of: topic@group, queue id,
-    offset."""
+    """The merged offsets of a slave, and those to send to the master: topic@group, queue id, offset."""
 
     offsets: dict[str, dict[int, int]]
     returned: list[tuple[str, int, int]]
 
 
 def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
-    """Own offsets and the master's, by what the master said `before`: what differs from that was stored here
-    since. before: None if it has said nothing yet; then its word holds alone."""
+    """Merge the slave's offsets and the master's: a difference from the master's last ones was stored here.
+
+    Args:
+        before: The master's earlier offsets. None if there are none yet; then the master's offsets alone
+            count.
+    """
     result = {key: dict(queues) for key, queues in master.items()}
     returned = []
     for key, queues in own.items() if before is not None else ():
@@ -109,11 +117,11 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
 
 
 async def _trust(_master_addr: str) -> None:
-    """In a raft group what contradicts the leader's log is cut."""
+    """Confirm nothing: in a raft group entries that conflict with the leader's log are cut."""
 
 
 class MetadataSync:
-    """Asks the master every 10 s, the first time after 3 s."""
+    """The periodic copy of the master's tables: every 10 s, the first time after 3 s."""
 
     def __init__(
         self,
@@ -125,21 +133,26 @@ class MetadataSync:
         period_s: float = PERIOD_S,
         newer_only: bool = False,
     ) -> None:
-        """confirm: comes back if the master's log is this one's, else its tables are not, either; raises
-        CometError. newer_only: take no table that is older than the own one."""
+        """Create the copy.
+
+        Args:
+            confirm: Returns if the master's log is the same as this one's; otherwise the tables are not,
+                either. Raises CometError.
+            newer_only: Whether a table is copied only if it is newer than the own one.
+        """
         self._newer_only = newer_only
         self._confirm = confirm
         self._store = store
         self._tables = tables
         self._client = client
-        self._said: Said | None = None  # waits for the log
+        self._said: Said | None = None  # waits until the log is long enough
         self._before: Offsets | None = None
-        self._deleted: dict[str, int] = {}  # topic -> end of the master's log when it was gone
-        self._refuted: dict[str, int] = {}  # deletions that were not done, so that each is said once
-        self._looked = False  # whether the master has been asked about the queues here
+        self._deleted: dict[str, int] = {}  # topic -> end of the master's log after its deletion
+        self._refuted: dict[str, int] = {}  # deletions that were not applied, so that each is logged once
+        self._looked = False  # whether the master was asked about the queues here
         self.master_addr = ""
         self.master_log = Extent(0, 0)
-        """The log of the master, or leader, as it was when its offsets were last asked for."""
+        """The log of the master, or leader, at the last request for its offsets."""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
         self._timer = Periodic(
@@ -153,7 +166,7 @@ class MetadataSync:
         self._timer.cancel()
 
     def follow(self, master_addr: str) -> None:
-        """This is the master now."""
+        """Copy from this master from now on."""
         if master_addr != self.master_addr:
             self.master_addr = master_addr
             self._said = None
@@ -161,7 +174,7 @@ class MetadataSync:
             self.master_log = Extent(0, 0)
 
     async def sync(self) -> None:
-        """One round. What fails is tried again in the next."""
+        """Copy all tables once. The next cycle repeats what fails."""
         if not self.master_addr:
             return
         try:
@@ -185,12 +198,14 @@ class MetadataSync:
         return version is not None and version != own
 
     async def _ask(self, code: int, kind: type[Table]) -> Table:
-        """A table of the master's, read by a thread: it may be long. Without a header 5.5 gives its tables as
-        a whole, not in pages."""
+        """Request a table from the master, and decode it in a thread: it may be long.
+
+        Without a header 5.5 sends a whole table, not pages.
+        """
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
-        if asked != self.master_addr:  # in a raft group this member itself may lead by now
+        if asked != self.master_addr:  # In a raft group this member itself may lead by now.
             raise NotTheMaster(f"{asked} was the master when it was asked")
         return table
 
@@ -198,7 +213,7 @@ class MetadataSync:
         table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
         wanted = self._is_wanted(table.data_version, topics.version)
-        # What a power failure took from the log here comes again, deleted topics' messages, too.
+        # Records that a power failure removed from the log here arrive again, also those of deleted topics.
         looks = wanted or not (self._looked or self._newer_only)
         gone: dict[str, int] = {}
         if looks:
@@ -217,14 +232,14 @@ class MetadataSync:
         self.delete()
 
     async def _sure(self) -> None:
-        """What the master has said holds here. Raises CometError if it does not."""
+        """Confirm that the master's tables apply here. Raises CometError otherwise."""
         asked = self.master_addr
         await self._confirm(asked)
         if asked != self.master_addr:
             raise NotTheMaster(f"{asked} was the master when it was asked")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
-        """What another broker of this log has deleted, and this one has not: topic -> log position."""
+        """Return topics that only another broker of this log has deleted: topic -> log position."""
         known = self._store.deleted.ends
         return {
             topic: end
@@ -233,24 +248,23 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """For a new leader, whose log is the group's: do what another member knows to be deleted."""
+        """Apply deletions of another member on a new leader, whose log is the group's."""
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
         self.delete()
 
     @property
     def deletions_wait(self) -> bool:
-        """Whether deletions of the master's are to be done here once the log is."""
+        """Whether deletions of the master wait until the log here is long enough."""
         return bool(self._deleted)
 
     @property
     def offsets_wait(self) -> bool:
-        """Whether offsets of the master's are to be taken here once the log is as long."""
+        """Whether offsets of the master wait until the log here is long enough."""
         return self._said is not None
 
     async def _is_gone(self, topic: str) -> bool:
-        """Whether the queues of a topic that the master does not know are not there either: a table may be
-        lost."""
+        """Return whether the master has no queues of a topic that its table lacks: a table may be lost."""
         longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
         header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
         frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
@@ -258,7 +272,7 @@ class MetadataSync:
         return answer.header(OffsetResponseHeader).offset < longest.max_offset
 
     def delete(self) -> None:
-        """Do the deletions that were learned of and that the log has reached."""
+        """Apply the known deletions that the log has reached."""
         store, waiting = self._store, self._store.dispatcher
         if waiting.own_wait:
             return
@@ -279,8 +293,11 @@ class MetadataSync:
             store.deletion.note_before(sorted(due.keys() - there), reached)
 
     def _goes_on(self, topic: str, end: int) -> bool:
-        """Whether a queue has messages on both sides of a deletion. A topic begins anew behind its own, so
-        that one was of a leader whose log did not become the group's."""
+        """Return whether a queue has messages on both sides of a deletion.
+
+        A deleted topic begins again after its deletion, so such a deletion is of a leader whose log did not
+        become the group's.
+        """
         queues = self._store.queues.of_topic(topic)
         return any(queue.first_position() < end < queue.max_physical for queue in queues)
 
@@ -304,7 +321,7 @@ class MetadataSync:
             await self._take(said)
 
     async def _extent(self) -> Extent:
-        """The master's log now."""
+        """Request the current extent of the master's log."""
         table = (await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         return Extent(int(table.get("commitLogMinOffset", 0)), int(table.get("commitLogMaxOffset", 0)))
 
@@ -316,12 +333,13 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(said.delays.offset_table, said.delays.log_position)
-        floors = given.min_offsets or {}  # perhaps of a topic of that name that is gone: the next ones tell
+        # The minimum offsets may belong to a deleted topic of the same name: the next answers correct them.
+        floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._give_back(outcome)
 
     async def _purge(self, floors: Offsets) -> None:
-        """Hide what the master hides, by a purge or a topic's own retention."""
+        """Hide the messages that the master hides after a purge or by a topic's own retention."""
         store = self._store
         for topic, queues in floors.items():
             known = store.min_offsets.by_topic.get(topic, {})
@@ -338,7 +356,7 @@ class MetadataSync:
                     log.error("%s, purged at the master, could not be purged: %s", topic, failure)
 
     def merge(self, given: ConsumerOffsetTable) -> Merged:
-        """Take consumer offsets, with what was stored here since the last ones came."""
+        """Merge the master's consumer offsets with those stored here since the last ones."""
         offsets = self._tables.offsets
         outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
         self._before = given.offset_table
@@ -354,7 +372,8 @@ class MetadataSync:
             )
             frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
             answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
-            taken += answer.code == ResponseCode.SUCCESS  # 5.x refuses those of groups that it does not know
+            # 5.x refuses offsets of groups that it does not have.
+            taken += answer.code == ResponseCode.SUCCESS
         if outcome.returned:
             text = "of %d offsets that were stored here %s has taken %d"
             log.info(text, len(outcome.returned), self.master_addr, taken)

@@ -1,7 +1,8 @@
-"""The replication of a broker that is a member of a raft group (enableDLegerCommitLog).
+"""Replication of a broker that is a member of a raft group (enableDLegerCommitLog).
 
-Its log is written by RaftMember. Its tables (topics, groups, offsets) are not in the log: a follower copies
-them from the leader, as a slave does from its master; RaftTables sees that none of what was answered is lost.
+RaftMember writes the log. The tables (topics, groups, offsets) are not in the log: a follower copies them
+from the leader, as a slave does from its master; RaftTables ensures that no acknowledged change of them is
+lost.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ from cometmq.store import SYNC_MASTER
 log = logs.logger(__name__)
 
 OPTIONS = RaftOptions()
-"""How its nodes behave."""
+"""The behavior of the broker's raft nodes."""
 SYNC_S = 1.0
-"""Between two copies of the leader's tables. Any follower may be the next leader, with what it has then."""
+"""Interval, in seconds, between two copies of the leader's tables.
+
+Any follower may be the next leader, with the tables that it has then.
+"""
 
 
 class Duties(Protocol):
-    """What a leader has to do; see Office."""
+    """The leader services of the broker; see LeaderRole."""
 
     async def prepare(self) -> None: ...
 
@@ -54,13 +58,13 @@ class Duties(Protocol):
 
 
 class RaftReplication:
-    """The same face as Replication. Made inside the running loop."""
+    """Replication in a raft group, with the interface of Replication. Made inside the running loop."""
 
     decide = True
     """See Replicas."""
 
     def __init__(self, means: Means, end_tick: Callable[[], None], duties: Duties) -> None:
-        """end_tick: commits what the broker has appended in this tick."""
+        """Create the replication. end_tick: commits what the broker has appended in this tick."""
         config, store, tables, client = means.config, means.store, means.tables, means.client
         self._config = config
         self._clock = means.clock
@@ -78,9 +82,10 @@ class RaftReplication:
         self._member: RaftMember | None = None
 
     async def start(self) -> None:
-        """Take part. The broker's port is known. Raises OSError, StoreError."""
+        """Take part in the group. The broker's port is known by then. Raises OSError, StoreError."""
         config, settings = self._config, self._config.store
-        self._address.ha_port = self._address.port + HA_OFFSET  # nobody listens there; name servers want one
+        # Name servers require an HA address, although no socket listens there.
+        self._address.ha_port = self._address.port + HA_OFFSET
         seat = Seat(
             me=settings.d_leger_self_id,
             group=settings.d_leger_group,
@@ -105,24 +110,24 @@ class RaftReplication:
         self.sync.start()
 
     def end_tick(self) -> None:
-        """What members and the store have said in this tick is to be looked at."""
+        """Handle the events of members and of the store in this tick."""
         if self._member is not None:
             self._member.end_tick()
 
     def retire(self) -> None:
-        """The broker is about to stop."""
+        """Prepare for the stop of the broker."""
         if self._member is not None:
             self._member.retire()
 
     async def stop(self) -> None:
-        """Take part no more."""
+        """Stop taking part."""
         self.sync.stop()
         if self._member is not None:
             await self._member.stop()
         await self._duties.stop()
 
     def configure(self) -> None:
-        """No setting of it changes while it runs."""
+        """Do nothing: no setting of a raft group changes at run time."""
 
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
         """See Replicas."""
@@ -151,18 +156,18 @@ class RaftReplication:
         self.met()
 
     def met(self) -> None:
-        """See Office. It is perhaps the leader."""
+        """See LeaderRole. The member may be the leader."""
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
             self.sync.follow("" if known is None else known.broker_addr)
 
     async def _settle(self) -> None:
-        """A member that lost its disk may count again once it has the tables, too."""
+        """Allow a member that has lost its disk to vote again once its tables are complete, too."""
         member = self._member
         if member is not None and member.suspect:
             term = member.node.term
-            with contextlib.suppress(OSError):  # who writes the files says so, and tries again
+            with contextlib.suppress(OSError):  # The writer of the files logs the error, and tries again.
                 if await self._tables.has_settings_of(term):
                     member.settled(term)
 
@@ -170,7 +175,7 @@ class RaftReplication:
 
     @property
     def me(self) -> str:
-        """Its name."""
+        """The name of this member."""
         return self._config.store.d_leger_self_id
 
     @property
@@ -206,12 +211,12 @@ class RaftReplication:
         }
 
     def leader_log(self) -> Extent:
-        """The leader's log when it was last asked."""
+        """The leader's log at the time of the last request."""
         return self.sync.master_log
 
     @property
     def serves(self) -> bool:
-        """Whether it leads, and takes messages."""
+        """Whether this member leads and accepts messages."""
         return self._member is not None and self._member.leading
 
     # -- what tools ask
@@ -221,7 +226,7 @@ class RaftReplication:
         return "" if self._member is None else self._member.peers.problem
 
     def facts(self) -> dict[str, str]:
-        """For the runtime table."""
+        """Return the entries for the runtime table."""
         status, member = self.status(), self._member
         leads = status.role == "leader"
         facts = {
@@ -244,7 +249,7 @@ class RaftReplication:
         return facts
 
     def status(self) -> RaftStatus:
-        """This member's view of its group."""
+        """Return this member's view of its group."""
         if self._member is None:
             return RaftStatus()
         found = self._member.node.status()
@@ -271,11 +276,14 @@ class RaftReplication:
         )
 
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """What haStatus shows."""
+        """Answer with the data of haStatus."""
         return frame.response(body=self.ha_status().encode())
 
     def ha_status(self) -> HaRuntimeInfo:
-        """The same in the words of master and slave. Members are named as in dLegerPeers: n0-host:port."""
+        """Return the status in terms of master and slaves.
+
+        Members are named as in dLegerPeers: n0-host:port.
+        """
         member, end, now = self._member, self._store.log.end, self._clock.monotonic()
         if member is None:
             return HaRuntimeInfo(master=False)
@@ -313,11 +321,11 @@ class RaftReplication:
         return HaRuntimeInfo(master=False, ha_client_runtime_info=info, problem=self._problem or None)
 
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """What this member knows of its group."""
+        """Answer with this member's view of its group."""
         return frame.response(body=self.status().encode())
 
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
-        """The leader wants this member to have its topics and groups."""
+        """Copy topics and groups because the leader has requested it."""
         header = frame.header(CopySettingsHeader)
         try:
             await self._tables.copy(header)
@@ -332,7 +340,7 @@ class RaftReplication:
         return frame.response()
 
     def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
-        """Hand the leadership over, or change the members; asked of the leader."""
+        """Transfer the leadership or change the members. Only the leader accepts this request."""
         header = frame.header(ChangeRaftGroupHeader)
         member = self._member
         changes = {} if member is None else {

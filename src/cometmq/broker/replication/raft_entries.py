@@ -1,4 +1,4 @@
-"""The log of a raft member as its node sees it, and the bytes of entries."""
+"""The log of a raft member as its node sees it, and the encoding of entries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cometmq.raft import AppendOwn, AppendRequest
 from cometmq.store import Buffer, Ledger
 
 MOST_FRAME = 1 << 20
-"""Bytes of the entries of one message; a longer entry goes alone."""
+"""Maximum of bytes of the entries of one message. A longer entry is sent in a message of its own."""
 
 
 class NodeLog:
-    """What the node sees of the log."""
+    """The node's view of the log."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -29,20 +29,20 @@ class NodeLog:
         return self._ledger.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Entries of one frame."""
+        """Return how many entries from `first` on fit into one frame."""
         try:
             return self._ledger.range(first, stop, MOST_FRAME).stop
-        except (StoreError, OSError):  # to be sent it is looked up again
+        except (StoreError, OSError):  # The entry is read again before it is sent.
             return first + 1
 
 
 def with_entries(message: AppendRequest, data: Buffer) -> AppendRequest:
-    """The message as it is sent."""
+    """Return the message with the bytes of its entries."""
     return msgspec.structs.replace(message, payload=bytes(data))
 
 
 def behind(payload: bytes, count: int) -> bytes:
-    """Entries without the first `count` of them."""
+    """Return the entries without the first `count`."""
     at = 0
     for _ in range(count):
         at += EntryHead.read(payload, at).size
@@ -50,7 +50,7 @@ def behind(payload: bytes, count: int) -> bytes:
 
 
 def body_of(change: AppendOwn) -> bytes:
-    """What an entry says that is no message."""
+    """Return the body of an entry that holds no message."""
     if change.members is None:
         return msgspec.json.encode({"type": "term", "term": change.term})
     members = change.members.members

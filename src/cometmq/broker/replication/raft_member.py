@@ -1,9 +1,10 @@
-"""A raft member at work: its node, its log, its connections, and what the broker does as leader or follower.
+"""A running raft member: its node, its log, its connections, and the broker's work as leader or follower.
 
-The node (cometmq.raft) decides; `turn`, at the end of each tick in which something happened and when the node
-says, carries out what it wants: changes of the log, term and vote on the disk, messages, committed entries.
-Sends become entries in the store's commit, which asks `propose` for their places. While something takes its
-time (term and vote go to the disk, the log is cut) messages of members are dropped, as a bad network would.
+The node (cometmq.raft) decides. `turn` runs at the end of each tick with an event, and when a timer of the
+node is due; it carries out the node's effects: changes of the log, term and vote on the disk, messages,
+committed entries. Sends become entries in the store's commit, which calls `propose` for their indexes. While
+a slow effect runs (term and vote go to the disk, the log is cut), messages from members are dropped, as an
+unreliable network would drop them.
 """
 
 from __future__ import annotations
@@ -44,38 +45,38 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, Not
 log = logs.logger(__name__)
 
 HAND_OVER_S = 1.0
-"""A leader that stops waits so long for another one."""
+"""Time, in seconds, that a stopping leader waits until another member leads."""
 DISK_AGAIN_S = 5.0
-"""After a failure of the disk it is looked at again so often."""
+"""Interval, in seconds, between two tests of a disk that has failed."""
 PREFER_S = 10.0
-"""A leader that is not preferred, or has a full disk, looks this often whether another one can take over."""
+"""Interval, in seconds, at which a leader with a full disk, or not preferred, looks for a successor."""
 
 
 class Office(Protocol):
-    """What the broker does when it becomes the leader, or stops being it."""
+    """The work that the broker starts when it becomes the leader and stops when it no longer leads."""
 
     async def prepare(self) -> None:
-        """Read what a master must know before it takes anything. Raises OSError, StoreError."""
-        ...
+        """Read the state that a master needs before it accepts messages. Raises OSError, StoreError."""
 
     def lead(self) -> None:
-        """Deliver what is due, register as the master."""
-        ...
+        """Start the delivery of due messages, and register as the master."""
 
     def follow(self) -> None:
-        """Do none of it."""
-        ...
+        """Stop the leader's work."""
 
     def met(self) -> None:
-        """A member has said who it is, and where its broker is."""
-        ...
+        """Handle a handshake: a member has sent its name and the address of its broker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Which member this is. addresses: of all members, by name; this one's too. broker_addr: of this broker.
-    joins: whether it waits to be taken into a group that is there. preferred: the members that are to lead
-    rather than others (preferredLeaderId)."""
+    """The configuration of this member.
+
+    Attributes:
+        addresses: The addresses of all members by name, this member's included.
+        joins: Whether this member waits until an existing group adds it.
+        preferred: The members that should lead rather than others (preferredLeaderId).
+    """
 
     me: str
     group: str
@@ -87,7 +88,7 @@ class Seat:
 
 @dataclass(slots=True)
 class Received:
-    """What has come from the leader, for people who watch. last: index of its last entry; times in ms."""
+    """Replication from the leader, for status output. last: index of the last entry; times in ms."""
 
     rate: Rate = field(default_factory=Rate)
     last: int = -1
@@ -96,7 +97,7 @@ class Received:
 
 
 class RaftMember:
-    """One member. Made with a store that keeps a raft log; `start` begins to take part."""
+    """One member of a raft group, made with a store that keeps a raft log. `start` makes it take part."""
 
     def __init__(
         self,
@@ -110,8 +111,12 @@ class RaftMember:
         office: Office,
         options: RaftOptions,
     ) -> None:
-        """timeout_s: how long a send waits for its commit. tick: at its end `end_tick` is called, which
-        commits what the broker has appended. Raises StoreError, OSError."""
+        """Create the member. Raises StoreError, OSError.
+
+        Args:
+            timeout_s: How long a send waits for its commit, in seconds.
+            tick: Calls `end_tick` at its end, which commits what the broker has appended.
+        """
         assert store.ledger is not None
         me, group = seat.me, seat.group
         self.me = me
@@ -138,7 +143,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._led = asyncio.Event()  # set when it leads no more
+        self._led = asyncio.Event()  # set while this member does not lead
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[None]] = set()
@@ -147,7 +152,7 @@ class RaftMember:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self.failed = False
-        """Whether it takes no part any more until it is started again."""
+        """Whether this member has stopped taking part until the broker is started again."""
         self._due = False
         self._failed_at: float | None = None
         self._ledger.on_synced = self._synced
@@ -157,11 +162,11 @@ class RaftMember:
 
     @property
     def suspect(self) -> bool:
-        """Whether its log was found damaged, or empty, and is not whole again: it has no vote."""
+        """Whether the log was found damaged or empty and is still incomplete: such a member has no vote."""
         return self._state.suspect
 
     async def start(self, host: str) -> None:
-        """Listen for members, and connect to them. Raises ConfigError for a port that is taken."""
+        """Listen for members, and connect to them. Raises ConfigError for a port that is in use."""
         _, _, port = self._addresses[self.me].rpartition(":")
         try:
             await self.peers.listen(host, int(port))
@@ -171,11 +176,14 @@ class RaftMember:
         self.turn()
 
     def retire(self) -> None:
-        """It is about to stop: it does not become the leader any more."""
+        """Prepare for the stop: this member does not become the leader any more."""
         self.node.may_stand = False
 
     async def stop(self) -> None:
-        """Take part no more. A leader hands over first, so that the group need not miss it."""
+        """Stop taking part.
+
+        A leader hands the leadership over first, so that the group is not without one.
+        """
         if self.leading and self._give_away():
             self._led = asyncio.Event()
             try:
@@ -191,7 +199,7 @@ class RaftMember:
         self.waits.give_up("the broker stops")
 
     def _give_away(self) -> bool:
-        """Begin to hand the leadership over to the voter that has most; False if nobody can have it."""
+        """Begin to transfer the leadership to the most advanced voter. Return False if no voter qualifies."""
         peers = self.node.status().peers
         voters = self.node.members.voters & set(peers)
         try:
@@ -203,7 +211,7 @@ class RaftMember:
     # -- sends
 
     def propose(self, count: int) -> int:
-        """So many entries of this tick are to follow; returns the index of the first. Raises RaftRefused."""
+        """Reserve the indexes of `count` entries of this tick, and return the first. Raises RaftRefused."""
         if self._slow is not None:
             raise RaftRefused("the group changes", self.me)
         first = self.node.propose(count)
@@ -223,25 +231,24 @@ class RaftMember:
                 self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
-        """The device has the log up to an entry."""
+        """Tell the node that the log is on the device up to an entry."""
         if self._store.config.sync_flush:
             self.node.persisted(index, self._ledger.term_of(index))
             self._schedule()
 
     def _schedule(self) -> None:
-        """A turn at the end of this tick."""
         if not self._stopped:
             self._due = True
             self._tick.schedule()
 
     def end_tick(self) -> None:
-        """What came in this tick is to be looked at."""
+        """Schedule a turn if members or the store have reported events in this tick."""
         if self._due:
             self._due = False
             self.turn()
 
     def turn(self) -> None:
-        """Carry out what the node wants."""
+        """Carry out the effects that the node requests."""
         if self._stopped or self._slow is not None:
             return
         try:
@@ -257,17 +264,21 @@ class RaftMember:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # the node counts in whole ms
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # The node counts in whole ms.
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
-        """Whether that is done already; else a task does the rest, and comes back."""
+        """Carry effects out, and return whether all are done.
+
+        Otherwise a task does the rest and schedules a turn.
+        """
         self._commit_tick()
         self._watch_disk()
         self.node.tick(int(self._clock.boottime() * 1000))
         while not self._stopped and _is_something(effects := self.node.effects()):
             if effects.role is not None:
-                self._before_log(effects.role)  # first, so that nothing is appended while the log is cut
+                # Comes first, so that nothing is appended while the log is cut.
+                self._before_log(effects.role)
             if effects.state is not None or any(map(_cuts, effects.log)):
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
                 return False
@@ -281,7 +292,7 @@ class RaftMember:
         return True
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
-        """What must be on the device before the node goes on."""
+        """Carry out the effects that must be on the device before the node continues."""
         cuts, state = any(map(_cuts, effects.log)), effects.state
         try:
             if state is not None:
@@ -301,7 +312,7 @@ class RaftMember:
                 await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
-            if cuts:  # the node counts on them
+            if cuts:  # The node relies on cuts.
                 self._give_in(error)
             else:
                 self._failed(error)
@@ -318,7 +329,7 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Changes of the log, and what is committed."""
+        """Apply changes of the log and committed entries."""
         ledger = self._ledger
         try:
             self._write(effects.log)
@@ -335,10 +346,13 @@ class RaftMember:
             self._use_members()
 
     def _write(self, changes: list[LogChange]) -> None:
-        """New entries. Raises CometError, OSError; those in front of the one that failed are written."""
+        """Write new entries.
+
+        Raises CometError, OSError; the entries before the one that failed are written.
+        """
         if not changes:
             return
-        self._commit_tick()  # what waits there has somebody who wants an answer
+        self._commit_tick()  # Senders of the pending messages wait for an answer.
         problem: CometError | OSError | None = None
         written = False
         try:
@@ -354,7 +368,7 @@ class RaftMember:
                     if last != change.first + change.count - 1:
                         raise StoreError(f"{last} is the last of the entries that came, not as was said")
                 else:
-                    assert isinstance(change, Proposed)  # the store's commit has written them
+                    assert isinstance(change, Proposed)  # The store's commit has written these entries.
         except (CometError, OSError) as error:
             problem = error
         if written:
@@ -363,12 +377,12 @@ class RaftMember:
             raise problem
 
     def _may_take_office(self) -> bool:
-        """All that former leaders left is committed, and nothing of this one's is on its way."""
+        """Return whether former leaders' entries are committed, and none of this leader is in flight."""
         ledger = self._ledger
         return self.node.ready and not self.leading and ledger.committed == ledger.last
 
     async def _take_office(self, term: int) -> None:
-        """Begin to take messages."""
+        """Begin to accept messages as the leader of a term."""
         try:
             await self._office.prepare()
             if self._may_take_office() and self.node.term == term and not self._stopped:
@@ -389,7 +403,7 @@ class RaftMember:
             self._schedule()
 
     def _give_in(self, error: Exception) -> None:
-        """A member that does not know what it has done must not go on."""
+        """Stop taking part after an error, because its effects on the disk are unknown."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
         self._stopped = self.failed = True
         self._stop_leading("it has failed")
@@ -435,7 +449,7 @@ class RaftMember:
         self._schedule()
 
     def _watch_disk(self) -> None:
-        """A leader whose disk has failed leaves; it is looked at again now and then."""
+        """Resign the leadership when the disk has failed, and test the disk at intervals."""
         reasons, now = self._store.flags.reasons, self._clock.boottime()
         self.node.full = Flag.DISK_FULL in reasons
         failure, self._failure = self._failure, None
@@ -445,19 +459,21 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
             self._failed_at = now
-            if not reasons.keys() - {Flag.DISK_FULL}:  # which says so itself
+            if not reasons.keys() - {Flag.DISK_FULL}:  # The store itself logs a full disk.
                 self._failed_at = None
                 self.node.disk_recovered()
 
     # -- members
 
     def transfer(self, to: str) -> None:
-        """Hand the leadership over. For this and the changes below: RaftRefused says why not."""
+        """Transfer the leadership. Like the changes of members below, raises RaftRefused with the reason."""
         self._asked(self.node.transfer, to)
 
     def prefer(self, now: float) -> None:
-        """Hand over to the preferred member that has most, or with a full disk to any, if one is alive, has
-        room and nearly all. What comes of it shows at the next look."""
+        """Transfer the leadership to the most advanced preferred member, or with a full disk to any member.
+
+        The successor must answer, have room on its disk, and lack only the newest entries.
+        """
         self._prefer_at = now + PREFER_S
         full, peers = self.node.full, self.node.status().peers
         if self.me in self._preferred and not full:
@@ -473,11 +489,12 @@ class RaftMember:
         to = max(wanted or able, key=lambda member: peers[member].match)
         why = "its disk is full" if full else f"{to} is preferred"
         log.warning("raft: %s hands over to %s: %s", self.me, to, why)
-        with contextlib.suppress(RaftRefused):  # a transfer that an operator has begun, or a change under way
+        # Another transfer that an operator has started, or a change of members, may be under way.
+        with contextlib.suppress(RaftRefused):
             self.transfer(to)
 
     def keeps_up(self, member: str) -> bool:
-        """Whether another member, as this leader knows it, answers and lacks only the newest entries."""
+        """Return whether a member, as this leader sees it, answers and lacks only the newest entries."""
         status = self.node.status()
         peer = status.peers.get(member)
         return (
@@ -487,17 +504,15 @@ class RaftMember:
         )
 
     def add_learner(self, member: str) -> None:
-        """Let a member receive the log. It runs already, and has said where it is."""
+        """Add a learner, which receives the log. The learner must run and must have sent its address."""
         if member not in self._addresses and member not in self.peers.learned:
             raise RaftRefused(f"{member} is not known: is it running, with this member in its dLegerPeers?")
         self._asked(self.node.add_learner, member)
 
     def promote(self, member: str) -> None:
-        """Give a learner that has caught up a vote."""
         self._asked(self.node.promote, member)
 
     def remove(self, member: str) -> None:
-        """Take a member out."""
         self._asked(self.node.remove, member)
 
     def _asked(self, change: Callable[[str], None], member: str) -> None:
@@ -511,34 +526,37 @@ class RaftMember:
         self._office.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """The members of a group that may begin, in order; none once there is a group."""
+        """Return the members of a group that may begin, in order; none once there is a group."""
         blank = self.node.term == 0 and self._ledger.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
     def settled(self, term: int) -> None:
-        """Topics and groups are those of the leader of this term, and durable."""
+        """Record that topics and groups are those of the leader of this term, and durable."""
         if self._slow is None and not self._stopped:
             self.node.tables_copied(term)
             self._schedule()
 
     def _use_members(self) -> None:
-        """Talk to those who belong to the group, or may."""
+        """Connect to the members of the group, or to those that may begin it."""
         everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})
 
     def address_of(self, member: str) -> str:
-        """Where a member listens for the others, "" if that is not known."""
+        """Return the address at which a member listens for the others, "" if that is not known."""
         learned = self.peers.learned.get(member)
         return self._addresses.get(member) or (learned.addr if learned is not None else "")
 
     def end_of(self, index: int) -> int:
-        """Where in the log an entry ends; of one that is not there, where the log begins. Raises OSError."""
+        """Return the log position at which an entry ends; for a missing entry, the begin of the log.
+
+        Raises OSError.
+        """
         there = self._ledger.first <= index <= self._ledger.last
         return self._ledger.place_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
-        """The message with its entries; None if these are not in memory: then it is sent later."""
+        """Return the message with its entries; None if they are not in memory: a later turn sends it."""
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1
@@ -550,7 +568,8 @@ class RaftMember:
             task = self._loop.create_task(self._send_cold(message, question, miss))
             self._reading.add(task)
             task.add_done_callback(self._reading.discard)
-        except (CometError, OSError) as error:  # the others are to hear of this leader all the same
+        except (CometError, OSError) as error:
+            # The other members must receive messages of this leader all the same.
             log.error("raft: entries for %s cannot be read: %s", message.to, error)
         return None
 
@@ -565,7 +584,7 @@ class RaftMember:
         self.peers.send([with_entries(message, data)])
 
     def _forget_deleted(self) -> None:
-        """Retention may have deleted the oldest entries, or the log has begun anew."""
+        """Tell the node when retention has deleted the oldest entries, or when the log has been restarted."""
         first = self._ledger.first
         if first > self._first and first <= self._ledger.committed:
             self._first = first

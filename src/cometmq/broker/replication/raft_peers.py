@@ -1,7 +1,7 @@
-"""The connections between raft members: one to each, for what we say, and one from each, for what it says.
+"""The connections between raft members: one to each member for sending, one from each for receiving.
 
-What cannot be sent at once is dropped: a node says it again when it is still true. So a member that is away
-or slow costs at most MOST_WAITING bytes.
+A message that cannot be sent immediately is dropped: the node repeats it while it still applies. So a member
+that is unreachable or slow costs at most MOST_WAITING bytes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,31 @@ log = logs.logger(__name__)
 
 RETRY_S = 0.3
 SILENCE_S = 60.0
-"""That a member cannot be reached is said again after so long, or once it was reached for so long."""
+"""Minimum interval, in seconds, between two "unreachable" warnings about a member.
+
+Reset once a connection has lasted this long.
+"""
 CONNECT_S = 2.0
 MOST_WAITING = 32 << 20
-"""Bytes in the buffer of one connection, above which nothing more is put there."""
+"""Maximum of bytes in the write buffer of one connection. Messages above it are dropped."""
 MOST_UNREAD = 4 * raft_wire.LONGEST_FRAME
-"""Bytes of frames that have not come whole, of all connections together: one leader sends at a time."""
+"""Maximum of bytes of incomplete frames, of all connections together: one leader sends at a time."""
 MOST_CONNECTIONS = 64
-"""From members: each has one, and a broken one may not be noticed for a while."""
+"""Maximum of connections from members.
+
+Each member has one, and a broken one may stay unnoticed for a while.
+"""
 GREETING_S = 5.0
-"""Who has connected says who it is within this time."""
+"""Time, in seconds, within which a new connection must send its handshake."""
 SILENT_MS = 3_000
-"""A connection ends when the other machine's kernel has not taken what was sent for so long: after a network
-is mended nobody waits for TCP's growing pauses."""
+"""TCP user timeout in ms: a connection ends when sent data stays unacknowledged for this time.
+
+Without this limit a repaired network would wait for TCP's growing retransmission intervals.
+"""
 
 _SHOWN = 200  # characters of a list of members
 Receive = Callable[[AnyMessage], None]
-"""Takes a message. Raises CometError for what no member would say."""
+"""Receives a message. Raises CometError for a message that no member would send."""
 
 
 class _Incoming(asyncio.Protocol):
@@ -56,7 +64,8 @@ class _Incoming(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        # uvloop's transport does not derive from asyncio's.
+        self.transport = transport = cast("asyncio.Transport", transport)
         if self._peers.stopped or not self._peers.has_room():
             transport.abort()
             return
@@ -80,7 +89,7 @@ class _Incoming(asyncio.Protocol):
         self._peers.heard()
 
     def _know(self) -> None:
-        """Take note of who speaks, before anything else that it says."""
+        """Register the sender of a connection before any other message of that connection."""
         greeting = self.frames.greeting
         if not self.sender and greeting is not None:
             self._peers.greeted(self, greeting)
@@ -98,7 +107,7 @@ class _Incoming(asyncio.Protocol):
 
 @dataclass(eq=False)
 class _Link(asyncio.Protocol):
-    """The connection to one member, made again whenever it breaks."""
+    """The connection to one member, reconnected whenever it breaks."""
 
     addr: str
     hello: Callable[[], bytes]
@@ -108,16 +117,16 @@ class _Link(asyncio.Protocol):
     _said_at: float | None = None
 
     async def run(self) -> None:
-        """Keep it up until cancelled."""
+        """Keep the connection open until cancelled."""
         address = parse_address(self.addr)
-        assert address is not None  # the settings were checked
+        assert address is not None  # The settings were checked.
         loop = asyncio.get_running_loop()
         while True:
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await dial(lambda: self, *address)
-            except OSError as error:  # TimeoutError is one
+            except OSError as error:  # includes TimeoutError
                 if self._may_say():
                     log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")
             else:
@@ -151,7 +160,8 @@ class _Link(asyncio.Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        # uvloop's transport does not derive from asyncio's.
+        self.transport = transport = cast("asyncio.Transport", transport)
         _ends_when_silent(transport)
         transport.write(self.hello())
 
@@ -164,7 +174,7 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
     sock: socket.socket = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_USER_TIMEOUT", SILENT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
-        option = getattr(socket, name, None)  # not everywhere
+        option = getattr(socket, name, None)  # Not every platform has these options.
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -184,9 +194,16 @@ class Peers:
         met: Callable[[], None],
         begins: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """addr: where the others reach this member, broker_addr: and its broker. receive: what a member said;
-        heard: called when all messages of some bytes were received; met: when one has said who it is. begins:
-        see Greeting."""
+        """Create the connections' owner.
+
+        Args:
+            addr: The address at which other members reach this one.
+            broker_addr: The address of this member's broker.
+            receive: Receives each message of a member.
+            heard: Called after all messages of one read were received.
+            met: Called after the handshake of a member.
+            begins: Returns the field of that name for the handshake.
+        """
         self.group = group
         self.me = me
         self.refused = Sparing(log)
@@ -194,30 +211,34 @@ class Peers:
         self.heard = heard
         self._met = met
         self.learned: dict[str, raft_wire.Greeting] = {}
-        """What members have said of themselves."""
+        """The handshakes that members have sent, by name."""
         self.incoming: dict[_Incoming, None] = {}
-        """Oldest first."""
+        """Accepted connections, the oldest first."""
         self.stopped = False
         self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, begins())
         self._begins = begins
-        self._differs: tuple[str, str] = ("", "")  # who has other dLegerPeers, and the words for it
+        # a member with other dLegerPeers, and the description of the difference
+        self._differs: tuple[str, str] = ("", "")
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> None:
-        """Accept members. Raises OSError."""
+        """Accept connections from members. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Incoming(self), host or None, port)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port for connections from members."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     def greeted(self, connection: _Incoming, greeting: raft_wire.Greeting) -> None:
-        """A member has connected; what it had before is broken. Raises ProtocolError if another one has its
-        name, or if both may begin a group, and not the same."""
+        """Register a member's connection, and close an older one of that member.
+
+        Raises ProtocolError if another member has the same name, or if both members may begin a group but
+        with different members.
+        """
         sender = greeting.sender
         self._compare(greeting)
         before = self.learned.get(sender)
@@ -229,7 +250,8 @@ class Peers:
                         "each has a dLegerSelfId of its own"
                     )
                 other.transport.abort()
-        if before is None and len(self.learned) >= MOST_CONNECTIONS:  # strangers who are gone are forgotten
+        # Handshakes of strangers without a connection are dropped.
+        if before is None and len(self.learned) >= MOST_CONNECTIONS:
             there = {each.sender for each in self.incoming} | self._links.keys()
             self.learned = {name: each for name, each in self.learned.items() if name in there}
         if before is not None or sender in self._links or len(self.learned) < MOST_CONNECTIONS:
@@ -243,7 +265,7 @@ class Peers:
             )  # fmt: skip
 
     def _compare(self, greeting: raft_wire.Greeting) -> None:
-        """Two that begin with other members each would be two groups, whose majorities need not meet."""
+        """Raise ProtocolError if two members may begin different groups: majorities might not overlap."""
         own, other, sender = self._begins(), greeting.begins, greeting.sender
         if own and other and own != other:
             there, here = (shortened(";".join(each), _SHOWN) for each in (other, own))
@@ -255,12 +277,15 @@ class Peers:
 
     @property
     def problem(self) -> str:
-        """What keeps the group from beginning, "" if that is not known."""
+        """The reason why the group cannot begin, "" if none is known."""
         return self._differs[1] if self._begins() else ""
 
     def has_room(self) -> bool:
-        """Whether another connection may come. It takes the place of the oldest that has not said who it is,
-        then of the oldest that is no member's: whoever holds all places keeps nobody out."""
+        """Return whether another connection may be accepted, closing an old one if the limit is reached.
+
+        The oldest connection without a handshake is closed first, then the oldest of a stranger, so that
+        strangers that use all connections do not keep members out.
+        """
         if len(self.incoming) < MOST_CONNECTIONS:
             return True
         strangers = [each for each in self.incoming if each.sender not in self._links]
@@ -273,14 +298,14 @@ class Peers:
         return True
 
     def check_unread(self, connection: _Incoming) -> None:
-        """Raise ProtocolError when a connection's frame is one too many that has not come whole."""
+        """Raise ProtocolError if the incomplete frames of all connections exceed the limit."""
         if connection.frames.unread > MOST_UNREAD // MOST_CONNECTIONS:
             unread = sum(each.frames.unread for each in self.incoming)
             if unread > MOST_UNREAD:
                 raise ProtocolError(f"{unread} bytes of frames that are not whole wait already")
 
     def use(self, addresses: Mapping[str, str]) -> None:
-        """These are the other members, id -> "host:port", from now on."""
+        """Set the other members, id -> "host:port"."""
         for member in [each for each, (link, _) in self._links.items() if addresses.get(each) != link.addr]:
             link, task = self._links.pop(member)
             task.cancel()
@@ -291,7 +316,10 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send the messages of a tick, as few frames as may be to each member. Any of them may be lost."""
+        """Send the messages of a tick, in as few frames as possible to each member.
+
+        Any message may be lost.
+        """
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)
@@ -301,12 +329,12 @@ class Peers:
                     self._links[member][0].send(raft_wire.frame(part))
 
     def bytes_a_second(self, member: str) -> int:
-        """What was sent to a member in the second before this one."""
+        """Return the number of bytes sent to a member in the previous second."""
         known = self._links.get(member)
         return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """Close everything, also what was accepted just now."""
+        """Close all connections, also those accepted in this moment."""
         self.stopped = True
         self.use({})
         if self._server is not None:

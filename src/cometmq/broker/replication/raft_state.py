@@ -1,11 +1,11 @@
-"""What a raft member keeps beside its log: term and vote as DLedger does, and what only our members know.
+"""The state that a raft member keeps beside its log: DLedger's term and vote, and the members of the group.
 
-`currterm` (docs/reference/storage.md, DLedger files) is for either broker. `members.json` is ours: the
-members entries of the log. It is written before the log changes, so it may name entries that never came to
-be; `load` leaves those out. Whether the log is suspect the store says, and `save` when it is no more.
+`currterm` (docs/reference/storage.md, DLedger files) is for both brokers. `members.json` is CometMQ's own:
+the members entries of the log. It is written before the log changes, so it may name entries that were never
+written; `load` omits those. The store records whether the log is suspect, and `save` ends that state.
 
-A member without any of this is a new one, or has lost its disk. Nobody can tell from here, so its log is
-suspect, and its term and vote count as forgotten.
+A member without any of this state is new, or has lost its disk. The two cases cannot be distinguished, so its
+log is suspect, and its term and vote count as lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class _Kept(msgspec.Struct):
 
 
 def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
-    """What this member kept. voters: whom the group starts with. Raises StoreError, OSError."""
+    """Read this member's state. voters: the members that the group starts with.
+
+    Raises StoreError, OSError.
+    """
     kept = read_term(disk, ledger.directory) or TermAndVote()
     path = os.path.join(ledger.directory, _FILE)
     try:
@@ -50,22 +53,25 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, ledger))
-    if members != found.members:  # else they would be back when the log no longer begins in front of them
+    # Without this write the omitted entries would return once the log begins after them.
+    if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
     suspect, forgot = is_suspect(disk, ledger.directory), has_forgotten(disk, ledger.directory)
     return HardState(max(kept.term, 0), kept.vote, members, suspect, forgot)
 
 
 def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
-    """Whether the log has the entry, or begins behind it."""
+    """Return whether the log contains the entry, or begins after it."""
     if entry.index < ledger.first:
         return True
     return entry.index <= ledger.last and ledger.term_of(entry.index) == entry.term
 
 
 def before_cut(state: HardState, before: HardState) -> HardState:
-    """What is to be saved before the log is cut, with the members entries that the cut takes: until it is
-    done they are in the log, and after a crash they would still hold."""
+    """Return the state to save before the log is cut, with the members entries that the cut removes.
+
+    Until the cut is done these entries are in the log, and after a crash they would still be in effect.
+    """
     if set(before.members) <= set(state.members):
         return state
     members = sorted({*state.members, *before.members}, key=lambda entry: (entry.index, entry.term))
@@ -73,8 +79,7 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
-    """Keep what has changed since `before`; it is on the device when this returns. For a thread. Raises
-    OSError."""
+    """Write what has changed since `before`, durably. Runs in a thread. Raises OSError."""
     whole = before.suspect and not state.suspect
     if whole or state.members != before.members:
         replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))

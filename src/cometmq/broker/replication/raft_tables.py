@@ -1,13 +1,14 @@
-"""The tables of a raft group, which are not in its log: what was answered outlives the leader.
+"""The tables of a raft group, which are not in its log: acknowledged changes survive a change of the leader.
 
-A leader answers a change of topics or groups once a majority of the voters has both tables on its disks: it
-asks them to copy (COPY_SETTINGS), and they do as long as they follow it in its term. Who is elected reads the
-tables of a majority before it takes messages, keeps the newest of each, and counts their versions on with its
-own term. The two majorities share a member, and that one is asked only after it has answered the new leader
-in the new term, so it copies nothing from the old one any more.
+A leader acknowledges a change of topics or groups once a majority of the voters has both tables on its disks:
+the leader requests a copy (COPY_SETTINGS), and voters copy as long as they follow that leader in its term. A
+newly elected leader reads the tables of a majority before it accepts messages, keeps the newest of each, and
+continues their versions with its own term. The two majorities share a member, and that member is read only
+after it has answered the new leader in the new term, so it copies nothing from the old leader any more.
 
-Consumer and delay offsets are copied each second and waited for by nobody; a new leader takes the newest of a
-majority, too, so that one which was away for long does not begin with those from before.
+Consumer and delay offsets are copied each second, and no request waits for that. A new leader takes the
+newest offsets of a majority, too, so that a member that was away for a long time does not begin with old
+offsets.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 TIMEOUT_S = 3.0
-"""A member is given so long to answer."""
+"""Timeout, in seconds, of a request to a member."""
 AGAIN_S = 0.1
-"""Between two looks whether more members can be asked."""
+"""Interval, in seconds, between two tests whether more members can be reached."""
 PATIENCE_S = 3.0
-"""A majority is asked for so long; then a change is answered as failed, and another one may lead."""
+"""Time limit, in seconds, to reach a majority. After it a change fails, and another member may lead."""
 
 
 class Group(Protocol):
-    """What must be known of the group."""
+    """The view of the raft group that its tables need."""
 
     @property
     def me(self) -> str: ...
@@ -62,13 +63,13 @@ class Group(Protocol):
 
     @property
     def leading(self) -> bool:
-        """Whether it takes messages."""
+        """Whether this member leads and accepts messages."""
 
     @property
     def voters(self) -> frozenset[str]: ...
 
     def answering(self) -> Mapping[str, str]:
-        """The members that have answered this leader in its term, and where their brokers are."""
+        """Return the members that have answered this leader in its term, with their brokers' addresses."""
 
 
 class GroupSync(MetadataSync):
@@ -78,25 +79,29 @@ class GroupSync(MetadataSync):
         self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
-        self.copied: Callable[[], Awaitable[None]] | None = None  # called after each round that has taken all
-        self._one_copy = asyncio.Lock()  # an older answer must not come after a newer one
-        self._wanted = 0  # calls of `settings` so far
-        self._copied = 0  # those of them that a copy has covered
+        self.copied: Callable[[], Awaitable[None]] | None = (
+            None  # called after each cycle that has copied all tables
+        )
+        self._one_copy = asyncio.Lock()  # An older answer must not be applied after a newer one.
+        self._wanted = 0  # number of calls of `settings`
+        self._copied = 0  # number of these calls that a copy has covered
 
     async def sync(self) -> None:
-        """One round. What fails is tried again in the next."""
+        """Copy all tables once. The next cycle repeats what fails."""
         await super().sync()
         if self.master_addr and not self.failure and not self.offsets_wait and self.copied is not None:
             await self.copied()
 
     def lead(self) -> None:
-        """This member has the word. What it knows of offsets then is not given to the next leader: somebody
-        may have reset them there."""
+        """Drop what is known of the last leader's offsets, because this member leads now.
+
+        These offsets are not sent to the next leader, where they may have been reset.
+        """
         self.follow("")
         self._before = None
 
     async def _is_gone(self, topic: str) -> bool:
-        """See MetadataSync. Who was just elected may not show yet what is known to be committed here."""
+        """See MetadataSync. A leader elected just now may not see yet what is known to be committed here."""
         table = (await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         if table.get("brokerRole") != SYNC_MASTER:
             raise NotTheMaster(f"{self.master_addr} does not take messages yet")
@@ -114,7 +119,7 @@ class GroupSync(MetadataSync):
 
 
 class Copies(NamedTuple):
-    """A member's tables, as far as each fits an answer."""
+    """A member's tables, each as far as it fits into a response."""
 
     topics: TopicConfigTable | None
     groups: SubscriptionGroupTable | None
@@ -123,7 +128,7 @@ class Copies(NamedTuple):
 
 
 class RaftTables:
-    """See above. Loop thread only."""
+    """The tables of a member, as leader and as follower. Loop thread only."""
 
     def __init__(
         self, group: Group, tables: DurableTables, client: RemotingClient, sync: MetadataSync
@@ -133,31 +138,36 @@ class RaftTables:
         self._client = client
         self._sync = sync
         self._one_round = asyncio.Lock()
-        self._asked = 0  # calls of `keep` so far
-        self._done = 0  # those of them that a round has covered
-        self._failure = ""  # of that round
+        self._asked = 0  # number of calls of `keep`
+        self._done = 0  # number of these calls that a cycle has covered
+        self._failure = ""  # the failure of that cycle
 
     @property
     def member(self) -> str:
-        """Whose tables these are."""
+        """The name of this member."""
         return self._group.me
 
     # -- the leader
 
     def lead(self) -> None:
-        """From now on changes are this leader's. Before its first one its tables are newer than all."""
+        """Number all further changes as this leader's.
+
+        Before its first change its tables are newer than all others.
+        """
         versions = self._tables.versions
         versions.counts, versions.term = True, self._group.term
         self._tables.topics.touch()
         self._tables.groups.touch()
 
     def follow(self) -> None:
-        """Another one has the word."""
+        """Stop acting as the leader."""
         self._tables.versions.counts = False
 
     async def has_settings_of(self, term: int) -> bool:
-        """Whether topics and groups are those of the leader of a term, since it took messages, and on the
-        disk. Raises OSError."""
+        """Return whether topics and groups are those of the leader of a term, and on the disk.
+
+        Raises OSError.
+        """
         tables = self._tables
         if not tables.topics.version.state_version == tables.groups.version.state_version == term:
             return False
@@ -190,8 +200,10 @@ class RaftTables:
         return since
 
     async def _round(self, since: int) -> str:
-        """Have a majority copy the tables; what keeps it from that, "" for nothing. Those who ask during a
-        round share the next one."""
+        """Let a majority copy the tables. Return the reason of a failure, "" on success.
+
+        Calls during a cycle share the next one.
+        """
         self._asked += 1
         mine = self._asked
         async with self._one_round:
@@ -208,8 +220,10 @@ class RaftTables:
             return self._failure
 
     async def take_up(self) -> None:
-        """Have the newest tables of a majority, before this leader takes messages. Raises RaftRefused if it
-        does not learn them, or leads no more."""
+        """Adopt the newest tables of a majority before this leader accepts messages.
+
+        Raises RaftRefused if it cannot read them, or no longer leads.
+        """
         term = self._group.term
         found = await self._of_majority(self.read)
         if self._group.term != term:
@@ -218,8 +232,10 @@ class RaftTables:
             self._take(copies)
 
     async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
-        """The answers of as many voters as are a majority with this one; who has not answered in this
-        leader's term may just be coming. Raises RaftRefused if they do not answer in time."""
+        """Return the answers of enough voters to be a majority with this member.
+
+        A member that has not answered in this leader's term may still do so. Raises RaftRefused on timeout.
+        """
         group = self._group
         others = sorted(group.voters - {group.me})
         enough = len(group.voters) // 2 + 1 - int(group.me in group.voters)
@@ -242,7 +258,7 @@ class RaftTables:
             async with asyncio.timeout(PATIENCE_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    found += [task.result() for task in asked if task in done]  # in an order that is known
+                    found += [task.result() for task in asked if task in done]  # in a deterministic order
         except TimeoutError:
             raise RaftRefused(
                 f"{len(found)} of {len(others)} other members have answered: "
@@ -257,12 +273,13 @@ class RaftTables:
         return bytes(success(await self._client.call(addr, Frame.request(code, header), TIMEOUT_S)).body)
 
     async def read(self, addr: str) -> Copies:
-        """A member's tables. Raises CometError."""
+        """Read a member's tables. Raises CometError."""
 
         async def table(code: int, kind: type[Table]) -> Table | None:
             try:
                 return await asyncio.to_thread(kind.decode, await self._call(addr, code))
-            except BrokerError as error:  # it may be too long; messages are worth more
+            except BrokerError as error:
+                # An offset table may be too long for a response; messages are more important.
                 log.error("a table of %s is not known to the new leader: %s", addr, error)
                 return None
 
@@ -274,7 +291,7 @@ class RaftTables:
         )
 
     def _take(self, given: Copies) -> None:
-        """What is newer than the own."""
+        """Adopt the tables that are newer than this member's."""
         tables = self._tables
         topics, groups, offsets, delays = given
         if topics:
@@ -292,7 +309,7 @@ class RaftTables:
     # -- a follower
 
     async def copy(self, header: CopySettingsHeader) -> None:
-        """Have the leader's topics and groups on the disk. Raises CometError, OSError."""
+        """Copy the leader's topics and groups to the disk. Raises CometError, OSError."""
         group = self._group
 
         def check() -> None:
@@ -305,7 +322,7 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        if self._sync.deletions_wait:  # the next leader would have the queues
+        if self._sync.deletions_wait:  # Otherwise the next leader would have the deleted queues.
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the log of {group.me} is not as far yet")
         await self._tables.topics_file.saved()
         await self._tables.groups_file.saved()

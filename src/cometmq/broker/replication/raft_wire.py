@@ -1,8 +1,8 @@
-"""What goes over the port of a raft member: its greeting, then frames of messages. No I/O in here.
+"""The protocol of a raft member's port: a handshake, then frames of messages. No I/O.
 
-Our own, with a version of its own: i4 length, and so many bytes of MessagePack. The first frame of a
-connection is the greeting; each later one is an array of messages (cometmq.raft) of one tick. What is
-answered comes over the receiver's own connection. The entries of a message are its `payload`, as they lie in
+The format is CometMQ's own, with its own version: a 4-byte length, then that many bytes of MessagePack. The
+first frame of a connection is the handshake; each later frame is an array of messages (cometmq.raft) of one
+tick. Responses use the receiver's own connection. The entries of a message are its `payload`, encoded as in
 the log.
 """
 
@@ -21,17 +21,26 @@ from cometmq.raft import AnyMessage, AppendRequest
 MAGIC = "CometMQ raft"
 VERSION = 1
 LONGEST_FRAME = 64 << 20
-"""Bytes. A frame carries what `LogView.fit` allows, and one record may be as long as 32 MiB."""
+"""Maximum length of a frame, in bytes.
+
+A frame carries what `LogView.fit` allows; one record may have 32 MiB.
+"""
 MOST_MESSAGES = 1024
-"""Of a frame. A tick has a few for each member."""
+"""Maximum of messages in a frame. A tick has a few for each member."""
 
 _LENGTH = struct.Struct(">I")
 _LONGEST_GREETING = 4096
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """Who has connected. addr: where members reach it; broker_addr: where its broker is asked. begins: of a
-    member without anything, the members of the group that it would begin, in order; else none."""
+    """The sender of a connection.
+
+    Attributes:
+        addr: The address at which members reach it.
+        broker_addr: The address of its broker.
+        begins: For a member without any state, the members of the group that it would begin, in order; else
+            empty.
+    """
 
     magic: str
     version: int
@@ -50,13 +59,13 @@ _messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
 
 
 def greeting(group: str, sender: str, addr: str, broker_addr: str, begins: tuple[str, ...] = ()) -> bytes:
-    """The first frame of a connection, which says who speaks."""
+    """Return the first frame of a connection, which identifies the sender."""
     data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
     return _LENGTH.pack(len(data)) + data
 
 
 def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
-    """These, so that those of a part fit into a frame."""
+    """Split messages into parts that fit into one frame each."""
     part: list[AnyMessage] = []
     size = 0
     for message in messages:
@@ -70,29 +79,32 @@ def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
 
 
 def frame(messages: Sequence[AnyMessage]) -> bytes:
-    """One frame with all of these."""
+    """Return one frame with all of these messages."""
     data = _encode(messages)
     return _LENGTH.pack(len(data)) + data
 
 
 class Frames:
-    """Takes the messages of one connection out of its bytes."""
+    """The decoder of the frames of one connection."""
 
     def __init__(self, group: str, me: str) -> None:
-        """group: what the other side must belong to; me: who it must not be."""
+        """Create a decoder. group: the group of the sender; me: a name that the sender must not have."""
         self.greeting: Greeting | None = None
-        """Who is at the other end, once it has said so."""
+        """The handshake of the other side, once received."""
         self._group = group
         self._me = me
         self._rest = bytearray()
 
     @property
     def unread(self) -> int:
-        """Bytes of a frame that has not come whole."""
+        """The number of bytes of an incomplete frame."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
-        """The messages that have come whole. Raises ProtocolError for what no member of the group sends."""
+        """Yield the messages that are complete.
+
+        Raises ProtocolError for data that no member of the group sends.
+        """
         rest = self._rest
         rest += data
         at = 0

@@ -1,4 +1,4 @@
-"""How many bytes a second go over a connection."""
+"""The byte rate of a connection."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Rate:
-    """Bytes of the last whole second in which there were any, for people who watch. Times in seconds."""
+    """Bytes of the last whole second with traffic, for status output. Times in seconds."""
 
     _second: int = 0
     _bytes: int = 0
     _before: int = 0
 
     def add(self, now: float, size: int) -> None:
-        """So many bytes have gone."""
+        """Count `size` transferred bytes."""
         self._begin(int(now))
         self._bytes += size
 
     def bytes_a_second(self, now: float) -> int:
-        """Those of the second before this one."""
+        """Return the number of bytes in the previous second."""
         self._begin(int(now))
         return self._before
 

@@ -1,6 +1,6 @@
-"""Writes that wait for slaves: answered together when the reports of a tick say so, or their time is over.
+"""Writes that wait for slaves: all are answered together when the reports of a tick suffice, or on timeout.
 
-No I/O in here, and no clock. Waits of one tick are one entry: the shell adds it with the tick's end.
+No I/O and no clock. Waits of one tick are one entry: the shell adds it with the tick's end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Token = TypeVar("Token")
 
 
 class Wait(NamedTuple, Generic[Token]):
-    """Who waits for slaves to have the log up to `position`, until `deadline`."""
+    """A write that waits until `deadline` for slaves to have the log up to `position`."""
 
     position: int
     deadline: float
@@ -21,8 +21,10 @@ class Wait(NamedTuple, Generic[Token]):
 
 
 class ReplicaWaits(Generic[Token]):
-    """All waits of a master. Those for as many slaves are in the order of the log, and of their deadlines as
-    long as the time-out stays what it is."""
+    """All waits of a master. Waits for the same number of slaves are in the order of the log.
+
+    They are in the order of their deadlines, too, while the timeout stays the same.
+    """
 
     def __init__(self) -> None:
         self._by_slaves: dict[int, deque[Wait[Token]]] = {}
@@ -31,11 +33,14 @@ class ReplicaWaits(Generic[Token]):
         return sum(map(len, self._by_slaves.values()))
 
     def add(self, slaves: int, position: int, deadline: float, token: Token) -> None:
-        """`token` waits until so many slaves have the log up to `position`."""
+        """Add a wait of `token` until `slaves` slaves have the log up to `position`."""
         self._by_slaves.setdefault(slaves, deque()).append(Wait(position, deadline, token))
 
     def reached(self, copies: Callable[[int], int]) -> list[Token]:
-        """The waits that are over, by the number of slaves that have the log up to a position."""
+        """Remove and return the waits that enough slaves have reached.
+
+        copies: slaves that have a position.
+        """
         done = []
         for slaves, waits in self._by_slaves.items():
             while waits and copies(waits[0].position) >= slaves:
@@ -43,7 +48,7 @@ class ReplicaWaits(Generic[Token]):
         return done
 
     def expired(self, now: float) -> list[Token]:
-        """The waits whose time is over."""
+        """Remove and return the waits that have timed out."""
         late = []
         for waits in self._by_slaves.values():
             while waits and waits[0].deadline <= now:
@@ -51,5 +56,5 @@ class ReplicaWaits(Generic[Token]):
         return late
 
     def next_deadline(self) -> float | None:
-        """When the first one's time will be over; None without any."""
+        """Return the earliest deadline; None without waits."""
         return min((waits[0].deadline for waits in self._by_slaves.values() if waits), default=None)

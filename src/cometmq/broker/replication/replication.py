@@ -1,6 +1,6 @@
-"""Replication of a broker, put together: a master's HA port, or a slave's way to its master; who asks of it.
+"""Replication of a broker: a master's HA port or a slave's connection to its master, and their requests.
 
-Which of both is decided at the start, by brokerRole.
+brokerRole decides at the start which of both it is.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logs.logger(__name__)
 
 
 class Replication:
-    """`master` or `slave`, and the requests about them. Made inside the running loop."""
+    """The master or slave of a broker, and the requests about replication. Made inside the running loop."""
 
     def __init__(self, means: Means, visible: Callable[[int, Arrivals], None]) -> None:
-        """visible: told of messages of the master's that became visible."""
+        """Create the replication. visible: called with messages of the master that became visible."""
         config, clock, store, tick = means.config, means.clock, means.store, means.tick
         self._config = config
         self._clock = clock
@@ -50,12 +50,12 @@ class Replication:
 
         def on_flushed(end: int) -> None:
             flushed(end)
-            tick.schedule()  # with SYNC_FLUSH slaves are sent, and report, what is on the device
+            tick.schedule()  # With SYNC_FLUSH slaves receive, and report, only what is on the device.
 
         store.flusher.on_flushed = on_flushed
 
     def end_tick(self) -> None:
-        """Send what was written, or write what has come. After the writer, before the readers who wait."""
+        """Send written records, or write received ones. Runs after the writer and before waiting readers."""
         if self.master is not None:
             self.master.end_tick()
         elif self.slave is not None:
@@ -80,24 +80,24 @@ class Replication:
                 log.warning("%s", warning)
 
     def follow(self, addr: str, ha_addr: str) -> None:
-        """The name server says who the master is."""
+        """Follow the master that the name server reports."""
         if self.slave is not None and self.sync is not None:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
             self.sync.follow(addr)
 
     @property
     def lacks_master(self) -> bool:
-        """Whether this is a slave that nobody has told of its master."""
+        """Whether this is a slave without a known master."""
         return self.slave is not None and self.slave.core.master is None
 
     def configure(self) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         for part in (self.master, self.slave):
             if part is not None:
                 part.configure()
 
     def retire(self) -> None:
-        """Nobody need know beforehand that the broker stops."""
+        """Do nothing: master and slaves need no notice before the broker stops."""
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -110,7 +110,7 @@ class Replication:
     # -- what tools ask
 
     def facts(self) -> dict[str, str]:
-        """For the runtime table: the role, and how far slaves, or this one, are behind."""
+        """Return the entries for the runtime table: the role, and the lag of the slaves or of this slave."""
         if self.slave is not None:
             core = self.slave.core
             return {
@@ -129,11 +129,11 @@ class Replication:
         }
 
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """What haStatus shows."""
+        """Answer with the data of haStatus."""
         return frame.response(body=self.status().encode())
 
     def status(self) -> HaRuntimeInfo:
-        """Slaves, or the master, and how far they are."""
+        """Return the progress of the slaves, or of this slave and its master."""
         end = self._store.log.end
         if self.slave is None:
             infos = self._connections()
@@ -180,7 +180,7 @@ class Replication:
         return infos
 
     def exchange_broker_ha_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """What a slave of 5.x asks its master for."""
+        """Answer a slave of 5.x, which requests the addresses of its master."""
         if self.master is None:
             return frame.response()
         header = ExchangeHaInfoResponseHeader(
@@ -191,8 +191,10 @@ class Replication:
         return frame.response(header=header)
 
     def reset_master_flush_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Note what the master is said to have on its device. Nothing depends on it: this slave has no more
-        than its master has sent. Shown by haStatus."""
+        """Store the flushed position that the request reports for the master, for haStatus.
+
+        No other part depends on it: this slave has no more than its master has sent.
+        """
         offset = frame.header(ResetMasterFlushOffsetHeader).master_flush_offset
         if self.slave is not None:
             self._flush_offset = offset

@@ -1,4 +1,4 @@
-"""Lines about strangers at a port: a few a minute, whatever they do."""
+"""Rate-limited warnings about strangers at a port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ PERIOD_S = 60.0
 
 
 class Sparing:
-    """Says at most MOST_LINES in each period, and with the first one of the next how many there were more."""
+    """At most MOST_LINES warnings per period.
+
+    The first one of the next period reports how many were left out.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -18,7 +21,7 @@ class Sparing:
         self._lines = 0
 
     def say(self, text: str, *values: object) -> None:
-        """A warning, as the logger's."""
+        """Log a warning, with the arguments of the logger."""
         now = time.monotonic()
         if now - self._begun >= PERIOD_S:
             if self._lines > MOST_LINES:

@@ -1,9 +1,12 @@
-"""END_TRANSACTION (37): a producer commits a half message or rolls it back
-(docs/reference/storage.md, Transactions). RESUME_CHECK_HALF_MESSAGE (323): an administrator has one that was
-given up asked about again.
+"""END_TRANSACTION (37): a producer commits a half message or rolls it back.
 
-Apache's broker commits a half message as often as it is told to. Here a transaction ends once: who ends it
-again, or names a copy of one that has ended, is refused.
+Format: docs/reference/storage.md, Transactions.
+
+RESUME_CHECK_HALF_MESSAGE (323): an administrator lets the broker check a half message again whose checks had
+ended.
+
+Apache's broker commits a half message as often as a producer requests it. Here a transaction ends once: a
+second end, or an end that names a copy of an ended half message, is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def refused(remark: str) -> CommandError:
 
 @dataclass(eq=False, kw_only=True)
 class TransactionEnds:
-    """Handles the ends of transactions of a broker."""
+    """The processor of requests that end transactions."""
 
     config: BrokerConfig
     clock: Clock
@@ -63,7 +66,10 @@ class TransactionEnds:
         self._resuming: set[int] = set()  # log positions; each has a request that waits
 
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        """Of a producer that does not know yet nothing is noted: the check will ask it."""
+        """Handle 37.
+
+        An end in the state "unknown" is not recorded: the next check asks the producer again.
+        """
         header = frame.header(EndTransactionRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
@@ -86,7 +92,7 @@ class TransactionEnds:
     async def _end_later(
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
     ) -> None:
-        """The same where something must be read or looked for first."""
+        """Handle an end that needs reads from the device or a search first."""
         question = partial(self._half_at, header.commit_log_offset)
         try:
             half = self._named(await self.store.off_loop.ask(question), header, connection, frame)
@@ -99,8 +105,8 @@ class TransactionEnds:
     def _half_at(self, position: int, reads: Reads) -> Half | None:
         """Return the half message at a log position, or None.
 
-        A body can hold bytes that read as a half message, with the queue offset of another producer's. So the
-        unit of that offset must point at this position.
+        A body can contain bytes that look like a half message with the queue offset of another producer's. So
+        the unit of that offset must point at this position.
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
@@ -133,14 +139,15 @@ class TransactionEnds:
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
             raise refused("The transaction state table offset wrong")
-        # Not Apache's: a power failure may have put another half message in the very place of a lost one.
+        # Apache's broker has no such check: a power failure may have put another half message in the place of
+        # a lost one.
         given = {header.msg_id, header.transaction_id} - {None, ""}
         if given and half.key and not given & {half.key, half.message.offset_msg_id}:
             raise refused("The message id wrong")
         return half
 
     def _told(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
-        """Most producers do not want to hear of it."""
+        """Log a refused end, and return its error. Most producers ignore the response."""
         if self._budget.allows():
             log.warning(
                 "end of transaction %s of group %s is refused: %s",
@@ -149,7 +156,7 @@ class TransactionEnds:
         return error
 
     def _settle(self, half: Half) -> None:
-        """Say what no op says yet."""
+        """Write the op of a half message that has ended without one."""
         self._write(half.offset, half.first, partial(self.records.op, half.offset))
 
     def _end(
@@ -170,7 +177,7 @@ class TransactionEnds:
         work: Callable[[], None],
         answer: Callable[..., None] = lambda _code, **_: None,
     ) -> None:
-        """Append what closes a half message; what becomes of that is known at the end of the tick."""
+        """Append the records that close a half message. The result is known at the end of the tick."""
         try:
             work()
         except StoreRefused as refusal:
@@ -191,7 +198,7 @@ class TransactionEnds:
     # -- given up, and taken up again
 
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """323: have the producer asked again, from the first check on."""
+        """Handle 323: check the half message again, beginning with the first check."""
         header = frame.header(ResumeCheckHalfMessageRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
@@ -221,8 +228,11 @@ class TransactionEnds:
         return None
 
     async def _given_up(self, msg_id: str) -> Half:
-        """What an offset id or a unique key names: both may be 32 hex digits. Of messages with one key this
-        is the newest: those before it were resumed. Raises CommandError."""
+        """Return the half message that an offset id or a unique key names; both may be 32 hex digits.
+
+        Of several messages with one key this is the newest: the earlier ones were resumed. Raises
+        CommandError.
+        """
         topic = TRANS_CHECK_MAX_TIME_TOPIC
         with suppress(IdError):
             position = decode_offset_id(msg_id).physical_offset
