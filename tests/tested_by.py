@@ -32,14 +32,14 @@ broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_replication.py: broker/replication/commit_waits broker/replication/ha_client
-    broker/replication/ha_server broker/replication/means broker/replication/raft_entries
-    broker/replication/raft_wire broker/replication/rates broker/replication/sparing
+    broker/replication/ha_server broker/replication/context broker/replication/raft_entries
+    broker/replication/raft_wire broker/replication/rates broker/replication/warning_limiter
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/span_counts broker/base/writer
     broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
-broker/test_standalone.py: broker/duties broker/process standalone
+broker/test_standalone.py: broker/leader_services broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipeline/compact cli/pipeline/dedup

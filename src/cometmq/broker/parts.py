@@ -25,7 +25,6 @@ from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.duties import LeaderDuties
 from cometmq.broker.filter_servers import FilterServers
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.client_requests import ClientProcessor
@@ -33,13 +32,14 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.leader_services import LeaderServices
 from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
-from cometmq.broker.replication.means import Means
+from cometmq.broker.replication.context import ReplicationContext
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
@@ -133,8 +133,8 @@ class BrokerParts:
         tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
 
-    def _means(self) -> Means:
-        return Means(
+    def _replication_context(self) -> ReplicationContext:
+        return ReplicationContext(
             config=self._config,
             clock=self._clock,
             store=self.store,
@@ -145,7 +145,7 @@ class BrokerParts:
         )
 
     def _with_slaves(self) -> Replication:
-        made = Replication(self._means(), self.writer.visible)
+        made = Replication(self._replication_context(), self.writer.visible)
         self.registrar.on_master = made.follow
         self.registrar.lacks_master = lambda: made.lacks_master
         if self._config.store.broker_role == SYNC_MASTER:
@@ -154,7 +154,7 @@ class BrokerParts:
 
     def _in_raft(self) -> RaftReplication:
         config = self._config
-        duties = LeaderDuties(
+        leader_services = LeaderServices(
             config=config,
             clock=self._clock,
             store=self.store,
@@ -165,8 +165,8 @@ class BrokerParts:
             transactions=self.transactions,
             follower_id=broker_id_of(config.store.d_leger_self_id),
         )
-        made = RaftReplication(self._means(), self.writer.end_tick, duties)
-        duties.leader_log = made.leader_log
+        made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
+        leader_services.leader_log = made.leader_log
         return made
 
     def _make_processors(self, levels: DelayLevels) -> None:

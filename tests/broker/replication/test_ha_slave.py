@@ -16,7 +16,7 @@ from cometmq.broker.replication.ha_slave import (
     Phase,
     Report,
     Tail,
-    contradiction,
+    find_divergence,
 )
 
 MASTER = MasterAddress("m:1", "m:2")
@@ -96,23 +96,23 @@ def test_a_contradiction_stops_it_until_one_of_the_logs_has_changed():
     slave.turn(6.0, 500, 500)
     slave.compared(6.0, "they differ")
     assert (slave.phase, slave.problem) == (Phase.STOPPED, "they differ")
-    assert slave.contradicted
+    assert slave.diverged
     assert slave.turn(6.0 + STOPPED_S - 0.1, 500, 500) == []
     assert slave.turn(6.0 + STOPPED_S, 500, 500) == [Compare("m:1")]
-    assert slave.contradicted
+    assert slave.diverged
     slave.compared(36.0, "")
-    assert not slave.contradicted
+    assert not slave.diverged
     assert slave.turn(36.0, 500, 500) == [Connect("m:2")]
 
 
 def test_a_master_with_another_log_is_left_while_it_is_followed():
     slave = following()
-    slave.contradicts(10, "the slave's log ends at 500, ahead of the master's, which ends at 0")
+    slave.report_divergence(10, "the slave's log ends at 500, ahead of the master's, which ends at 0")
     assert [type(effect) for effect in slave.turn(10, 500, 500)] == [Disconnect]
-    assert (slave.phase, slave.contradicted) == (Phase.STOPPED, True)
+    assert (slave.phase, slave.diverged) == (Phase.STOPPED, True)
     assert "500" in slave.problem
     assert slave.turn(10 + STOPPED_S, 500, 500) == [Compare("m:1")]
-    slave.contradicts(41, "another look")  # the one that is under way will tell
+    slave.report_divergence(41, "another look")  # the one that is under way will tell
     assert slave.phase is Phase.COMPARING
 
 
@@ -154,7 +154,7 @@ def test_answers_that_come_too_late_are_ignored():
     ],
 )  # fmt: skip
 def test_logs_that_contradict_each_other_are_named_with_both_positions(own, master, words):
-    found = contradiction(own, master)
+    found = find_divergence(own, master)
     assert words in found
     assert bool(found) == bool(words)
 

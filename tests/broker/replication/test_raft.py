@@ -425,7 +425,7 @@ async def test_the_leader_says_how_far_each_member_is_and_a_follower_whom_it_fol
 
 @pytest.fixture
 def looks_often(monkeypatch):
-    monkeypatch.setattr(raft_member, "PREFER_S", 0.3)
+    monkeypatch.setattr(raft_member, "PREFER_INTERVAL_S", 0.3)
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -475,7 +475,7 @@ async def test_a_producer_finds_the_new_leader_within_a_send(group):
 async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, monkeypatch):
     looks = []
     prefer = raft_member.RaftMember.prefer
-    monkeypatch.setattr(raft_member, "PREFER_S", 0.1)
+    monkeypatch.setattr(raft_member, "PREFER_INTERVAL_S", 0.1)
     monkeypatch.setattr(
         raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now)
     )

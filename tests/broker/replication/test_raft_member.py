@@ -14,7 +14,7 @@ from tests.ports import HOST, free_port
 from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member
 
 from cometmq.broker.replication import raft_state, raft_wire
-from cometmq.broker.replication.raft_member import RaftMember, Seat
+from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
 from cometmq.errors import CometError, RaftMessageError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.raft import (
@@ -36,7 +36,7 @@ START = MembersEntry(-1, -1, Members(frozenset(NAMES)))
 
 
 class Desk:
-    """An office whose preparation may take a while."""
+    """An leader_role whose preparation may take a while."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -64,11 +64,11 @@ class Alone:
         begun = HardState(members=(MembersEntry(-1, -1, Members(frozenset(names))),))
         raft_state.save(store.disk, ledger(store).directory, begun, HardState())
         self.member = RaftMember(
-            Seat(
+            MemberConfig(
                 me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
                 broker_addr="h:1",
             ), store=store, clock=SystemClock(), timeout_s=5.0,
-            tick=self.tick, end_tick=lambda: None, office=self.desk,
+            tick=self.tick, end_tick=lambda: None, leader_role=self.desk,
             options=RaftOptions(heartbeat_ms=20, election_ms=100),
         )  # fmt: skip
         self.tick.at_end(self.member.end_tick)
@@ -143,7 +143,7 @@ async def test_whatever_bytes_come_the_member_goes_on(alone: Alone, tmp_path: Pa
     ])  # fmt: skip
     chance, refused = random.Random(7), 0
     for _ in range(400):
-        data = bytearray(raft_wire.greeting("g", "n1", "h:1", "h:2") + frames)
+        data = bytearray(raft_wire.handshake("g", "n1", "h:1", "h:2") + frames)
         for _ in range(chance.choice((1, 1, 2, 8))):
             data[chance.randrange(len(data))] = chance.choice((0, 0x7F, 0xFF, chance.randrange(256)))
         try:

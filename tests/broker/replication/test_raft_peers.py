@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from tests.broker.conftest import until
 
-from cometmq.broker.replication import raft_peers, raft_wire, sparing
+from cometmq.broker.replication import raft_peers, raft_wire, warning_limiter
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.errors import ProtocolError
 from cometmq.raft import (
@@ -58,39 +58,43 @@ MESSAGES: list[AnyMessage] = [
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_messages_come_as_they_were_sent_however_the_bytes_are_cut(step: int) -> None:
     data = (
-        raft_wire.greeting(GROUP, "n0", "h:1", "h:2") + raft_wire.frame(MESSAGES) + raft_wire.frame([beat()])
+        raft_wire.handshake(GROUP, "n0", "h:1", "h:2") + raft_wire.frame(MESSAGES) + raft_wire.frame([beat()])
     )
     frames = raft_wire.Frames(GROUP, "n1")
     found = [message for at in range(0, len(data), step) for message in frames.feed(data[at : at + step])]
     assert found == [*MESSAGES, beat()]
-    assert frames.greeting is not None
-    assert (frames.greeting.sender, frames.greeting.addr, frames.greeting.broker_addr) == ("n0", "h:1", "h:2")
+    assert frames.handshake is not None
+    assert (frames.handshake.sender, frames.handshake.addr, frames.handshake.broker_addr) == (
+        "n0",
+        "h:1",
+        "h:2",
+    )
 
 
 def body(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-HELLO = raft_wire.greeting(GROUP, "n0", "h:1", "h:2")
+HELLO = raft_wire.handshake(GROUP, "n0", "h:1", "h:2")
 
 
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "a frame of a raft member has 1195725856 bytes"),
-        (body(b"\xc1"), "not the greeting of a raft member"),
-        (body(b"\x94\x01\x02\x03\x04"), "not the greeting of a raft member"),
+        (body(b"\xc1"), "not the handshake of a raft member"),
+        (body(b"\x94\x01\x02\x03\x04"), "not the handshake of a raft member"),
         (
-            raft_wire.greeting("other", "n0", "h:1", "h:2"),
+            raft_wire.handshake("other", "n0", "h:1", "h:2"),
             "member 'n0' of group 'other' is not of 'broker-a'",
         ),
-        (raft_wire.greeting(GROUP, "", "h:1", "h:2"), "member '' of group 'broker-a' is not of 'broker-a'"),
+        (raft_wire.handshake(GROUP, "", "h:1", "h:2"), "member '' of group 'broker-a' is not of 'broker-a'"),
         (
             HELLO.replace(b"\x01\xa8broker", b"\x02\xa8broker"),
             "version 2 of 'CometMQ raft' is not known here: 1 is",
         ),
-        (raft_wire.greeting(GROUP, "n0", "h:x", "h:2"), "member 'n0' cannot be reached at 'h:x'"),
-        (HELLO + struct.pack(">I", raft_wire.LONGEST_FRAME + 1), "bytes"),
+        (raft_wire.handshake(GROUP, "n0", "h:x", "h:2"), "member 'n0' cannot be reached at 'h:x'"),
+        (HELLO + struct.pack(">I", raft_wire.MAX_FRAME_BYTES + 1), "bytes"),
         (HELLO + body(b"\x91\x80"), "not messages of a raft member"),
         (HELLO + body(b"\x91" * 3000), "not messages of a raft member"),
         (HELLO + raft_wire.frame([beat("n2")]), "member 'n0' speaks for 'n2'"),
@@ -182,7 +186,7 @@ async def test_that_a_member_cannot_be_reached_is_said_rarely(
 
 
 async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(raft_peers, "MAX_CONNECTIONS", 2)
     one = Member("n0")
     await one.start()
     host, _, port = one.addr.rpartition(":")
@@ -191,7 +195,7 @@ async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(one.peers.incoming) == 2
     one.peers.use({"n1": "127.0.0.1:1", "n2": "127.0.0.1:1"})
     for (_, writer), name in zip(others, ("n1", "n2"), strict=True):
-        writer.write(raft_wire.greeting(GROUP, name, "h:1", "h:2"))
+        writer.write(raft_wire.handshake(GROUP, name, "h:1", "h:2"))
     await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "n2"})
     await sent_away(*await asyncio.open_connection(host, int(port)))
     for _, writer in others:
@@ -200,7 +204,7 @@ async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_who_does_not_say_who_it_is_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raft_peers, "GREETING_S", 0.05)
+    monkeypatch.setattr(raft_peers, "HANDSHAKE_TIMEOUT_S", 0.05)
     one = Member("n0")
     await one.start()
     host, _, port = one.addr.rpartition(":")
@@ -216,7 +220,7 @@ async def test_a_member_that_connects_again_has_one_connection() -> None:
     one = Member("n0")
     await one.start()
     host, _, port = one.addr.rpartition(":")
-    hello = raft_wire.greeting(GROUP, "n1", "h:1", "h:2")
+    hello = raft_wire.handshake(GROUP, "n1", "h:1", "h:2")
     first, first_writer = await asyncio.open_connection(host, int(port))
     first_writer.write(hello + raft_wire.frame([beat("n1", "n0")]))
     await one.heard.get()
@@ -234,7 +238,7 @@ async def test_a_member_that_connects_again_has_one_connection() -> None:
 
 
 async def test_what_is_too_long_for_one_frame_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raft_wire, "LONGEST_FRAME", 100_000)
+    monkeypatch.setattr(raft_wire, "MAX_FRAME_BYTES", 100_000)
     one, other = Member("n0"), Member("n1")
     await one.start()
     await other.start()
@@ -270,11 +274,11 @@ async def test_who_bears_the_name_of_another_is_sent_away_before_it_is_heard(
     one = Member("n0")
     await one.start()
     said = raft_wire.frame([beat("n1", "n0")])
-    await sent_away(*await greet(one, raft_wire.greeting(GROUP, "n0", "h:1", "h:2") + said))
+    await sent_away(*await greet(one, raft_wire.handshake(GROUP, "n0", "h:1", "h:2") + said))
     assert "another one calls itself n0, at h:1" in caplog.text
-    _, first = await greet(one, raft_wire.greeting(GROUP, "n1", "h:1", "h:2") + said)
+    _, first = await greet(one, raft_wire.handshake(GROUP, "n1", "h:1", "h:2") + said)
     await one.heard.get()
-    await sent_away(*await greet(one, raft_wire.greeting(GROUP, "n1", "elsewhere:1", "h:2") + said))
+    await sent_away(*await greet(one, raft_wire.handshake(GROUP, "n1", "elsewhere:1", "h:2") + said))
     assert "two members call themselves n1, at h:1 and at elsewhere:1" in caplog.text
     assert one.heard.empty()
     first.write(said)
@@ -284,15 +288,15 @@ async def test_who_bears_the_name_of_another_is_sent_away_before_it_is_heard(
 
 
 async def test_strangers_who_hold_all_places_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(raft_peers, "MAX_CONNECTIONS", 3)
     one = Member("n0")
     await one.start()
     one.peers.use({"n1": "127.0.0.1:1", "n2": "127.0.0.1:1"})
-    named = [await greet(one, raft_wire.greeting(GROUP, name, "h:1", "h:2")) for name in ("n1", "s1")]
+    named = [await greet(one, raft_wire.handshake(GROUP, name, "h:1", "h:2")) for name in ("n1", "s1")]
     await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "s1"})
     silent = await greet(one, b"")
     await until(lambda: len(one.peers.incoming) == 3)
-    second = await greet(one, raft_wire.greeting(GROUP, "n2", "h:1", "h:2"))
+    second = await greet(one, raft_wire.handshake(GROUP, "n2", "h:1", "h:2"))
     await sent_away(*silent)
     await until(lambda: {each.sender for each in one.peers.incoming} == {"n1", "s1", "n2"})
     last = await greet(one, b"")
@@ -343,7 +347,7 @@ async def test_who_connects_and_is_no_member_is_named_with_the_cure(caplog: pyte
     await one.start()
     for name in ("n1", "n9"):
         one.peers.use({"n1": "127.0.0.1:1"})
-        _, writer = await greet(one, raft_wire.greeting(GROUP, name, "h:1", "h:2"))
+        _, writer = await greet(one, raft_wire.handshake(GROUP, name, "h:1", "h:2"))
         await until(lambda name=name: name in one.peers.learned)
         writer.close()
     assert "raft member n9 at h:1 has connected, and is none of this group" in caplog.text
@@ -352,11 +356,11 @@ async def test_who_connects_and_is_no_member_is_named_with_the_cure(caplog: pyte
 
 
 async def test_strangers_are_forgotten_when_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raft_peers, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(raft_peers, "MAX_CONNECTIONS", 3)
     one = Member("n0")
     await one.start()
     for number in range(10):
-        _, writer = await greet(one, raft_wire.greeting(GROUP, f"s{number}", "h:1", "h:2"))
+        _, writer = await greet(one, raft_wire.handshake(GROUP, f"s{number}", "h:1", "h:2"))
         await until(lambda n=number: f"s{n}" in one.peers.learned)
         writer.close()
         await until(lambda: not one.peers.incoming)
@@ -367,13 +371,13 @@ async def test_strangers_are_forgotten_when_others_come(monkeypatch: pytest.Monk
 async def test_half_frames_have_a_limit_together(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(raft_peers, "MOST_UNREAD", 100_000)
+    monkeypatch.setattr(raft_peers, "MAX_INCOMPLETE_BYTES", 100_000)
     one = Member("n0")
     await one.start()
     half = struct.pack(">I", 1 << 20) + bytes(70_000)
-    _, first = await greet(one, raft_wire.greeting(GROUP, "n1", "h:1", "h:2") + half)
+    _, first = await greet(one, raft_wire.handshake(GROUP, "n1", "h:1", "h:2") + half)
     await until(lambda: sum(each.frames.unread for each in one.peers.incoming) > 70_000)
-    await sent_away(*await greet(one, raft_wire.greeting(GROUP, "n2", "h:1", "h:2") + half))
+    await sent_away(*await greet(one, raft_wire.handshake(GROUP, "n2", "h:1", "h:2") + half))
     assert "bytes of frames that are not whole" in caplog.text
     assert [each.sender for each in one.peers.incoming] == ["n1"]
     first.close()
@@ -382,18 +386,20 @@ async def test_half_frames_have_a_limit_together(
 
 def test_a_frame_has_a_limit_of_messages() -> None:
     frames = raft_wire.Frames(GROUP, "n1")
-    hello = raft_wire.greeting(GROUP, "n0", "h:1", "h:2")
-    assert len(list(frames.feed(hello + raft_wire.frame([beat()] * raft_wire.MOST_MESSAGES)))) == 1024
+    hello = raft_wire.handshake(GROUP, "n0", "h:1", "h:2")
+    assert (
+        len(list(frames.feed(hello + raft_wire.frame([beat()] * raft_wire.MAX_MESSAGES_PER_FRAME)))) == 1024
+    )
     with pytest.raises(ProtocolError, match="not messages"):
-        list(frames.feed(raft_wire.frame([beat()] * (raft_wire.MOST_MESSAGES + 1))))
+        list(frames.feed(raft_wire.frame([beat()] * (raft_wire.MAX_MESSAGES_PER_FRAME + 1))))
 
 
 def test_strangers_get_a_few_lines_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    lines = sparing.Sparing(logging.getLogger("test"))
+    lines = warning_limiter.WarningLimiter(logging.getLogger("test"))
     with mock.patch("time.monotonic", return_value=5.0):
         for number in range(1000):
-            lines.say("stranger %d", number)
-    assert len(caplog.records) == sparing.MOST_LINES
+            lines.warn("stranger %d", number)
+    assert len(caplog.records) == warning_limiter.MAX_LINES_PER_PERIOD
     with mock.patch("time.monotonic", return_value=66.0):
-        lines.say("stranger")
+        lines.warn("stranger")
     assert caplog.messages[-2:] == ["and 980 more of the like", "stranger"]

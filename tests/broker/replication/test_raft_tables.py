@@ -231,7 +231,7 @@ async def test_a_leader_that_has_not_copied_asks_the_others(group, without_copie
 
 
 async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, without_copies, monkeypatch):
-    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.3)
     without_copies += group.brokers
     answer = await create(group.peers[await group.leader()], "Wide")
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -241,7 +241,7 @@ async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, witho
 
 
 async def test_a_leader_that_has_lost_its_group_deletes_nothing(group, without_copies, monkeypatch):
-    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.3)
     leader = await group.leader()
     peer = group.peers[leader]
     await create(peer, "Kept")
@@ -344,7 +344,7 @@ async def test_a_former_leader_does_not_undo_a_reset(group):
 
 
 async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):
-    monkeypatch.setattr(raft_tables, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.1)
     await group.leader()
     lonely = group.followers()[0]
     read = RaftTables.read

@@ -390,7 +390,7 @@ async def test_strangers_at_the_ha_port_do_no_harm(group):
 
 
 async def test_strangers_who_hold_all_places_keep_no_slave_out(group, monkeypatch):
-    monkeypatch.setattr(ha_server, "MOST_SLAVES", 3)
+    monkeypatch.setattr(ha_server, "MAX_SLAVES", 3)
     master = await group.master()
     port = master.parts.registrar.address.ha_port
     links = master.parts.replication.master.links

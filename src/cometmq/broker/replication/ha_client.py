@@ -24,7 +24,7 @@ from cometmq.broker.replication.ha_slave import (
     Phase,
     Report,
     Tail,
-    contradiction,
+    find_divergence,
 )
 from cometmq.broker.replication.rates import Rate
 from cometmq.errors import BrokerError, CometError
@@ -43,7 +43,7 @@ _READ_BYTES = 1 << 20
 _CONNECT_S = 5.0
 
 
-class LogsContradict(CometError):
+class LogsDiverged(CometError):
     """A master's log diverges from its slave's."""
 
 
@@ -212,31 +212,31 @@ class HaClient:
     async def _compare(self, addr: str) -> None:
         """Request the ends of the master's log, and its record at the position of the slave's last record."""
         try:
-            contradicts = await self._contradiction(addr)
+            divergence = await self._find_divergence(addr)
         except (CometError, OSError, ValueError, KeyError) as error:
             self.core.lost(self._clock.monotonic(), f"the master {addr} cannot be asked: {error}")
         else:
-            self.core.compared(self._clock.monotonic(), contradicts)
+            self.core.compared(self._clock.monotonic(), divergence)
         self._tick.schedule()
 
     async def confirm(self, addr: str) -> None:
         """Return if this master's log continues that of the slave.
 
-        Raises LogsContradict if it does not, and stops the slave; CometError if the master does not answer.
+        Raises LogsDiverged if it does not, and stops the slave; CometError if the master does not answer.
         """
         try:
-            contradicts = await self._contradiction(addr)
+            divergence = await self._find_divergence(addr)
         except (OSError, ValueError, KeyError) as error:
-            raise LogsContradict(f"the logs cannot be compared: {error}") from error
-        if contradicts:
+            raise LogsDiverged(f"the logs cannot be compared: {error}") from error
+        if divergence:
             if self.core.master is not None and self.core.master.addr == addr:
-                self.core.contradicts(self._clock.monotonic(), contradicts)
+                self.core.report_divergence(self._clock.monotonic(), divergence)
                 self._tick.schedule()
-            raise LogsContradict(contradicts)
+            raise LogsDiverged(divergence)
 
-    async def _contradiction(self, addr: str) -> str:
+    async def _find_divergence(self, addr: str) -> str:
         own = await self._tail()
-        return "" if own is None else contradiction(own, await self._ask(addr, own.position))
+        return "" if own is None else find_divergence(own, await self._ask(addr, own.position))
 
     async def _tail(self) -> Tail | None:
         store = self._store

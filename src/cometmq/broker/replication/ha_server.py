@@ -28,7 +28,7 @@ from cometmq.broker.replication.ha_master import (
 )
 from cometmq.broker.replication.rates import Rate
 from cometmq.broker.replication.replica_waits import ReplicaWaits
-from cometmq.broker.replication.sparing import Sparing
+from cometmq.broker.replication.warning_limiter import WarningLimiter
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Tick, network_of, stop_accepting
@@ -36,7 +36,7 @@ from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotI
 
 log = logs.logger(__name__)
 
-MOST_SLAVES = 32
+MAX_SLAVES = 32
 _REPORT_BYTES = 4096
 
 Waiter = Callable[[int], None]
@@ -113,7 +113,7 @@ class HaServer:
         self._reading: set[asyncio.Task[None]] = set()
         self._made = 0
         self._stopped = False
-        self._refused = Sparing(log)
+        self._refused = WarningLimiter(log)
         self._stop_listening: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the slaves")
@@ -161,8 +161,8 @@ class HaServer:
         if self._stopped:  # accepted during the stop
             link.transport.abort()
             return
-        if len(self.links) >= MOST_SLAVES and not self._makes_room():
-            self._refused.say("slave %s is refused: there are %d already", link.peer, len(self.links))
+        if len(self.links) >= MAX_SLAVES and not self._makes_room():
+            self._refused.warn("slave %s is refused: there are %d already", link.peer, len(self.links))
             link.transport.abort()
             return
         self._made += 1
@@ -300,7 +300,7 @@ class HaServer:
             link.transport.write(data)
 
     def _refuse(self, link: SlaveLink, close: Close) -> None:
-        self._refused.say("slave %s is disconnected: %s", link.peer, close.reason)
+        self._refused.warn("slave %s is disconnected: %s", link.peer, close.reason)
         self._close(link)
 
     def _close(self, link: SlaveLink) -> None:

@@ -5,8 +5,8 @@ A function of time and events, without I/O: the shell (ha_client.py, or a simula
 (docs/reference/storage.md, HA port).
 
 Before each connection the slave compares its last record with the master's at that position, and the ends of
-both logs (`divergence`): the protocol of the HA port has no check of contents. Divergent logs stop the slave
-until one of them has changed; the slave compares again every STOPPED_S.
+both logs (`find_divergence`): the protocol of the HA port has no check of contents. Divergent logs stop the
+slave until one of them has changed; the slave compares again every STOPPED_S.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Disconnect(NamedTuple):
 Effect = Compare | Connect | Report | Disconnect
 
 
-def contradiction(own: Tail | None, master: MasterLog) -> str:
+def find_divergence(own: Tail | None, master: MasterLog) -> str:
     """Return why the master's log cannot continue a slave's, with both positions; "" if it can.
 
     Args:
@@ -122,7 +122,7 @@ class HaSlave:
         self.phase = Phase.NO_MASTER
         self.problem = ""
         """The reason that ended the last connection or attempt, or stops the slave; "" while it follows."""
-        self.contradicted = False
+        self.diverged = False
         """Whether the master's log diverged from this one at the last comparison."""
         self.master_end = -1
         """The known end of the master's log; -1 before its first answer."""
@@ -144,23 +144,23 @@ class HaSlave:
         self.phase = Phase.PAUSING
         self._next_at = now
 
-    def compared(self, now: float, contradicts: str) -> None:
-        """Handle the master's answer. contradicts: the result of `divergence`."""
+    def compared(self, now: float, divergence: str) -> None:
+        """Handle the master's answer. divergence: the result of `find_divergence`."""
         if self.phase is not Phase.COMPARING:
             return
-        self.contradicted = bool(contradicts)
-        if contradicts:
-            self._stop(now, contradicts)
+        self.diverged = bool(divergence)
+        if divergence:
+            self._stop(now, divergence)
         elif self.master is not None:
             self.phase = Phase.CONNECTING
             self._effects.append(Connect(self.master.ha_addr))
 
-    def contradicts(self, now: float, why: str) -> None:
+    def report_divergence(self, now: float, why: str) -> None:
         """Stop the slave: the log of its current or next master has changed and diverges."""
         if self.phase in (Phase.CONNECTING, Phase.FOLLOWING):
             self._effects.append(Disconnect(why))
         if self.phase in (Phase.PAUSING, Phase.CONNECTING, Phase.FOLLOWING):
-            self.contradicted = True
+            self.diverged = True
             self._stop(now, why)
 
     def _stop(self, now: float, why: str) -> None:

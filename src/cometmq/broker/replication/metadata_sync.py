@@ -60,7 +60,7 @@ Table = TypeVar("Table", bound=Body)
 
 FIRST_S, PERIOD_S = 3.0, 10.0
 TIMEOUT_S = 3.0
-MOST_RETURNED = 10_000
+MAX_RETURNED_OFFSETS = 10_000
 """Maximum of offsets that are sent to a master in one cycle; the others follow in the next."""
 
 Offsets = Mapping[str, Mapping[int, int]]
@@ -78,7 +78,7 @@ class Extent(NamedTuple):
     end: int
 
 
-class Said(NamedTuple):
+class MasterOffsets(NamedTuple):
     """Offsets that the master has sent, and the end of its log afterwards.
 
     Attributes:
@@ -145,11 +145,11 @@ class MetadataSync:
         self._store = store
         self._tables = tables
         self._client = client
-        self._said: Said | None = None  # waits until the log is long enough
+        self._master_offsets: MasterOffsets | None = None  # waits until the log is long enough
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # topic -> end of the master's log after its deletion
         self._refuted: dict[str, int] = {}  # deletions that were not applied, so that each is logged once
-        self._looked = False  # whether the master was asked about the queues here
+        self._checked_queues = False  # whether the master was asked about the queues here
         self.master_addr = ""
         self.master_log = Extent(0, 0)
         """The log of the master, or leader, at the last request for its offsets."""
@@ -169,7 +169,7 @@ class MetadataSync:
         """Copy from this master from now on."""
         if master_addr != self.master_addr:
             self.master_addr = master_addr
-            self._said = None
+            self._master_offsets = None
             self._deleted.clear()
             self.master_log = Extent(0, 0)
 
@@ -197,7 +197,7 @@ class MetadataSync:
             return order(version) > order(own)
         return version is not None and version != own
 
-    async def _ask(self, code: int, kind: type[Table]) -> Table:
+    async def _request_table(self, code: int, kind: type[Table]) -> Table:
         """Request a table from the master, and decode it in a thread: it may be long.
 
         Without a header 5.5 sends a whole table, not pages.
@@ -210,28 +210,28 @@ class MetadataSync:
         return table
 
     async def _topics(self) -> None:
-        table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
+        table = await self._request_table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
         wanted = self._is_wanted(table.data_version, topics.version)
         # Records that a power failure removed from the log here arrive again, also those of deleted topics.
-        looks = wanted or not (self._looked or self._newer_only)
+        looks = wanted or not (self._checked_queues or self._newer_only)
         gone: dict[str, int] = {}
         if looks:
             end = (await self._extent()).end
-            table = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
+            table = await self._request_table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
             for topic in self._store.queues.topics():
                 if topic not in table.topic_config_table and not topics.is_system(topic):
                     gone |= {topic: end} if await self._is_gone(topic) else {}
         gone |= self.unknown_deletions(table)
         if looks or gone:
-            await self._sure()
+            await self._confirm_log()
             self._deleted |= gone
-            self._looked = True
+            self._checked_queues = True
         if wanted and table.data_version is not None:
             topics.replace(table.data_version, table.topic_config_table)
         self.delete()
 
-    async def _sure(self) -> None:
+    async def _confirm_log(self) -> None:
         """Confirm that the master's tables apply here. Raises CometError otherwise."""
         asked = self.master_addr
         await self._confirm(asked)
@@ -261,7 +261,7 @@ class MetadataSync:
     @property
     def offsets_wait(self) -> bool:
         """Whether offsets of the master wait until the log here is long enough."""
-        return self._said is not None
+        return self._master_offsets is not None
 
     async def _is_gone(self, topic: str) -> bool:
         """Return whether the master has no queues of a topic that its table lacks: a table may be lost."""
@@ -302,41 +302,43 @@ class MetadataSync:
         return any(queue.first_position() < end < queue.max_physical for queue in queues)
 
     async def _groups(self) -> None:
-        table = await self._ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
+        table = await self._request_table(
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
+        )
         groups = self._tables.groups
         if table.data_version is not None and self._is_wanted(table.data_version, groups.version):
-            await self._sure()
+            await self._confirm_log()
             groups.replace(table.data_version, table.subscription_group_table)
 
     async def _offsets(self) -> None:
-        if self._said is None:
+        if self._master_offsets is None:
             asked = self._store.replica.end
-            offsets = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
-            delays = await self._ask(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
+            offsets = await self._request_table(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)
+            delays = await self._request_table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
             extent = await self._extent()
-            await self._sure()
-            self._said, self.master_log = Said(offsets, delays, extent.end, asked), extent
-        if self._store.replica.end >= self._said.log_end:
-            said, self._said = self._said, None
-            await self._take(said)
+            await self._confirm_log()
+            self._master_offsets, self.master_log = MasterOffsets(offsets, delays, extent.end, asked), extent
+        if self._store.replica.end >= self._master_offsets.log_end:
+            master, self._master_offsets = self._master_offsets, None
+            await self._apply(master)
 
     async def _extent(self) -> Extent:
         """Request the current extent of the master's log."""
-        table = (await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
+        table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         return Extent(int(table.get("commitLogMinOffset", 0)), int(table.get("commitLogMaxOffset", 0)))
 
-    async def _take(self, said: Said) -> None:
-        tables, given = self._tables, said.offsets
+    async def _apply(self, master: MasterOffsets) -> None:
+        tables, given = self._tables, master.offsets
         if self._newer_only and order(given.data_version) <= order(tables.offsets.version):
             return
-        gone = {topic for topic, end in self._store.deleted.ends.items() if end >= said.asked}
+        gone = {topic for topic, end in self._store.deleted.ends.items() if end >= master.asked}
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
-        tables.delays.replace(said.delays.offset_table, said.delays.log_position)
+        tables.delays.replace(master.delays.offset_table, master.delays.log_position)
         # The minimum offsets may belong to a deleted topic of the same name: the next answers correct them.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
-        await self._give_back(outcome)
+        await self._return_offsets(outcome)
 
     async def _purge(self, floors: Offsets) -> None:
         """Hide the messages that the master hides after a purge or by a topic's own retention."""
@@ -363,9 +365,9 @@ class MetadataSync:
         offsets.replace(outcome.offsets, given.data_version)
         return outcome
 
-    async def _give_back(self, outcome: Merged) -> None:
+    async def _return_offsets(self, outcome: Merged) -> None:
         taken = 0
-        for key, queue_id, offset in outcome.returned[:MOST_RETURNED]:
+        for key, queue_id, offset in outcome.returned[:MAX_RETURNED_OFFSETS]:
             topic, group = split_key(key)
             header = UpdateConsumerOffsetRequestHeader(
                 consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset

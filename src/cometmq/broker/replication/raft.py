@@ -15,9 +15,9 @@ from cometmq import logs
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.means import Means
+from cometmq.broker.replication.context import ReplicationContext
 from cometmq.broker.replication.metadata_sync import Extent
-from cometmq.broker.replication.raft_member import RaftMember, Seat
+from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
 from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
 from cometmq.errors import CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies_admin import (
@@ -45,7 +45,7 @@ Any follower may be the next leader, with the tables that it has then.
 """
 
 
-class Duties(Protocol):
+class LeaderControl(Protocol):
     """The leader services of the broker; see LeaderRole."""
 
     async def prepare(self) -> None: ...
@@ -63,16 +63,18 @@ class RaftReplication:
     decide = True
     """See Replicas."""
 
-    def __init__(self, means: Means, end_tick: Callable[[], None], duties: Duties) -> None:
+    def __init__(
+        self, context: ReplicationContext, end_tick: Callable[[], None], leader_services: LeaderControl
+    ) -> None:
         """Create the replication. end_tick: commits what the broker has appended in this tick."""
-        config, store, tables, client = means.config, means.store, means.tables, means.client
+        config, store, tables, client = context.config, context.store, context.tables, context.client
         self._config = config
-        self._clock = means.clock
+        self._clock = context.clock
         self._store = store
-        self._address = means.address
-        self._tick = means.tick
+        self._address = context.address
+        self._tick = context.tick
         self._commit_tick = end_tick
-        self._duties = duties
+        self._leader_services = leader_services
         self.sync = GroupSync(store, tables, client, SYNC_S)
         self._tables = RaftTables(self, tables, client, self.sync)
         tables.replicas = self._tables
@@ -86,7 +88,7 @@ class RaftReplication:
         config, settings = self._config, self._config.store
         # Name servers require an HA address, although no socket listens there.
         self._address.ha_port = self._address.port + HA_OFFSET
-        seat = Seat(
+        member_config = MemberConfig(
             me=settings.d_leger_self_id,
             group=settings.d_leger_group,
             addresses=self._addresses,
@@ -95,13 +97,13 @@ class RaftReplication:
             preferred=preferred_of(settings.preferred_leader_id),
         )
         self._member = RaftMember(
-            seat,
+            member_config,
             store=self._store,
             clock=self._clock,
             timeout_s=config.slave_timeout / 1000,
             tick=self._tick,
             end_tick=self._commit_tick,
-            office=self,
+            leader_role=self,
             options=OPTIONS,
         )
         await self._member.start(self._address.interface)
@@ -124,7 +126,7 @@ class RaftReplication:
         self.sync.stop()
         if self._member is not None:
             await self._member.stop()
-        await self._duties.stop()
+        await self._leader_services.stop()
 
     def configure(self) -> None:
         """Do nothing: no setting of a raft group changes at run time."""
@@ -136,23 +138,23 @@ class RaftReplication:
         else:
             self._member.waits.wait_for(position, waiter)
 
-    # -- Office
+    # -- LeaderRole
 
     async def prepare(self) -> None:
-        """See Office."""
-        await self._tables.take_up()
-        await self._duties.prepare()
+        """See LeaderRole."""
+        await self._tables.adopt_newest()
+        await self._leader_services.prepare()
 
     def lead(self) -> None:
-        """See Office."""
+        """See LeaderRole."""
         self.sync.lead()
         self._tables.lead()
-        self._duties.lead()
+        self._leader_services.lead()
 
     def follow(self) -> None:
-        """See Office."""
+        """See LeaderRole."""
         self._tables.follow()
-        self._duties.follow()
+        self._leader_services.follow()
         self.met()
 
     def met(self) -> None:
@@ -180,26 +182,26 @@ class RaftReplication:
 
     @property
     def term(self) -> int:
-        """See Group."""
+        """See RaftGroupView."""
         return -1 if self._member is None else self._member.node.term
 
     @property
     def leader(self) -> str:
-        """See Group."""
+        """See RaftGroupView."""
         return "" if self._member is None else self._member.node.leader
 
     @property
     def leading(self) -> bool:
-        """See Group."""
+        """See RaftGroupView."""
         return self.serves
 
     @property
     def voters(self) -> frozenset[str]:
-        """See Group."""
+        """See RaftGroupView."""
         return frozenset() if self._member is None else self._member.node.members.voters
 
     def answering(self) -> dict[str, str]:
-        """See Group."""
+        """See RaftGroupView."""
         member = self._member
         if member is None:
             return {}

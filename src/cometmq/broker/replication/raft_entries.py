@@ -9,7 +9,7 @@ from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import AppendOwn, AppendRequest
 from cometmq.store import Buffer, Ledger
 
-MOST_FRAME = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 """Maximum of bytes of the entries of one message. A longer entry is sent in a message of its own."""
 
 
@@ -31,7 +31,7 @@ class NodeLog:
     def fit(self, first: int, stop: int) -> int:
         """Return how many entries from `first` on fit into one frame."""
         try:
-            return self._ledger.range(first, stop, MOST_FRAME).stop
+            return self._ledger.range(first, stop, MAX_MESSAGE_BYTES).stop
         except (StoreError, OSError):  # The entry is read again before it is sent.
             return first + 1
 

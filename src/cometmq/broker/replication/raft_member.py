@@ -44,15 +44,15 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, Not
 
 log = logs.logger(__name__)
 
-HAND_OVER_S = 1.0
+HANDOFF_TIMEOUT_S = 1.0
 """Time, in seconds, that a stopping leader waits until another member leads."""
-DISK_AGAIN_S = 5.0
+DISK_TEST_INTERVAL_S = 5.0
 """Interval, in seconds, between two tests of a disk that has failed."""
-PREFER_S = 10.0
+PREFER_INTERVAL_S = 10.0
 """Interval, in seconds, at which a leader with a full disk, or not preferred, looks for a successor."""
 
 
-class Office(Protocol):
+class LeaderRole(Protocol):
     """The work that the broker starts when it becomes the leader and stops when it no longer leads."""
 
     async def prepare(self) -> None:
@@ -69,7 +69,7 @@ class Office(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class MemberConfig:
     """The configuration of this member.
 
     Attributes:
@@ -101,14 +101,14 @@ class RaftMember:
 
     def __init__(
         self,
-        seat: Seat,
+        config: MemberConfig,
         *,
         store: MessageStore,
         clock: Clock,
         timeout_s: float,
         tick: Tick,
         end_tick: Callable[[], None],
-        office: Office,
+        leader_role: LeaderRole,
         options: RaftOptions,
     ) -> None:
         """Create the member. Raises StoreError, OSError.
@@ -118,10 +118,10 @@ class RaftMember:
             tick: Calls `end_tick` at its end, which commits what the broker has appended.
         """
         assert store.ledger is not None
-        me, group = seat.me, seat.group
+        me, group = config.me, config.group
         self.me = me
-        self._addresses = seat.addresses
-        self._preferred = seat.preferred
+        self._addresses = config.addresses
+        self._preferred = config.preferred
         self._prefer_at = 0.0
         self._options = options
         self.received = Received()
@@ -130,16 +130,16 @@ class RaftMember:
         self._clock = clock
         self._tick = tick
         self._commit_tick = end_tick
-        self._office = office
+        self._leader_role = leader_role
         self._loop = asyncio.get_running_loop()
-        voters = frozenset() if seat.joins else frozenset(seat.addresses)
+        voters = frozenset() if config.joins else frozenset(config.addresses)
         self._state = raft_state.load(store.disk, self._ledger, voters)
         self.node = RaftNode(
             me, group, NodeLog(self._ledger), self._state, random.SystemRandom().randint, self._options,
             self._ledger.committed,
         )  # fmt: skip
         self.peers = Peers(
-            group, me, seat.addresses[me], seat.broker_addr,
+            group, me, config.addresses[me], config.broker_addr,
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
@@ -184,10 +184,10 @@ class RaftMember:
 
         A leader hands the leadership over first, so that the group is not without one.
         """
-        if self.leading and self._give_away():
+        if self.leading and self._begin_handoff():
             self._led = asyncio.Event()
             try:
-                await asyncio.wait_for(self._led.wait(), HAND_OVER_S)
+                await asyncio.wait_for(self._led.wait(), HANDOFF_TIMEOUT_S)
             except TimeoutError:
                 log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
         self._stopped = True
@@ -198,7 +198,7 @@ class RaftMember:
         await self.peers.stop()
         self.waits.give_up("the broker stops")
 
-    def _give_away(self) -> bool:
+    def _begin_handoff(self) -> bool:
         """Begin to transfer the leadership to the most advanced voter. Return False if no voter qualifies."""
         peers = self.node.status().peers
         voters = self.node.members.voters & set(peers)
@@ -207,8 +207,6 @@ class RaftMember:
         except RaftRefused:
             return False
         return True
-
-    # -- sends
 
     def propose(self, count: int) -> int:
         """Reserve the indexes of `count` entries of this tick, and return the first. Raises RaftRefused."""
@@ -255,7 +253,7 @@ class RaftMember:
             if not self._carried_out():
                 return
         except Exception as error:
-            self._give_in(error)
+            self._fail(error)
             return
         if self._stopped:
             return
@@ -284,8 +282,8 @@ class RaftMember:
                 return False
             self._carry_out(effects)
         self._forget_deleted()
-        if self._may_take_office() and self._taking is None:
-            self._taking = self._loop.create_task(self._take_office(self.node.term))
+        if self._may_lead() and self._taking is None:
+            self._taking = self._loop.create_task(self._begin_leading(self.node.term))
         now = self._clock.boottime()
         if self.leading and (self._preferred or self.node.full) and now >= self._prefer_at:
             self.prefer(now)
@@ -313,11 +311,11 @@ class RaftMember:
             self._carry_out(effects)
         except (CometError, OSError) as error:
             if cuts:  # The node relies on cuts.
-                self._give_in(error)
+                self._fail(error)
             else:
                 self._failed(error)
         except Exception as error:
-            self._give_in(error)
+            self._fail(error)
         self._slow = None
         self.turn()
 
@@ -376,38 +374,38 @@ class RaftMember:
         if problem is not None:
             raise problem
 
-    def _may_take_office(self) -> bool:
+    def _may_lead(self) -> bool:
         """Return whether former leaders' entries are committed, and none of this leader is in flight."""
         ledger = self._ledger
         return self.node.ready and not self.leading and ledger.committed == ledger.last
 
-    async def _take_office(self, term: int) -> None:
+    async def _begin_leading(self, term: int) -> None:
         """Begin to accept messages as the leader of a term."""
         try:
-            await self._office.prepare()
-            if self._may_take_office() and self.node.term == term and not self._stopped:
+            await self._leader_role.prepare()
+            if self._may_lead() and self.node.term == term and not self._stopped:
                 self._ledger.take_messages()
                 self.leading = True
-                self._prefer_at = self._clock.boottime() + PREFER_S
+                self._prefer_at = self._clock.boottime() + PREFER_INTERVAL_S
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
-                self._office.lead()
+                self._leader_role.lead()
         except RaftRefused as refusal:
             log.error("raft: %s takes no messages yet: %s", self.me, refusal)
-            self._give_away()
+            self._begin_handoff()
         except (CometError, OSError) as error:
             self._failure = error
         except Exception as error:
-            self._give_in(error)
+            self._fail(error)
         finally:
             self._taking = None
             self._schedule()
 
-    def _give_in(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Stop taking part after an error, because its effects on the disk are unknown."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
         self._stopped = self.failed = True
         self._stop_leading("it has failed")
-        self._office.follow()
+        self._leader_role.follow()
 
     def _before_log(self, role: RoleChange) -> None:
         reason = role.reason or f"{role.leader or 'nobody'} leads"
@@ -416,7 +414,7 @@ class RaftMember:
             "raft: %s is %s in term %d, leader %s", self.me, role.role.value, role.term, role.leader or "-"
         )
         if role.leader != self.me:
-            self._office.follow()
+            self._leader_role.follow()
 
     def _stop_leading(self, reason: str) -> None:
         if self.leading:
@@ -437,8 +435,8 @@ class RaftMember:
             if any(map(_cuts, left.log)):
                 raise StoreError("the log was to be cut just then") from error
             self.node.disk_failed(self._ledger.last, str(error))
-        except CometError as contradiction:
-            self._give_in(contradiction)
+        except CometError as error:
+            self._fail(error)
             return
         if left.role is not None:
             self._before_log(left.role)
@@ -457,7 +455,7 @@ class RaftMember:
             self._failed(failure)
         elif self._failed_at is None and Flag.NOT_WRITEABLE in reasons:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
-        elif self._failed_at is not None and now - self._failed_at >= DISK_AGAIN_S:
+        elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
             if not reasons.keys() - {Flag.DISK_FULL}:  # The store itself logs a full disk.
                 self._failed_at = None
@@ -474,7 +472,7 @@ class RaftMember:
 
         The successor must answer, have room on its disk, and lack only the newest entries.
         """
-        self._prefer_at = now + PREFER_S
+        self._prefer_at = now + PREFER_INTERVAL_S
         full, peers = self.node.full, self.node.status().peers
         if self.me in self._preferred and not full:
             return
@@ -523,10 +521,10 @@ class RaftMember:
 
     def _met(self) -> None:
         self._use_members()
-        self._office.met()
+        self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the members of a group that may begin, in order; none once there is a group."""
+        """Return the members of a group that may begin, in order, or none."""
         blank = self.node.term == 0 and self._ledger.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 

@@ -1,7 +1,7 @@
 """The connections between raft members: one to each member for sending, one from each for receiving.
 
 A message that cannot be sent immediately is dropped: the node repeats it while it still applies. So a member
-that is unreachable or slow costs at most MOST_WAITING bytes.
+that is unreachable or slow costs at most MAX_UNSENT_BYTES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 from cometmq import logs
 from cometmq.broker.replication import raft_wire
 from cometmq.broker.replication.rates import Rate
-from cometmq.broker.replication.sparing import Sparing
+from cometmq.broker.replication.warning_limiter import WarningLimiter
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
@@ -25,24 +25,24 @@ from cometmq.text import shortened
 log = logs.logger(__name__)
 
 RETRY_S = 0.3
-SILENCE_S = 60.0
+UNREACHABLE_WARNING_INTERVAL_S = 60.0
 """Minimum interval, in seconds, between two "unreachable" warnings about a member.
 
 Reset once a connection has lasted this long.
 """
 CONNECT_S = 2.0
-MOST_WAITING = 32 << 20
+MAX_UNSENT_BYTES = 32 << 20
 """Maximum of bytes in the write buffer of one connection. Messages above it are dropped."""
-MOST_UNREAD = 4 * raft_wire.LONGEST_FRAME
+MAX_INCOMPLETE_BYTES = 4 * raft_wire.MAX_FRAME_BYTES
 """Maximum of bytes of incomplete frames, of all connections together: one leader sends at a time."""
-MOST_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 """Maximum of connections from members.
 
 Each member has one, and a broken one may stay unnoticed for a while.
 """
-GREETING_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0
 """Time, in seconds, within which a new connection must send its handshake."""
-SILENT_MS = 3_000
+USER_TIMEOUT_MS = 3_000
 """TCP user timeout in ms: a connection ends when sent data stays unacknowledged for this time.
 
 Without this limit a repaired network would wait for TCP's growing retransmission intervals.
@@ -70,7 +70,7 @@ class _Incoming(asyncio.Protocol):
             transport.abort()
             return
         _ends_when_silent(transport)
-        self._patience = asyncio.get_running_loop().call_later(GREETING_S, transport.abort)
+        self._patience = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, transport.abort)
         self._peers.incoming[self] = None
 
     def data_received(self, data: bytes) -> None:
@@ -82,18 +82,18 @@ class _Incoming(asyncio.Protocol):
             self._peers.check_unread(self)
         except CometError as error:
             assert self.transport is not None
-            known = self.frames.greeting
+            known = self.frames.handshake
             name = known.sender if known is not None else self.transport.get_extra_info("peername")
-            self._peers.refused.say("the connection of raft member %s is closed: %s", name, error)
+            self._peers.refused.warn("the connection of raft member %s is closed: %s", name, error)
             self.transport.abort()
         self._peers.heard()
 
     def _know(self) -> None:
         """Register the sender of a connection before any other message of that connection."""
-        greeting = self.frames.greeting
-        if not self.sender and greeting is not None:
-            self._peers.greeted(self, greeting)
-            self.sender = greeting.sender
+        handshake = self.frames.handshake
+        if not self.sender and handshake is not None:
+            self._peers.register(self, handshake)
+            self.sender = handshake.sender
             self._be_patient()
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -114,7 +114,7 @@ class _Link(asyncio.Protocol):
     transport: asyncio.Transport | None = None
     sent: Rate = field(default_factory=Rate)
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
-    _said_at: float | None = None
+    _warned_at: float | None = None
 
     async def run(self) -> None:
         """Keep the connection open until cancelled."""
@@ -132,8 +132,8 @@ class _Link(asyncio.Protocol):
             else:
                 begun = loop.time()
                 await self._broken.wait()
-                if loop.time() - begun >= SILENCE_S:
-                    self._said_at = None
+                if loop.time() - begun >= UNREACHABLE_WARNING_INTERVAL_S:
+                    self._warned_at = None
                 elif loop.time() - begun < RETRY_S and self._may_say():
                     log.warning(
                         "raft member %s has ended the connection at once: its log says why", self.addr
@@ -142,16 +142,16 @@ class _Link(asyncio.Protocol):
 
     def _may_say(self) -> bool:
         now = asyncio.get_running_loop().time()
-        may = self._said_at is None or now - self._said_at >= SILENCE_S
+        may = self._warned_at is None or now - self._warned_at >= UNREACHABLE_WARNING_INTERVAL_S
         if may:
-            self._said_at = now
+            self._warned_at = now
         return may
 
     def send(self, data: bytes) -> None:
         if self.transport is None:
             return
         waiting = self.transport.get_write_buffer_size()
-        if not waiting or waiting + len(data) <= MOST_WAITING:
+        if not waiting or waiting + len(data) <= MAX_UNSENT_BYTES:
             self.sent.add(asyncio.get_running_loop().time(), len(data))
             self.transport.write(data)
 
@@ -173,7 +173,7 @@ class _Link(asyncio.Protocol):
 def _ends_when_silent(transport: asyncio.Transport) -> None:
     sock: socket.socket = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_USER_TIMEOUT", SILENT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
+    for name, value in (("TCP_USER_TIMEOUT", USER_TIMEOUT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
         option = getattr(socket, name, None)  # Not every platform has these options.
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -206,16 +206,16 @@ class Peers:
         """
         self.group = group
         self.me = me
-        self.refused = Sparing(log)
+        self.refused = WarningLimiter(log)
         self.receive = receive
         self.heard = heard
         self._met = met
-        self.learned: dict[str, raft_wire.Greeting] = {}
+        self.learned: dict[str, raft_wire.Handshake] = {}
         """The handshakes that members have sent, by name."""
         self.incoming: dict[_Incoming, None] = {}
         """Accepted connections, the oldest first."""
         self.stopped = False
-        self._hello = lambda: raft_wire.greeting(group, me, addr, broker_addr, begins())
+        self._hello = lambda: raft_wire.handshake(group, me, addr, broker_addr, begins())
         self._begins = begins
         # a member with other dLegerPeers, and the description of the difference
         self._differs: tuple[str, str] = ("", "")
@@ -233,40 +233,40 @@ class Peers:
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
-    def greeted(self, connection: _Incoming, greeting: raft_wire.Greeting) -> None:
+    def register(self, connection: _Incoming, handshake: raft_wire.Handshake) -> None:
         """Register a member's connection, and close an older one of that member.
 
         Raises ProtocolError if another member has the same name, or if both members may begin a group but
         with different members.
         """
-        sender = greeting.sender
-        self._compare(greeting)
+        sender = handshake.sender
+        self._compare(handshake)
         before = self.learned.get(sender)
         for other in list(self.incoming):
             if other is not connection and other.sender == sender and other.transport is not None:
-                if before is not None and before.addr != greeting.addr:
+                if before is not None and before.addr != handshake.addr:
                     raise ProtocolError(
-                        f"two members call themselves {sender}, at {before.addr} and at {greeting.addr}: "
+                        f"two members call themselves {sender}, at {before.addr} and at {handshake.addr}: "
                         "each has a dLegerSelfId of its own"
                     )
                 other.transport.abort()
         # Handshakes of strangers without a connection are dropped.
-        if before is None and len(self.learned) >= MOST_CONNECTIONS:
+        if before is None and len(self.learned) >= MAX_CONNECTIONS:
             there = {each.sender for each in self.incoming} | self._links.keys()
             self.learned = {name: each for name, each in self.learned.items() if name in there}
-        if before is not None or sender in self._links or len(self.learned) < MOST_CONNECTIONS:
-            self.learned[sender] = greeting
+        if before is not None or sender in self._links or len(self.learned) < MAX_CONNECTIONS:
+            self.learned[sender] = handshake
             self._met()
         if sender not in self._links:
-            self.refused.say(
+            self.refused.warn(
                 "raft member %s at %s has connected, and is none of this group, nor of dLegerPeers here: "
                 "`cometmq raft add %s` takes it in",
-                sender, greeting.addr, sender,
+                sender, handshake.addr, sender,
             )  # fmt: skip
 
-    def _compare(self, greeting: raft_wire.Greeting) -> None:
+    def _compare(self, handshake: raft_wire.Handshake) -> None:
         """Raise ProtocolError if two members may begin different groups: majorities might not overlap."""
-        own, other, sender = self._begins(), greeting.begins, greeting.sender
+        own, other, sender = self._begins(), handshake.begins, handshake.sender
         if own and other and own != other:
             there, here = (shortened(";".join(each), _SHOWN) for each in (other, own))
             words = f"dLegerPeers must be equal where a group begins: at {sender} {there}, here {here}"
@@ -286,22 +286,22 @@ class Peers:
         The oldest connection without a handshake is closed first, then the oldest of a stranger, so that
         strangers that use all connections do not keep members out.
         """
-        if len(self.incoming) < MOST_CONNECTIONS:
+        if len(self.incoming) < MAX_CONNECTIONS:
             return True
         strangers = [each for each in self.incoming if each.sender not in self._links]
         oldest = next((each for each in strangers if not each.sender), next(iter(strangers), None))
         if oldest is None or oldest.transport is None:
             return False
-        self.refused.say("the oldest of %d connections makes room for another", len(self.incoming))
+        self.refused.warn("the oldest of %d connections makes room for another", len(self.incoming))
         del self.incoming[oldest]
         oldest.transport.abort()
         return True
 
     def check_unread(self, connection: _Incoming) -> None:
         """Raise ProtocolError if the incomplete frames of all connections exceed the limit."""
-        if connection.frames.unread > MOST_UNREAD // MOST_CONNECTIONS:
+        if connection.frames.unread > MAX_INCOMPLETE_BYTES // MAX_CONNECTIONS:
             unread = sum(each.frames.unread for each in self.incoming)
-            if unread > MOST_UNREAD:
+            if unread > MAX_INCOMPLETE_BYTES:
                 raise ProtocolError(f"{unread} bytes of frames that are not whole wait already")
 
     def use(self, addresses: Mapping[str, str]) -> None:

@@ -41,15 +41,15 @@ log = logs.logger(__name__)
 
 T = TypeVar("T")
 
-TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 """Timeout, in seconds, of a request to a member."""
-AGAIN_S = 0.1
+RETRY_INTERVAL_S = 0.1
 """Interval, in seconds, between two tests whether more members can be reached."""
-PATIENCE_S = 3.0
+MAJORITY_TIMEOUT_S = 3.0
 """Time limit, in seconds, to reach a majority. After it a change fails, and another member may lead."""
 
 
-class Group(Protocol):
+class RaftGroupView(Protocol):
     """The view of the raft group that its tables need."""
 
     @property
@@ -102,7 +102,7 @@ class GroupSync(MetadataSync):
 
     async def _is_gone(self, topic: str) -> bool:
         """See MetadataSync. A leader elected just now may not see yet what is known to be committed here."""
-        table = (await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
+        table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         if table.get("brokerRole") != SYNC_MASTER:
             raise NotTheMaster(f"{self.master_addr} does not take messages yet")
         return await super()._is_gone(topic)
@@ -131,7 +131,7 @@ class RaftTables:
     """The tables of a member, as leader and as follower. Loop thread only."""
 
     def __init__(
-        self, group: Group, tables: DurableTables, client: RemotingClient, sync: MetadataSync
+        self, group: RaftGroupView, tables: DurableTables, client: RemotingClient, sync: MetadataSync
     ) -> None:
         self._group = group
         self._tables = tables
@@ -187,19 +187,19 @@ class RaftTables:
 
     async def keep(self, since: int) -> None:
         """See SettingsReplicas."""
-        problem = await self._round(since)
+        problem = await self._copy_to_majority(since)
         if problem:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"it is done, but {problem}")
 
     async def confirm(self) -> int:
         """See SettingsReplicas."""
         since = self.check()
-        problem = await self._round(since)
+        problem = await self._copy_to_majority(since)
         if problem:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"nothing is done: {problem}")
         return since
 
-    async def _round(self, since: int) -> str:
+    async def _copy_to_majority(self, since: int) -> str:
         """Let a majority copy the tables. Return the reason of a failure, "" on success.
 
         Calls during a cycle share the next one.
@@ -219,7 +219,7 @@ class RaftTables:
                 self._done = covered
             return self._failure
 
-    async def take_up(self) -> None:
+    async def adopt_newest(self) -> None:
         """Adopt the newest tables of a majority before this leader accepts messages.
 
         Raises RaftRefused if it cannot read them, or no longer leads.
@@ -229,7 +229,7 @@ class RaftTables:
         if self._group.term != term:
             raise RaftRefused(f"{self.member} leads no more", self._group.leader)
         for copies in found:
-            self._take(copies)
+            self._adopt_newer(copies)
 
     async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
         """Return the answers of enough voters to be a majority with this member.
@@ -249,13 +249,13 @@ class RaftTables:
                         return await ask(addr)
                     except CometError as error:
                         problems[member] = f"{member}: {error}"
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
 
         asked = [asyncio.create_task(answer(member)) for member in others]
         pending = set(asked)
         found: list[T] = []
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(MAJORITY_TIMEOUT_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     found += [task.result() for task in asked if task in done]  # in a deterministic order
@@ -270,7 +270,9 @@ class RaftTables:
         return found
 
     async def _call(self, addr: str, code: int, header: Header | None = None) -> bytes:
-        return bytes(success(await self._client.call(addr, Frame.request(code, header), TIMEOUT_S)).body)
+        return bytes(
+            success(await self._client.call(addr, Frame.request(code, header), REQUEST_TIMEOUT_S)).body
+        )
 
     async def read(self, addr: str) -> Copies:
         """Read a member's tables. Raises CometError."""
@@ -290,7 +292,7 @@ class RaftTables:
             await table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable),
         )
 
-    def _take(self, given: Copies) -> None:
+    def _adopt_newer(self, given: Copies) -> None:
         """Adopt the tables that are newer than this member's."""
         tables = self._tables
         topics, groups, offsets, delays = given

@@ -20,19 +20,19 @@ from cometmq.raft import AnyMessage, AppendRequest
 
 MAGIC = "CometMQ raft"
 VERSION = 1
-LONGEST_FRAME = 64 << 20
+MAX_FRAME_BYTES = 64 << 20
 """Maximum length of a frame, in bytes.
 
 A frame carries what `LogView.fit` allows; one record may have 32 MiB.
 """
-MOST_MESSAGES = 1024
+MAX_MESSAGES_PER_FRAME = 1024
 """Maximum of messages in a frame. A tick has a few for each member."""
 
 _LENGTH = struct.Struct(">I")
-_LONGEST_GREETING = 4096
+_MAX_HANDSHAKE_BYTES = 4096
 
 
-class Greeting(msgspec.Struct, frozen=True, array_like=True):
+class Handshake(msgspec.Struct, frozen=True, array_like=True):
     """The sender of a connection.
 
     Attributes:
@@ -52,15 +52,15 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.encode
-_greeting = msgspec.msgpack.Decoder(Greeting)
+_handshake = msgspec.msgpack.Decoder(Handshake)
 _messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
-    Annotated[list[AnyMessage], msgspec.Meta(max_length=MOST_MESSAGES)]
+    Annotated[list[AnyMessage], msgspec.Meta(max_length=MAX_MESSAGES_PER_FRAME)]
 )
 
 
-def greeting(group: str, sender: str, addr: str, broker_addr: str, begins: tuple[str, ...] = ()) -> bytes:
+def handshake(group: str, sender: str, addr: str, broker_addr: str, begins: tuple[str, ...] = ()) -> bytes:
     """Return the first frame of a connection, which identifies the sender."""
-    data = _encode(Greeting(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
+    data = _encode(Handshake(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
     return _LENGTH.pack(len(data)) + data
 
 
@@ -70,7 +70,7 @@ def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
     size = 0
     for message in messages:
         length = len(message.payload or b"") if isinstance(message, AppendRequest) else 0
-        if part and size + length > LONGEST_FRAME // 4:
+        if part and size + length > MAX_FRAME_BYTES // 4:
             yield part
             part, size = [], 0
         part.append(message)
@@ -89,7 +89,7 @@ class Frames:
 
     def __init__(self, group: str, me: str) -> None:
         """Create a decoder. group: the group of the sender; me: a name that the sender must not have."""
-        self.greeting: Greeting | None = None
+        self.handshake: Handshake | None = None
         """The handshake of the other side, once received."""
         self._group = group
         self._me = me
@@ -111,25 +111,25 @@ class Frames:
         try:
             while len(rest) - at >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(rest, at)
-                if length > (_LONGEST_GREETING if self.greeting is None else LONGEST_FRAME):
+                if length > (_MAX_HANDSHAKE_BYTES if self.handshake is None else MAX_FRAME_BYTES):
                     raise ProtocolError(f"a frame of a raft member has {length} bytes")
                 end = at + _LENGTH.size + length
                 if len(rest) < end:
                     break
                 body = bytes(rest[at + _LENGTH.size : end])
                 at = end
-                if self.greeting is None:
-                    self._greeted(body)
+                if self.handshake is None:
+                    self._check_handshake(body)
                 else:
-                    yield from self._decoded(body, self.greeting.sender)
+                    yield from self._decoded(body, self.handshake.sender)
         finally:
             del rest[:at]
 
-    def _greeted(self, body: bytes) -> None:
+    def _check_handshake(self, body: bytes) -> None:
         try:
-            found = _greeting.decode(body)
+            found = _handshake.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"not the greeting of a raft member: {error}") from None
+            raise ProtocolError(f"not the handshake of a raft member: {error}") from None
         if (found.magic, found.version) != (MAGIC, VERSION):
             raise ProtocolError(f"version {found.version} of {found.magic!r} is not known here: {VERSION} is")
         if found.group != self._group or not found.sender:
@@ -142,7 +142,7 @@ class Frames:
         for addr in (found.addr, found.broker_addr):
             if parse_address(addr) is None:
                 raise ProtocolError(f"member {found.sender!r} cannot be reached at {addr[:40]!r}")
-        self.greeting = found
+        self.handshake = found
 
     def _decoded(self, body: bytes, sender: str) -> list[AnyMessage]:
         try:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from cometmq import logs
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET, ha_port_of, host_port
+from cometmq.broker.replication.context import ReplicationContext
 from cometmq.broker.replication.ha_client import HaClient
 from cometmq.broker.replication.ha_server import HaServer
 from cometmq.broker.replication.ha_slave import MasterAddress, Phase
-from cometmq.broker.replication.means import Means
 from cometmq.broker.replication.metadata_sync import MetadataSync
 from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.frame import Frame
@@ -27,22 +27,22 @@ log = logs.logger(__name__)
 class Replication:
     """The master or slave of a broker, and the requests about replication. Made inside the running loop."""
 
-    def __init__(self, means: Means, visible: Callable[[int, Arrivals], None]) -> None:
+    def __init__(self, context: ReplicationContext, visible: Callable[[int, Arrivals], None]) -> None:
         """Create the replication. visible: called with messages of the master that became visible."""
-        config, clock, store, tick = means.config, means.clock, means.store, means.tick
+        config, clock, store, tick = context.config, context.clock, context.store, context.tick
         self._config = config
         self._clock = clock
         self._store = store
-        self._address = means.address
+        self._address = context.address
         self.master: HaServer | None = None
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
         if store.slave:
             self.slave = HaClient(
-                config=config, clock=clock, store=store, remoting=means.client, tick=tick, visible=visible
+                config=config, clock=clock, store=store, remoting=context.client, tick=tick, visible=visible
             )
-            self.sync = MetadataSync(store, means.tables, means.client, self.slave.confirm)
+            self.sync = MetadataSync(store, context.tables, context.client, self.slave.confirm)
         else:
             ha = self.master = HaServer(config, clock, store, tick)
             store.retention.wanted_from = lambda: ha.core.wanted_from

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
-MOST_LINES = 20
+MAX_LINES_PER_PERIOD = 20
 PERIOD_S = 60.0
 
 
-class Sparing:
-    """At most MOST_LINES warnings per period.
+class WarningLimiter:
+    """At most MAX_LINES_PER_PERIOD warnings per period.
 
     The first one of the next period reports how many were left out.
     """
@@ -20,13 +20,13 @@ class Sparing:
         self._begun = -PERIOD_S
         self._lines = 0
 
-    def say(self, text: str, *values: object) -> None:
+    def warn(self, text: str, *values: object) -> None:
         """Log a warning, with the arguments of the logger."""
         now = time.monotonic()
         if now - self._begun >= PERIOD_S:
-            if self._lines > MOST_LINES:
-                self._log.warning("and %d more of the like", self._lines - MOST_LINES)
+            if self._lines > MAX_LINES_PER_PERIOD:
+                self._log.warning("and %d more of the like", self._lines - MAX_LINES_PER_PERIOD)
             self._begun, self._lines = now, 0
         self._lines += 1
-        if self._lines <= MOST_LINES:
+        if self._lines <= MAX_LINES_PER_PERIOD:
             self._log.warning(text, *values)

@@ -12,7 +12,7 @@ from cometmq.store import Clock, MessageStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
+class ReplicationContext:
     """Parts of the broker, which live as long as the broker runs."""
 
     config: BrokerConfig

@@ -29,7 +29,7 @@ The leader stores the waiting messages of the segment again, and these copies mu
 
 
 @dataclass(eq=False, kw_only=True)
-class LeaderDuties:
+class LeaderServices:
     """The leader services that RaftReplication starts and stops when the role changes.
 
     `follower_id` is the brokerId of this broker while another one leads.
