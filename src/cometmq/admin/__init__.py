@@ -1,4 +1,4 @@
-"""The administration API and the `mqadmin` commands over it."""
+"""The administration API and the `mqadmin` commands that use it."""
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.dead_letters import Resending, Selection

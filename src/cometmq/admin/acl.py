@@ -1,4 +1,4 @@
-"""Accounts and white lists of brokers, changed over the wire (docs/security.md, Access)."""
+"""Accounts and white lists of brokers, changed by requests (docs/security.md, Access)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cometmq.protocol.headers import (
 
 
 class AclVersion(msgspec.Struct, frozen=True):
-    """How often a file of a broker was changed, and when last (ms since 1970)."""
+    """Version of an access file of a broker: number of its changes and last change (ms since 1970)."""
 
     cluster_name: str
     broker_name: str
@@ -33,14 +33,16 @@ class AclVersion(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """Requests 50 to 53 and our own 21006 and 21007, each to one broker of those that `admin` reaches. They
-    raise BrokerError and RemotingError."""
+    """Requests about accounts (50 to 53, and CometMQ's 21006 and 21007), each sent to one broker.
+
+    All methods that send a request may raise BrokerError and RemotingError.
+    """
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
     async def addrs(self, cluster: str) -> list[str]:
-        """All brokers of a cluster, slaves too. Raises UnknownNameError."""
+        """Return all brokers of a cluster, including slaves. Raises UnknownNameError."""
         info = await self._admin.cluster_info()
         if cluster not in info.cluster_addr_table:
             raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
@@ -49,23 +51,22 @@ class Accounts:
         return [addr for broker in brokers for _, addr in sorted(broker.broker_addrs.items())]
 
     async def put(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
-        """Add an account, or change what the header names of one."""
+        """Add an account, or change the fields of an account that the header sets."""
         await self._admin.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
     async def delete(self, addr: str, access_key: str) -> None:
-        """Remove an account."""
         header = DeleteAccessConfigRequestHeader(access_key=access_key)
         await self._admin.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
 
     async def set_white(self, addr: str, patterns: Sequence[str], file: str = "") -> None:
-        """Replace the global white list of a file, or of the default one."""
+        """Replace the global white list of an access file; "" is the default file."""
         header = UpdateGlobalWhiteAddrsConfigRequestHeader(
             global_white_addrs=",".join(patterns), acl_file_full_path=file
         )
         await self._admin.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
     async def listed(self, addr: str) -> AclAccounts:
-        """The accounts of a CometMQ broker without their secrets, and its global white lists."""
+        """Return the accounts of a CometMQ broker, without their secrets, and its global white lists."""
         return AclAccounts.decode(
             (await self._admin.client.brokers.call(addr, RequestCode.LIST_ACCOUNTS)).body
         )
@@ -73,8 +74,7 @@ class Accounts:
     async def explain(
         self, addr: str, user: str, action: str, resource: str = "", host: str = ""
     ) -> tuple[bool, str]:
-        """Whether an account may do something at a CometMQ broker, and the rule that decides: as
-        `cometmq acl explain` says it."""
+        """Return whether an account has a permission at a CometMQ broker, and the rule that decides."""
         header = ExplainAccessRequestHeader(
             user=user, action=action, resource=resource or None, host=host or None
         )
@@ -83,7 +83,7 @@ class Accounts:
         return found.allowed, found.reason
 
     async def versions(self, addr: str) -> list[AclVersion]:
-        """The files of a broker."""
+        """Return the versions of a broker's access files."""
         answer = await self._admin.client.brokers.call(addr, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         header = answer.header(AclConfigVersionResponseHeader)
         try:

@@ -1,9 +1,9 @@
-"""Dead letters, the messages that a group gave up on: they are counted, read, chosen, and sent again.
+"""Dead letters, the messages whose retries a group has exhausted: counting, reading, selecting, resending.
 
-A dead letter stays where it is when it is sent again. Its copy has DLQ_RESEND_TIMES, one more than the dead
-letter itself, and keeps the ids of the message. So the broker's index tells what was sent again already, also
-after an interrupted run and from another machine. DLQ_RESEND_RUN says which run sent a copy of which letter:
-a run of which a part is repeated knows its own copies.
+A resent dead letter stays in the dead-letter topic. Its copy has the same message ids, and DLQ_RESEND_TIMES
+one higher. The broker's index therefore shows which dead letters were resent before, also after an
+interrupted run and from another machine. DLQ_RESEND_RUN contains the run and the dead letter of a copy, so
+that a repeated part of a run finds its own copies.
 """
 
 from __future__ import annotations
@@ -34,23 +34,32 @@ from cometmq.protocol.sql import compile_sql
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
-RESEND_GROUP = "dlq_resend_group"  # of producers
-AT_ONCE = 16  # dead letters under way
-FAILURES_MAX = 10  # in a row: whatever is wrong is not wrong with a single message
-CLOCKS_MS = 10_000  # brokers' clocks may differ by so much; an index counts whole seconds
+RESEND_GROUP = "dlq_resend_group"  # producer group
+AT_ONCE = 16  # dead letters in flight
+FAILURES_MAX = 10  # consecutive; a series this long is not caused by a single message
+CLOCKS_MS = 10_000  # tolerated clock difference between brokers; the index has a resolution of one second
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
 KEPT = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
-"""The reserved properties that say what a message is. The others say what happened to it."""
+"""Reserved properties that a copy keeps: they describe the message. The other ones describe its history."""
 ZLIB = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters of a group: all of them, or those to which everything given here applies.
+    """A selection of a group's dead letters. A dead letter is selected if all given conditions apply.
 
-    ids: message ids of either kind, or the id of the message that died; topic: where it was sent first;
-    begin_ms, end_ms: died (was stored as dead letter) in this span; sql: an SQL92 expression over the
-    properties, TAGS, KEYS and RETRY_TOPIC among them.
+    Attributes:
+        group: The consumer group.
+        ids: Offset ids or unique keys of the dead letters, or offset ids of the original messages. Empty:
+            all.
+        topic: Only dead letters of this original topic.
+        key: Only dead letters with this key.
+        begin_ms: Only dead letters stored at or after this time (ms since 1970).
+        end_ms: Only dead letters stored before this time (ms since 1970).
+        sql: An SQL92 expression over the properties, including TAGS, KEYS and RETRY_TOPIC.
+
+    Raises:
+        ConfigError: `end_ms` is not after `begin_ms`.
     """
 
     group: str
@@ -68,7 +77,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "ids", frozenset(map(str.upper, self.ids)))
 
     def takes(self, message: MessageExt) -> bool:
-        """Whether a dead letter that died in the span is chosen."""
+        """Return whether a dead letter within the time span is selected (`sql` not considered)."""
         ids = map(str.upper, (message.msg_id, message.offset_msg_id, origin_id(message)))
         return (
             (not self.ids or not self.ids.isdisjoint(ids))
@@ -78,12 +87,16 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resending(msgspec.Struct, frozen=True, kw_only=True):
-    """How dead letters are sent again.
+    """Target, rate and limits of a resend run.
 
-    to_topic: to the topic that they were sent to first, where all groups get them; else to the group's retry
-    topic, where this group alone does. again: also what was sent again before. dry_run: send nothing.
-    rate: most a second; limit: most of this run, those left out not counted. run: the name of a run that may
-    come to a letter twice, and then finds what it has sent already; "" for one that does not.
+    Attributes:
+        to_topic: True: send to the original topic, from which all groups receive the message. False: send to
+            the retry topic of the group, from which only this group receives the message.
+        again: Also send dead letters that were resent before.
+        dry_run: Send nothing.
+        rate: Maximum messages per second. None: no limit.
+        limit: Maximum number of messages of this run, skipped ones not counted. None: no limit.
+        run: Name of a run that may process a dead letter twice and must find its own copies. "": no such run.
     """
 
     to_topic: bool = False
@@ -95,18 +108,22 @@ class Resending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def original_topic(message: MessageExt) -> str | None:
-    """The topic that a dead letter was sent to first, None if it does not say."""
+    """Return the original topic of a dead letter, None if its properties do not contain one."""
     properties = message.properties
     return properties.get(names.RETRY_TOPIC) or properties.get(names.DLQ_ORIGIN_TOPIC)
 
 
 def belongs_to_system(topic: str) -> bool:
-    """Whether a dead letter is not sent to this topic: its sender wrote the name, and an operator sends."""
+    """Return whether a topic is reserved.
+
+    Nothing is resent to such a topic: the sender of a dead letter chose the name, but the resend has an
+    operator's permissions.
+    """
     return topic.startswith("%") or topic in UNSENDABLE_TOPICS or is_system_topic(topic)
 
 
 def origin_id(message: MessageExt) -> str:
-    """The offset id of the message that a dead letter was at first."""
+    """Return the offset id of a dead letter's original message."""
     properties = message.properties
     return (
         properties.get(names.ORIGIN_MESSAGE_ID, "").strip()
@@ -116,13 +133,13 @@ def origin_id(message: MessageExt) -> str:
 
 
 def resend_times(message: MessageExt) -> int:
-    """How often it had been sent again when it died."""
+    """Return how often a message had been resent before it became this dead letter."""
     text = message.properties.get(RESEND_TIMES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def view(message: MessageExt) -> DeadLetterView:
-    """A dead letter for people and scripts."""
+    """Return a dead letter in the form of the JSON output."""
     return DeadLetterView.of_dead_letter(
         message, original_topic(message), origin_id(message), resend_times(message)
     )
@@ -132,8 +149,10 @@ def view(message: MessageExt) -> DeadLetterView:
 
 
 async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[MessageExt]:
-    """The dead letters of a selection, broker after broker, the oldest first. Raises NoRouteError for a group
-    without a dead-letter topic, DeadLettersHidden, SqlError."""
+    """Yield the selected dead letters, broker by broker, the oldest first.
+
+    Raises NoRouteError for a group without a dead-letter topic, DeadLettersHidden, SqlError.
+    """
     passes = compile_sql(wanted.sql).matches if wanted.sql is not None else None
     topic = DLQ_PREFIX + wanted.group
     route = await client.namesrv.route(topic)
@@ -146,21 +165,32 @@ async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[Mes
             yield message
 
 
-# -- what was sent again already
+# -- copies of earlier runs
 
 
 async def was_resent(client: ClientInstance, group: str, message: MessageExt) -> bool:
-    """Whether a copy of a dead letter lies in either target. Raises IndexSilent if that cannot be known."""
+    """Return whether a copy of a dead letter exists in either target.
+
+    Raises IndexSilent if that is unknown.
+    """
     return await copy_of(client, group, message, "") is not None
 
 
 async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark: str) -> MessageExt | None:
-    """A copy of a dead letter in either target, the one with this mark before others; None if there is none.
-    Raises IndexSilent if that cannot be known."""
+    """Return a copy of a dead letter from either target, None if there is none.
+
+    Raises IndexSilent if that is unknown.
+
+    Args:
+        client: Sends the requests.
+        group: The consumer group.
+        message: The dead letter.
+        mark: Value of DLQ_RESEND_RUN. A copy with this value is preferred.
+    """
     origin, times = origin_id(message), resend_times(message)
     topic, found = original_topic(message), None
     for target in (RETRY_PREFIX + group, *((topic,) if topic else ())):
-        # Copies keep the mark through all their retries, so the newest ones tell it.
+        # Copies keep the mark through all retries, so the newest copies suffice.
         for copy in (copies := await copies_in(client, target, message)):
             later = origin_id(copy) == origin and resend_times(copy) > times
             if later and (found is None or copy.properties.get(RESEND_RUN) == mark):
@@ -173,7 +203,7 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
 
 
 async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> list[MessageExt]:
-    """The newest messages of a topic with this one's id that were stored since it died."""
+    """Return the newest messages of a topic that have a dead letter's id and were stored after it."""
     span = message.store_timestamp_ms - CLOCKS_MS, ALWAYS[1]
     try:
         return await by_key(client, topic, message.msg_id, UNIQUE_HITS_MAX, unique=True, span=span)
@@ -184,14 +214,17 @@ async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> 
 
 
 async def check_index(client: ClientInstance, message: MessageExt) -> None:
-    """Raises IndexSilent unless the index finds this dead letter itself."""
+    """Raise IndexSilent unless the broker's index finds this dead letter."""
     if names.UNIQ_KEY in message.properties and not await copies_in(client, message.topic, message):
         raise IndexSilent(f"{message.broker_name} does not find {message.msg_id} in {message.topic}")
 
 
 async def check_copy(client: ClientInstance, result: ResendResult) -> None:
-    """Raises ResendStopped if the copy is a dead letter already: a 5.x broker makes one of whatever is sent
-    to the retry topic of a group that holds queue locks."""
+    """Raise ResendStopped if the copy already is a dead letter.
+
+    A 5.x broker makes every message a dead letter that is sent to the retry topic of a group with queue
+    locks.
+    """
     place = place_in(result.copy_offset_msg_id)
     if place is not None:
         stored = await client.brokers.view_message(place.host, place.physical_offset)
@@ -202,12 +235,12 @@ async def check_copy(client: ClientInstance, result: ResendResult) -> None:
             )
 
 
-# -- sending again
+# -- resending
 
 
 @dataclass
 class Resender:
-    """Sends dead letters again; `producer` tries each once, since a try that failed may have been stored."""
+    """Sends dead letters again. `producer` must not retry: a failed attempt may have been stored."""
 
     client: ClientInstance
     producer: Producer
@@ -216,7 +249,7 @@ class Resender:
     _next_s: float = field(default=0.0, init=False)
 
     async def resend_all(self, letters: list[MessageExt]) -> list[ResendResult]:
-        """Send some again, at the same time but for those of the same message: of these one is enough."""
+        """Resend dead letters concurrently, but those of one message in sequence: one copy suffices."""
         results: dict[int, ResendResult] = {}
 
         async def in_turn(same: list[MessageExt]) -> None:
@@ -230,7 +263,7 @@ class Resender:
         return [results[id(message)] for message in letters]
 
     async def resend(self, message: MessageExt) -> ResendResult:
-        """Send one again, unless that was done before. Never raises a CometError."""
+        """Resend a dead letter unless it was resent before. Never raises a CometError."""
         topic = original_topic(message)
         target = (topic or "") if self.how.to_topic else RETRY_PREFIX + self.group
         state, problem, copy = Resend.FAILED, "", ""
@@ -255,7 +288,7 @@ class Resender:
         )  # fmt: skip
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
-        """What became of one that was sent again before, and the offset id of this run's copy."""
+        """Return the state of a letter that was resent before and the offset id of this run's copy."""
         if self.how.again and not mark:
             return None
         try:
@@ -269,7 +302,7 @@ class Resender:
         return None if copy is None or self.how.again else (Resend.SKIPPED, "")
 
     async def _send(self, message: MessageExt, target: str, topic: str, mark: str) -> str:
-        """The offset id of the copy."""
+        """Send a copy and return its offset id."""
         await self._pace()
         properties = message.user_properties
         properties.pop(RESEND_RUN, None)
@@ -281,10 +314,11 @@ class Resender:
         properties[RESEND_TIMES] = str(resend_times(message) + 1)
         if not self.how.to_topic:
             properties[names.RETRY_TOPIC] = topic
-            # All its retries are before it, and no limit of the group makes it a dead letter here.
+            # The copy has all its retries left, and no limit of the group makes the copy a dead letter at the
+            # broker.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
-        if message.sys_flag & SysFlag.COMPRESSED:  # too large to be inflated, or not readable
+        if message.sys_flag & SysFlag.COMPRESSED:  # The body is too large to inflate, or not readable.
             sys_flag = message.sys_flag & (int(SysFlag.COMPRESSED) | TYPE_MASK)
         elif len(body) >= COMPRESS_OVER:
             body, sys_flag = await asyncio.to_thread(zlib.compress, body), ZLIB
@@ -303,15 +337,15 @@ class Resender:
 async def resend(
     client: ClientInstance, letters: AsyncIterator[MessageExt], group: str, how: Resending
 ) -> AsyncIterator[ResendResult]:
-    """Send dead letters again, and say of each what became of it.
+    """Resend dead letters, and yield the outcome of each.
 
-    Raises IndexSilent before anything is sent, if nobody can tell what was sent again already; ResendStopped
-    after FAILURES_MAX failures in a row, or if the first copy does not arrive.
+    Raises IndexSilent before the first send if the index cannot report earlier copies; ResendStopped after
+    FAILURES_MAX consecutive failures, or if the first copy does not reach its target.
     """
     async with Producer(RESEND_GROUP, client=client, options=ProducerOptions(retry_times=0)) as producer:
         resender = Resender(client, producer, group, how)
         left = sys.maxsize if how.limit is None else how.limit
-        # What is sent within a second: whoever stops the run waits no longer for it.
+        # Limit a batch to the messages of one second, so that a cancelled run ends within that time.
         at_once = AT_ONCE if how.rate is None else max(1, min(AT_ONCE, int(how.rate)))
         failures, checked = 0, how.to_topic
         some = await up_to(min(1, left), letters)
@@ -333,7 +367,7 @@ async def resend(
 
 
 async def up_to(count: int, letters: AsyncIterator[MessageExt]) -> list[MessageExt]:
-    """The next ones, as many as there are."""
+    """Return the next `count` dead letters, or fewer at the end."""
     found: list[MessageExt] = []
     while len(found) < count and (message := await anext(letters, None)) is not None:
         found.append(message)

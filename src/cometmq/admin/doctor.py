@@ -1,6 +1,6 @@
-"""Why a set-up does not work: looks at name servers, brokers, a topic and a group from where a client stands.
+"""Diagnosis of a cluster: examines name servers, brokers, a topic and a group from a client's machine.
 
-Each finding names what is wrong, where, and its cure. What is only strange is a warning.
+Each finding contains the problem, its location and a remedy. Findings that are only unusual are warnings.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cometmq.text import shortened
 
 CONNECT_S = 3.0
 SKEW_MS = 5_000
-"""Clocks further apart are a finding: retention, delays and searches by time go by the broker's."""
+"""Maximum clock difference (ms). Retention, delays and searches by time depend on the broker's clock."""
 DISK_WARNING = 0.85
 BROKERS_MAX = 1_000
-"""As many are looked at; a name server may tell of any number."""
-PROBLEM_MAX = 2_000  # characters: much of them comes from servers
+"""Maximum number of examined brokers; a name server may return any number."""
+PROBLEM_MAX = 2_000  # characters; most of the text comes from servers
 _RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
-_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # ms since 1970, for 30,000 years
+_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # ms since 1970, up to 30,000 years
 
 
 class Finding(Value, frozen=True, kw_only=True):
-    """Something wrong. where: an address, or the name of a topic, group or setting."""
+    """A problem of a cluster. `where` is an address, or the name of a topic, group or setting."""
 
     serious: bool
     where: str
@@ -45,7 +45,7 @@ class Finding(Value, frozen=True, kw_only=True):
 async def examine(
     namesrv: Sequence[str], *, topic: str | None = None, group: str | None = None
 ) -> list[Finding]:
-    """What is wrong with a cluster, the worst first; [] if nothing was found."""
+    """Return the problems of a cluster, the most serious first; [] if there are none."""
     findings: list[Finding] = []
     known: dict[str, ClusterInfo] = {}
     for addr in namesrv:
@@ -80,7 +80,7 @@ def _odd(where: str, problem: str, cure: str) -> Finding:
 
 
 async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | None:
-    """What is wrong with a name server; else its answer is put into `known`."""
+    """Return the problem of a name server, or put its response into `known` and return None."""
     problem = await connect_problem(addr)
     if problem:
         return _bad(
@@ -103,7 +103,7 @@ async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | No
 
 
 async def connect_problem(addr: str) -> str:
-    """Why a connection to "host:port" fails; "" if it does not."""
+    """Return why a connection to "host:port" fails; "" if it succeeds."""
     parsed = parse_address(addr)
     if parsed is None:
         return "this is no address (host:port)"
@@ -147,7 +147,7 @@ def _addresses(info: ClusterInfo) -> set[str]:
 
 
 async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
-    """Where this program speaks TLS: the servers that speak to those who do not, too."""
+    """Return, if this program uses TLS, a finding for each server that also accepts plain connections."""
     if not environment_tls():
         return []
     async with Admin(list(addrs), CONNECT_S, options=ClientOptions(tls=False, access_key="")) as plain:
@@ -236,7 +236,7 @@ def _is_private(host: str) -> bool:
 
 
 def _told(broker: BrokerStatus) -> list[Finding]:
-    """What a broker that can be reached says of itself."""
+    """Return the findings in the runtime table of a reachable broker."""
     addr, runtime = broker.broker_addr, broker.runtime
     if not runtime:
         if "AclException" in broker.problem or "admin permission" in broker.problem:
@@ -288,7 +288,7 @@ def _told(broker: BrokerStatus) -> list[Finding]:
 
 
 def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
-    """What a slave, a master or a raft member says of its part in replication."""
+    """Return the replication findings in the runtime table of a slave, a master or a raft member."""
     findings = []
     if (problem := runtime.get("haProblem", "none")) != "none":
         what, cure = (
@@ -312,7 +312,7 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
 
 
 def _skew_ms(runtime: dict[str, str]) -> int | None:
-    """By how much a broker's clock is ahead; None where it does not say, or says nonsense."""
+    """Return how far a broker's clock is ahead of this machine's, None if it reports no valid time."""
     now = int(time.time() * 1000)
     told = runtime.get("systemTimeMillis", "")
     if _TIME(told):

@@ -1,4 +1,4 @@
-"""Errors that only administration raises."""
+"""Errors that only administration operations raise."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from difflib import get_close_matches
 
 from cometmq.errors import CometError, Terminal, Transient
 
-SHOWN_MAX = 16  # names in a text
+SHOWN_MAX = 16  # names in an error text
 
 
 class UnknownNameError(CometError, Terminal):
-    """A name nobody knows. kind: "cluster", "broker", "consumer group" or "queue"; known: existing names."""
+    """A name does not exist.
+
+    Attributes:
+        kind: Kind of the name, for example "cluster", "broker", "consumer group" or "queue".
+        name: The name.
+        known: Existing names of this kind.
+    """
 
     kind: str
     name: str
@@ -25,7 +31,7 @@ class UnknownNameError(CometError, Terminal):
 
 
 class AllQueuesOnly(CometError, Terminal):
-    """A broker of Apache's 4.9 cannot tell the members of a group about one queue alone."""
+    """A broker of Apache 4.9 cannot reset a single queue of a group that is online."""
 
     broker_addr: str
 
@@ -35,7 +41,7 @@ class AllQueuesOnly(CometError, Terminal):
 
 
 class NoLeaderError(CometError, Transient):
-    """No member of a raft group says that it leads. broker_name: the group's, "" for the only one."""
+    """No member of a raft group is the leader. `broker_name` is the group's, "" for the only one."""
 
     broker_name: str
 
@@ -44,7 +50,7 @@ class NoLeaderError(CometError, Transient):
 
 
 class DeadLettersHidden(CometError, Terminal):
-    """A dead-letter topic that may not be read at some brokers: RocketMQ 3.2.4 made it so."""
+    """A dead-letter topic is not readable at some brokers. RocketMQ 3.2.4 created such topics."""
 
     topic: str
     brokers: list[str]
@@ -57,7 +63,7 @@ class DeadLettersHidden(CometError, Terminal):
 
 
 class IndexSilent(CometError, Terminal):
-    """A broker's index does not tell whether a dead letter was sent again already; problem: what it says."""
+    """A broker's index cannot report whether a dead letter was resent before. `problem` is the reason."""
 
     problem: str
 
@@ -66,7 +72,7 @@ class IndexSilent(CometError, Terminal):
 
 
 class ResendStopped(CometError, Transient):
-    """Dead letters are sent no further; problem: why. What was sent is known to the next run."""
+    """A resend run stopped. `problem` is the reason. The next run skips what was sent."""
 
     problem: str
 

@@ -1,4 +1,4 @@
-"""Members and settings of groups; producers."""
+"""Members and settings of consumer groups; clients of producer groups."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
 )
 
-CONSUME_STATS_TIMEOUT_S = 50.0  # as Apache's tool waits: every queue of every group is counted
+CONSUME_STATS_TIMEOUT_S = 50.0  # like Apache's tool: the broker counts every queue of every group
 
 
 class GroupAdmin(ServerAdmin):
-    """What is asked of brokers about groups and their members."""
+    """Operations on groups and their members."""
 
     async def consumer_connection(self, group: str, broker_addr: str | None = None) -> ConsumerConnection:
-        """Return the members of a consumer group and what they subscribe, from this broker or from the first
-        that has any.
+        """Return the members of a consumer group and their subscriptions.
+
+        Args:
+            group: The consumer group.
+            broker_addr: Broker that reports its members. None: the first broker that has members.
 
         Raises:
-            BrokerError: CONSUMER_NOT_ONLINE without members, or another refusal.
+            BrokerError: With CONSUMER_NOT_ONLINE: the group has no members.
             UnknownNameError: No broker has the group.
         """
         if broker_addr is not None:
@@ -52,8 +55,18 @@ class GroupAdmin(ServerAdmin):
     async def running_info(
         self, group: str, client_id: str, *, jstack: bool = False, broker_addr: str | None = None
     ) -> ConsumerRunningInfo:
-        """What a member says of itself; jstack: with its threads. Raises BrokerError if no broker reaches
-        it."""
+        """Return the running info of a member: settings, subscriptions, queues and statistics.
+
+        Args:
+            group: The consumer group.
+            client_id: Client id of the member.
+            jstack: Include the stacks of the member's threads.
+            broker_addr: Broker that forwards the request. None: the first broker that reaches the member.
+
+        Raises:
+            BrokerError: No broker reaches the member.
+            UnknownNameError: No broker has the group.
+        """
         if broker_addr is None and not jstack:
             brokers = await brokers_of(self.client, group)
             return await groups.running_info(self.client, brokers, group, client_id)
@@ -75,8 +88,16 @@ class GroupAdmin(ServerAdmin):
         raise failure
 
     async def producer_connection(self, group: str, topic: str) -> list[ClientConnection]:
-        """The clients of a producer group at the brokers of a topic; a producer is known where it sends.
-        Raises BrokerError if no broker knows the group."""
+        """Return the clients of a producer group that are connected to the brokers of a topic.
+
+        Args:
+            group: The producer group.
+            topic: A topic to which the producers send.
+
+        Raises:
+            BrokerError: No broker has a client of the group.
+            NoRouteError: No name server has the topic.
+        """
         header = GetProducerConnectionListRequestHeader(producer_group=group)
         found: dict[str, ClientConnection] = {}
         failure: BrokerError | None = None
@@ -95,21 +116,21 @@ class GroupAdmin(ServerAdmin):
         return [found[client_id] for client_id in sorted(found)]
 
     async def producers(self, broker_addr: str) -> dict[str, list[ProducerInfo]]:
-        """Every producer group of a broker with its clients."""
+        """Return the clients of every producer group that are connected to a broker."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_PRODUCER_INFO)
         return dict(sorted(ProducerTableInfo.decode(answer.body).data.items()))
 
     async def groups_at(self, broker_addr: str) -> AtBroker:
-        """Return the groups with settings or stored offsets at a broker; None where there are no settings."""
+        """Return the groups with settings or stored offsets at a broker; None for groups without settings."""
         return await groups_at(self.client, broker_addr)
 
     async def group_table(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
-        """Every group of a broker with its settings."""
+        """Return the settings of every consumer group of a broker."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return dict(SubscriptionGroupTable.decode(answer.body).subscription_group_table)
 
     async def group_configs(self, group: str) -> list[GroupConfig]:
-        """The settings of a group at each master that knows it."""
+        """Return the settings of a consumer group at each broker that has them."""
         info = await self.cluster_info()
         found = []
         for cluster, names in sorted(info.cluster_addr_table.items()):
@@ -129,8 +150,19 @@ class GroupAdmin(ServerAdmin):
         broker_addr: str | None = None,
         cluster: str | None = None,
     ) -> AsyncIterator[str]:
-        """Make a group, or replace its settings, at one broker or all masters of a cluster; yields each
-        address."""
+        """Create a consumer group, or replace its settings.
+
+        Args:
+            config: Name and settings of the group.
+            broker_addr: Only at this broker.
+            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+
+        Yields:
+            The address of each changed broker.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
             await self.client.brokers.call(
                 addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode()
@@ -144,8 +176,19 @@ class GroupAdmin(ServerAdmin):
         broker_addr: str | None = None,
         cluster: str | None = None,
     ) -> AsyncIterator[str]:
-        """Make groups, or replace their settings, in one request to one broker or to each master of a
-        cluster; yields each address. Not for Apache's 4.9."""
+        """Create consumer groups or replace their settings, with one request per broker (not for Apache 4.9).
+
+        Args:
+            configs: Names and settings of the groups.
+            broker_addr: Only at this broker.
+            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+
+        Yields:
+            The address of each changed broker.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         body = SubscriptionGroupList(group_config_list=list(configs)).encode()
         for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
             await self.client.brokers.call(
@@ -154,7 +197,13 @@ class GroupAdmin(ServerAdmin):
             yield addr
 
     async def delete_group(self, broker_addr: str, group: str, *, with_offsets: bool) -> None:
-        """Have a broker forget a group's settings, and its offsets if wanted."""
+        """Delete the settings of a consumer group at a broker.
+
+        Args:
+            broker_addr: Address of the broker.
+            group: The consumer group.
+            with_offsets: Delete the group's offsets, too.
+        """
         header = DeleteSubscriptionGroupRequestHeader(
             group_name=group, remove_offset=with_offsets, clean_offset=with_offsets
         )
@@ -163,15 +212,20 @@ class GroupAdmin(ServerAdmin):
     async def broker_consume_stats(
         self, broker_addr: str, *, ordered: bool = False, timeout_s: float = CONSUME_STATS_TIMEOUT_S
     ) -> list[GroupQueueProgress]:
-        """How far every group of a broker is in every queue in which it has an offset; ordered: in ordered
-        topics."""
+        """Return the offsets of every consumer group of a broker in each queue.
+
+        Args:
+            broker_addr: Address of the broker.
+            ordered: Only ordered topics.
+            timeout_s: Timeout, in seconds.
+        """
         answer = await self.client.brokers.call(
             broker_addr,
             RequestCode.GET_BROKER_CONSUME_STATS,
             GetBrokerConsumeStatsRequestHeader(is_order=ordered),
             timeout_s=timeout_s,
         )
-        # A large broker's answer has megabytes: others go on while it is read.
+        # A large broker's response has megabytes: decode it outside the event loop.
         return await asyncio.to_thread(_all_progress, answer.body)
 
 

@@ -1,4 +1,4 @@
-"""What consumer groups have done: progress, members, the fate of single messages."""
+"""State of consumer groups: offsets, members, and the consumption of single messages."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from cometmq.protocol.subscriptions import (
 from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
-STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues counts for a while
-ASKED_AT_ONCE = 16  # members of a group
+STATS_TIMEOUT_S = 15.0  # A broker with thousands of queues needs seconds to respond.
+ASKED_AT_ONCE = 16  # members of a group with a request in flight
 
 
 async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: str) -> list[str]:
-    """Groups with offsets on a topic at any of its brokers, sorted."""
+    """Return the groups with offsets on a topic at any of its brokers, sorted."""
     names: set[str] = set()
     for addr in broker_addrs(route).values():
         names.update(await groups_at(client, addr, topic))
@@ -65,7 +65,7 @@ async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: 
 
 
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
-    """Groups with offsets on a topic at one broker."""
+    """Return the groups with offsets on a topic at one broker."""
     header = TopicRequestHeader(topic=topic)
     answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
     return GroupList.decode(answer.body).group_list
@@ -78,13 +78,13 @@ async def progress(
     with_client_ip: bool = False,
     brokers: Mapping[str, str] | None = None,
 ) -> GroupProgress:
-    """Return the offsets of a group at all brokers that have it.
+    """Return the offsets of a group at all brokers that have the group.
 
     Args:
         client: Sends the requests.
         group: The group.
-        with_client_ip: Ask the members which of them holds each queue.
-        brokers: The group's entry of `known_groups.places`, if that is known.
+        with_client_ip: Request from the members which of them holds each queue.
+        brokers: The group's entry of `known_groups.places`, if known.
 
     Raises:
         UnknownNameError: No broker has the group.
@@ -99,7 +99,7 @@ async def progress(
 async def progress_at(
     client: ClientInstance, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
 ) -> GroupProgress:
-    """Offsets of a group at one broker. owners: of queue_owners."""
+    """Return the offsets of a group at one broker. `owners` is the result of queue_owners."""
     stats = await consume_stats(client, addr, group)
     owners = owners or {}
     rows = [
@@ -118,7 +118,7 @@ async def progress_at(
 
 
 def added_up(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
-    """What several brokers say of a group."""
+    """Return the sum of the offsets of a group at several brokers."""
     tps, rows = 0.0, list[QueueProgress]()
     for part in parts:
         tps += part.consume_tps
@@ -128,7 +128,7 @@ def added_up(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
 
 
 async def consume_stats(client: ClientInstance, addr: str, group: str) -> ConsumeStats:
-    """A group's offsets at one broker."""
+    """Return a group's offsets at one broker as the response contains them."""
     header = GetConsumeStatsRequestHeader(consumer_group=group)
     answer = await client.brokers.call(
         addr, RequestCode.GET_CONSUME_STATS, header, timeout_s=max(client.brokers.timeout_s, STATS_TIMEOUT_S)
@@ -137,10 +137,10 @@ async def consume_stats(client: ClientInstance, addr: str, group: str) -> Consum
 
 
 async def members(client: ClientInstance, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
-    """Return the members of a group, from the first of these brokers that has any.
+    """Return the members of a group from the first of these brokers that has members.
 
-    Raises BrokerError, with CONSUMER_NOT_ONLINE when no broker has any; RemotingError where one that does not
-    answer may have some.
+    Raises BrokerError, with CONSUMER_NOT_ONLINE if no broker has members; RemotingError if a broker that does
+    not answer may have members.
     """
     offline: BrokerError | None = None
     silent: RemotingError | None = None
@@ -157,8 +157,11 @@ async def members(client: ClientInstance, brokers: Mapping[str, str], group: str
 
 
 async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
-    """Return the most retries that members named when they last sent a message back to a CometMQ broker, and
-    the group's own. An unknown group has no members; brokers that do not answer are left out."""
+    """Return the maximum retries of a group and of its members.
+
+    Members send their value with each send-back to a CometMQ broker. A group that does not exist has
+    no members; brokers that do not answer are left out.
+    """
     own, limits = RETRY_MAX_TIMES, dict[str, int]()
     try:
         brokers = await brokers_of(client, group)
@@ -178,7 +181,7 @@ async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
 async def members_if_online(
     client: ClientInstance, brokers: Mapping[str, str], group: str
 ) -> ConsumerConnection | None:
-    """Return the members of a group, None without any. Raises BrokerError for any other refusal."""
+    """Return the members of a group, None without members. Raises BrokerError for any other refusal."""
     try:
         return await members(client, brokers, group)
     except BrokerError as error:
@@ -190,14 +193,14 @@ async def members_if_online(
 async def queue_owners(
     client: ClientInstance, brokers: Mapping[str, str], group: str
 ) -> dict[MessageQueue, str]:
-    """Return the member (the address part of its client id) that holds each queue, where members answer."""
+    """Return the holder of each queue (the address part of a client id), for members that answer."""
     owners: dict[MessageQueue, str] = {}
     connected = await members_if_online(client, brokers, group)
     for connection in connected.connection_set if connected else ():
         try:
             info = await running_info(client, brokers, group, connection.client_id)
         except CometError:
-            continue  # its queues show N/A
+            continue  # The queues of this member show N/A.
         for queue in info.mq_table:
             owners[queue] = connection.client_id.partition("@")[0]
     return owners
@@ -206,8 +209,10 @@ async def queue_owners(
 async def running_info(
     client: ClientInstance, brokers: Mapping[str, str], group: str, client_id: str
 ) -> ConsumerRunningInfo:
-    """Return a member's running info, from the first of these brokers that reaches it. Raises CometError if
-    none does: an old member, or one that hangs."""
+    """Return a member's running info from the first broker that reaches the member.
+
+    Raises CometError if no broker does: the member is too old, or unresponsive.
+    """
     header = GetConsumerRunningInfoRequestHeader(
         consumer_group=group, client_id=client_id, jstack_enable=False
     )
@@ -217,14 +222,16 @@ async def running_info(
             answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
             return ConsumerRunningInfo.decode(answer.body)
         except CometError as error:
-            failure = error  # it may be connected to another broker only
+            failure = error  # The member may be connected only to another broker.
     raise failure
 
 
 async def subscriptions(client: ClientInstance, group: str) -> GroupSubscriptions:
-    """What each member subscribes and has set, and in what they differ. CometMQ's brokers know it from the
-    heartbeats, but for the most retries and the order; for these, and at other brokers, each member is asked.
-    Pull consumers may differ."""
+    """Return the subscriptions and settings of each member and their differences.
+
+    CometMQ's brokers know both from heartbeats, except the maximum retries and the order. These, and
+    everything at other brokers, are requested from each member. Pull consumers may differ.
+    """
     brokers = await brokers_of(client, group)
     connected = await members(client, brokers, group)
     pulling = connected.consume_type == PULL_TYPE
@@ -274,14 +281,16 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
 async def unbalanced(
     client: ClientInstance, found: Iterable[MemberSubscriptions]
 ) -> dict[str, list[str]] | None:
-    """The queues of what members subscribe that have no member, or several, with those. None: a member has
-    not said which it holds, or each has all (broadcasting)."""
+    """Return the subscribed queues that have no holder or several, with their holders.
+
+    None if a member did not report its queues, or if each member holds all queues (broadcasting).
+    """
     holders: dict[MessageQueue, list[str]] = {}
     for topic in sorted({topic for each in found for topic in each.subscriptions}):
         try:
             route = await client.namesrv.route(topic)
         except NoRouteError:
-            continue  # nobody has sent to it yet
+            continue  # The topic does not exist yet.
         for data in route.queue_datas:
             for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
                 holders[MessageQueue(topic, data.broker_name, queue_id)] = []
@@ -295,8 +304,10 @@ async def unbalanced(
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """What the members of a group should have set alike, of the properties in a member's running info. Java's
-    -1 for the most retries is 16, or without end for a consumer that consumes in order."""
+    """Return the settings in a member's running info that all members should share.
+
+    Java's -1 for the maximum retries means 16, or no limit for an ordered consumer.
+    """
     found = {name: properties[name] for name in ("messageModel", "consumeFromWhere") if name in properties}
     ordered = properties.get("PROP_CONSUMEORDERLY")
     if ordered is not None:
@@ -309,7 +320,7 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
 async def correction_offsets(
     client: ClientInstance, topic: str, compare_group: str, left_out: Iterable[str]
 ) -> dict[MessageQueue, int]:
-    """The lowest offset of a topic's groups in each queue (Admin.correction_offsets)."""
+    """Return the lowest offset of a topic's groups in each queue (Admin.correction_offsets)."""
     header = QueryCorrectionOffsetRequestHeader(
         topic=topic, compare_group=compare_group, filter_groups=",".join(left_out) or None
     )
@@ -322,9 +333,12 @@ async def correction_offsets(
 
 
 async def summary(client: ClientInstance, group: str, brokers: Mapping[str, str]) -> GroupSummary:
-    """Return one line about a group; what cannot be found out is None or empty.
+    """Return a summary of a group; unknown values are None or empty.
 
-    brokers: the group's entry of `known_groups.places`.
+    Args:
+        client: Sends the requests.
+        group: The group.
+        brokers: The group's entry of `known_groups.places`.
     """
     connected: ConsumerConnection | None = None
     tps: int | None = None
@@ -335,7 +349,7 @@ async def summary(client: ClientInstance, group: str, brokers: Mapping[str, str]
         found = await progress(client, group, brokers=brokers)
         tps, diff = int(found.consume_tps), found.diff_total
     except CometError:
-        pass  # the group is listed all the same
+        pass  # The group is listed even if its state is unknown.
     online = connected.connection_set if connected is not None else []
     kind = model = version = ""
     if connected is not None and online:
@@ -354,7 +368,7 @@ async def summary(client: ClientInstance, group: str, brokers: Mapping[str, str]
 
 
 async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTrack]:
-    """What became of a message in each group that has offsets on its topic."""
+    """Return the consumption state of a message in each group that has offsets on its topic."""
     route = await client.namesrv.route(message.topic)
     names = await groups_of_topic(client, route, message.topic)
     at = broker_addrs(route)
@@ -364,9 +378,13 @@ async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTra
 async def track(
     client: ClientInstance, message: MessageExt, group: str, offsets_at: Mapping[str, str]
 ) -> MessageTrack:
-    """Return what became of a message in one group; UNKNOWN with the reason where it cannot be found out.
+    """Return the consumption state of a message in one group; UNKNOWN with the reason if it is unknown.
 
-    offsets_at: the brokers of the message's topic.
+    Args:
+        client: Sends the requests.
+        message: The message.
+        group: The group.
+        offsets_at: The brokers of the message's topic.
     """
     try:
         brokers = await brokers_of(client, group, offsets_at)
@@ -394,7 +412,7 @@ async def track(
 async def consumed(
     client: ClientInstance, message: MessageExt, group: str, brokers: Mapping[str, str]
 ) -> bool:
-    """Return whether the group's offset at the broker that stores the message is behind the message."""
+    """Return whether the group's offset at the broker that stores the message is after the message."""
     info = await client.namesrv.cluster_info()
     names = {
         name
@@ -414,7 +432,7 @@ async def consumed(
 async def consume_directly(
     client: ClientInstance, group: str, client_id: str, offset_msg_id: str
 ) -> ConsumeMessageDirectlyResult:
-    """Have one member process one message at once, through the broker that stores it."""
+    """Have one member consume one message immediately, through the broker that stores the message."""
     place = decode_offset_id(offset_msg_id)
     header = ConsumeMessageDirectlyRequestHeader(
         consumer_group=group, client_id=client_id, msg_id=offset_msg_id

@@ -1,6 +1,6 @@
-"""Which consumer groups exist: those with a retry topic, settings, stored offsets or members.
+"""The existing consumer groups: those with a retry topic, settings, stored offsets or members.
 
-Every command, the console and the jobs ask this module.
+All commands, the console and the pipeline jobs use this module.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
 BROKERS_AT_ONCE = 16
 AtBroker = dict[str, SubscriptionGroupConfig | None]
-"""Group -> its settings at a broker, None for one that has stored offsets alone."""
+"""The groups at a broker with their settings; None for a group with stored offsets only."""
 
 
 def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> list[str]:
     """Return the names of all groups, sorted.
 
     Args:
-        topics: All topics: a retry topic makes its group known.
-        at_brokers: The groups with settings or offsets, of each broker. Of the groups of RocketMQ itself
-            only those with a retry topic count.
+        topics: All topics. A retry topic implies its group.
+        at_brokers: The groups with settings or offsets, of each broker. RocketMQ's own groups are included
+            only if they have a retry topic.
     """
     found = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
     found.update(name for names in at_brokers for name in names if not is_system_group(name))
@@ -38,11 +38,10 @@ def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> l
 
 
 async def groups_at(client: ClientInstance, addr: str) -> AtBroker:
-    """Return the groups with settings or stored offsets at one broker."""
     answer = await client.brokers.call(addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     found: AtBroker = dict(SubscriptionGroupTable.decode(answer.body).subscription_group_table)
     offsets = await client.brokers.call(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-    # A large broker's answer has megabytes: other work goes on while it is decoded.
+    # A large broker's response has megabytes: decode it outside the event loop.
     table = (await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)).offset_table
     for topic_and_group in table:
         found.setdefault(topic_and_group.rpartition("@")[2], None)
@@ -50,16 +49,16 @@ async def groups_at(client: ClientInstance, addr: str) -> AtBroker:
 
 
 async def places(client: ClientInstance) -> dict[str, dict[str, str]]:
-    """Return group -> broker name -> address of the brokers that have it.
+    """Return group to broker name to address, for the brokers that have each group.
 
-    There are no brokers for a group with a retry topic, whose route names them. Brokers that do not answer
-    are left out.
+    A group with a retry topic has no brokers here: the route of its retry topic names them. Brokers that do
+    not answer are left out.
     """
     return (await _places(client))[0]
 
 
 async def _places(client: ClientInstance) -> tuple[dict[str, dict[str, str]], list[CometError]]:
-    """As `places`, and why brokers have not answered."""
+    """Return `places`, and the errors of brokers that did not answer."""
     topics = await client.namesrv.topics()
     masters = await _masters(client)
     at_brokers: dict[str, AtBroker] = {}
@@ -85,7 +84,7 @@ async def _places(client: ClientInstance) -> tuple[dict[str, dict[str, str]], li
 
 
 async def _masters(client: ClientInstance) -> dict[str, str]:
-    """Broker name -> address of the master, or of the slave that stands in for it."""
+    """Return broker name to the address of the master, or of the slave that acts for it."""
     table = (await client.namesrv.cluster_info()).broker_addr_table
     addrs = {name: table[name].broker_addrs for name in sorted(table)}
     return {name: of[min(of)] for name, of in addrs.items() if of}
@@ -94,17 +93,17 @@ async def _masters(client: ClientInstance) -> dict[str, str]:
 async def brokers_of(
     client: ClientInstance, group: str, offsets_at: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
-    """Return broker name -> address of the brokers that have a group.
+    """Return the brokers that have a group, address by broker name.
 
     Args:
         client: Sends the requests.
         group: The group.
-        offsets_at: Brokers where the group is known to have offsets. If it has no retry topic, these are the
-            answer, and no broker is asked.
+        offsets_at: Brokers that have offsets of the group. They are returned without a further request if the
+            group has no retry topic.
 
     Raises:
-        UnknownNameError: No broker has it.
-        RemotingError: No broker has it that answers, and others do not answer.
+        UnknownNameError: No broker has the group.
+        RemotingError: No responding broker has the group, and other brokers do not respond.
     """
     try:
         return broker_addrs(await client.namesrv.route(RETRY_PREFIX + group))
@@ -124,6 +123,6 @@ async def brokers_of(
     if found:
         return found
     for failure in failures:
-        if not isinstance(failure, BrokerError):  # a refusal is no sign of the group
+        if not isinstance(failure, BrokerError):  # A refusal does not indicate that the broker has the group.
             raise failure
     raise UnknownNameError("consumer group", group, list(known))

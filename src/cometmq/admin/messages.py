@@ -1,4 +1,4 @@
-"""Finding and reading stored messages."""
+"""Search and reading of stored messages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,22 @@ from cometmq.text import counted
 log = logs.logger(__name__)
 
 PULL_BATCH = 32
-TRACES_MAX = 10_000  # records about one message
+TRACES_MAX = 10_000  # trace records of one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic, or one broker's or one queue's part of it; times in ms, `count` messages at most (None: all).
-    expression: of tags, as consumers subscribe them."""
+    """A range of a topic's stored messages.
+
+    Attributes:
+        topic: The topic.
+        broker_name: Only queues of this broker.
+        queue_id: Only queues with this id.
+        offset: First offset of each queue.
+        begin_ms: Only messages stored at or after this time (ms since 1970).
+        end_ms: Only messages stored before this time (ms since 1970).
+        count: Maximum number of messages. None: no limit.
+        expression: Tags as a consumer subscribes them: "*", or "TagA || TagB".
+    """
 
     topic: str
     broker_name: str | None = None
@@ -49,14 +59,17 @@ class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tags(self) -> set[str]:
-        """The wanted tags, none for all of them."""
+        """The selected tags; empty for all tags."""
         words = {word.strip() for word in self.expression.split("||")}
         return set() if words & {"", "*"} else words
 
 
 async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
-    """Have a half message that was given up asked about again. Of messages with one unique key this is the
-    newest: those before it were resumed. Raises as by_id."""
+    """Resume the transaction checks of a half message.
+
+    Of several messages with one unique key the newest is selected: the older ones were resumed before. Raises
+    as by_id.
+    """
     topic = TRANS_CHECK_MAX_TIME_TOPIC
     try:
         found = await by_key(client, topic, msg_id, UNIQUE_HITS_MAX, unique=True)
@@ -79,9 +92,11 @@ async def traces(
     span: tuple[int, int],
     missing: dict[str, CometError] | None = None,
 ) -> list[TraceView]:
-    """The traces of a message in the trace messages that have its id as a key, the oldest first. The ids of a
-    batch, joined by commas, are one id to Java's clients; if nobody has it, those of each of its messages.
-    missing: as of by_key."""
+    """Return the trace records of a message from the trace messages with its id as key, the oldest first.
+
+    Java clients record a batch under its ids, joined by commas. If no trace message has that key, the records
+    of each single id are returned. `missing` as in by_key.
+    """
     found: list[TraceView] = []
     for message in await by_key(client, topic, msg_id, limit, unique=False, span=span, missing=missing):
         unreadable: list[str] = []
@@ -105,7 +120,10 @@ async def traces(
 async def read(
     client: ClientInstance, wanted: ReadRange, group: str | None = None
 ) -> AsyncIterator[MessageExt]:
-    """Messages of the range, queue after queue. Raises UnknownNameError for a broker or queue not there."""
+    """Yield the messages of the range, queue by queue.
+
+    Raises UnknownNameError for a missing broker or queue.
+    """
     route = await client.namesrv.route(wanted.topic)
     addrs = broker_addrs(route)
     left = sys.maxsize if wanted.count is None else wanted.count
@@ -127,10 +145,10 @@ async def read(
             start = result.next_begin_offset
             for message in result.messages:
                 if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
-                    start = end  # store times grow along a queue: nothing behind it is older
+                    start = end  # Store times increase along a queue: no later message is older.
                     break
                 if tags and message.tags not in tags:
-                    continue  # the broker compares hashes
+                    continue  # The broker compares only the hashes of tags.
                 if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
                     left -= 1
                     yield message
@@ -139,8 +157,10 @@ async def read(
 async def queue_bounds(
     client: ClientInstance, wanted: ReadRange
 ) -> AsyncIterator[tuple[MessageQueue, int, int]]:
-    """Each queue of the range, where reading begins, and the offset behind its last message. Raises as
-    `read`."""
+    """Yield each queue of the range, the offset at which reading begins, and the end offset.
+
+    Raises as `read`.
+    """
     route = await client.namesrv.route(wanted.topic)
     addrs = broker_addrs(route)
     for queue in queues_of(route, wanted):
@@ -148,8 +168,10 @@ async def queue_bounds(
 
 
 async def at_offset(client: ClientInstance, queue: MessageQueue, offset: int) -> MessageExt | None:
-    """The message at an offset of a queue, None where there is none. Raises NoRouteError,
-    UnknownNameError."""
+    """Return the message at an offset of a queue, None if there is none.
+
+    Raises NoRouteError, UnknownNameError.
+    """
     addrs = broker_addrs(await client.namesrv.route(queue.topic))
     if queue.broker_name not in addrs:
         raise UnknownNameError("broker", queue.broker_name, sorted(addrs))
@@ -159,7 +181,10 @@ async def at_offset(client: ClientInstance, queue: MessageQueue, offset: int) ->
 
 
 def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
-    """The readable queues of a range, in order."""
+    """Return the readable queues of a range, sorted.
+
+    Raises UnknownNameError for a missing broker or queue.
+    """
     counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & Perm.READ}
     if wanted.broker_name is not None:
         if wanted.broker_name not in counts:
@@ -179,10 +204,10 @@ def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
 async def bounds(
     client: ClientInstance, addr: str, queue: MessageQueue, wanted: ReadRange
 ) -> tuple[int, int]:
-    """Where to begin reading a queue, and the offset behind its last message.
+    """Return the offset at which reading a queue begins, and the queue's end offset.
 
-    The reader drops what was stored before `begin_ms`: a 4.9 broker gives the message nearest to a time,
-    which may be an older one, or any of several of the same millisecond.
+    The caller drops messages stored before `begin_ms`: a 4.9 broker returns the message nearest to a time,
+    which may be an older one, or any of several messages of the same millisecond.
     """
     first = await client.brokers.min_offset(addr, queue)
     end = await client.brokers.max_offset(addr, queue)

@@ -1,4 +1,4 @@
-"""The newest messages of a topic, all its queues together: for people who look, a page after the other."""
+"""The newest messages of a topic over all its queues, page by page."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ QUEUES_AT_ONCE = 16
 PREVIEW = 256
 """Bytes of each body that are kept."""
 BYTES_MAX = 64 << 20
-"""Bytes of messages that are read; the last step of each queue comes on top of it."""
+"""Maximum bytes of messages that are read, plus the last read of each queue."""
 TIES_MAX = 1000
-"""Messages of one millisecond that a page may have more than it should."""
+"""Maximum messages of the same millisecond by which a page may exceed its size."""
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """messages: the newest first, bodies cut to PREVIEW bytes; stored: about how many the range has in all,
-    since brokers name the place of a time nearly; before_ms: the end of the range that the next page has,
-    None if this is the last. Where over TIES_MAX messages have one time, some of them are left out. missing:
-    broker name -> why its messages are not among them."""
+    """A page of the newest messages. Of more than 1,000 messages with the same store time some are left out.
+
+    Attributes:
+        messages: The messages, the newest first, with bodies cut to 256 bytes.
+        stored: Approximate number of messages in the range: brokers map a time to an offset only roughly.
+        before_ms: End of the range of the next page. None: this is the last page.
+        missing: Errors of brokers whose messages are missing, by broker name.
+    """
 
     messages: list[MessageExt]
     stored: int
@@ -38,8 +42,10 @@ class Newest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
-    """The newest `wanted.count` messages of a range, by store time. Raises NoRouteError, UnknownNameError,
-    and what a broker says, or why it says nothing, if no other has answered."""
+    """Return the newest `wanted.count` messages of a range by store time.
+
+    Raises NoRouteError, UnknownNameError, and the error of a broker if no broker answers.
+    """
     route = await client.namesrv.route(wanted.topic)
     addrs = broker_addrs(route)
     queues = queues_of(route, wanted)
@@ -70,7 +76,7 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
     while heap:
         tail = tails[heap[0][-1]]
         if found and (len(found) >= count or budget.left <= 0):
-            tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page begins before this time
+            tied = -heap[0][0] == found[-1].store_timestamp_ms  # The next page ends before this time.
             if not tied or len(found) >= count + TIES_MAX:
                 break
         found.append(tail.read.pop())
@@ -94,7 +100,7 @@ class _Budget:
 
 @dataclass
 class _Tail:
-    """A queue that is read backwards. read: messages of the last steps, the newest at the end."""
+    """A queue that is read backwards. `read` contains the messages of the last reads, the newest last."""
 
     client: ClientInstance
     addr: str
@@ -109,7 +115,7 @@ class _Tail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """What the queues are ordered by."""
+        """The sort key of the queue."""
         return -self.read[-1].store_timestamp_ms, -self.read[-1].queue_offset
 
     @property
@@ -117,7 +123,7 @@ class _Tail:
         return self._end > self._first
 
     async def open(self) -> None:
-        """Find out where the range lies in the queue."""
+        """Find the offsets of the range in the queue."""
         self._first, end = await bounds(self.client, self.addr, self.queue, self.wanted)
         if self.wanted.end_ms is not None:
             end = await self._end_by_time(end, self.wanted.end_ms)
@@ -125,7 +131,7 @@ class _Tail:
         self.stored = self._end - self._first
 
     async def _end_by_time(self, end: int, end_ms: int) -> int:
-        """The offset behind the last message older than a time: a 4.9 broker names one nearby."""
+        """Return the offset after the last message stored before a time: a 4.9 broker returns one nearby."""
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))
         while at < end:
@@ -139,8 +145,11 @@ class _Tail:
         return min(at, end)
 
     async def fill(self) -> None:
-        """Read a step that holds something, unless the queue is at its end. Where much has been read already
-        it is a message at a time; no queue is left out, as what is newest in it would be missing."""
+        """Read backwards until a message of the range is found or the queue is exhausted.
+
+        When the byte budget is used up, one message per queue is read: its newest message must not be
+        missing.
+        """
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms
         step = self.step if self.budget.left > 0 else 1
@@ -162,7 +171,7 @@ class _Tail:
             self._end = begin
 
     async def _pull(self, at: int, count: int) -> tuple[list[MessageExt], int]:
-        """Messages from an offset on, and where to go on; the same offset where there is nothing more."""
+        """Return the messages from an offset on, and the next offset (the same one at the queue's end)."""
         request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
         result = await self.client.brokers.pull(self.addr, self.queue, request)
         if result.status is PullStatus.NO_NEW_MSG:

@@ -1,4 +1,4 @@
-"""Setting the offsets of groups: to a time, to the end, to those of another group."""
+"""Setting the offsets of groups: to a time, to the end, or to the offsets of another group."""
 
 from __future__ import annotations
 
@@ -35,16 +35,19 @@ from cometmq.protocol.headers import (
 
 QUEUES_AT_ONCE = 16
 END = -1
-"""A time of 222 that stands for the end of each queue."""
+"""The time in a reset request (222) that stands for the end of each queue."""
 MEMBERS_S = 30.0
-"""Java's members stop for 10 s before they go on at other offsets, and store them every 5 s. Those of a 5.x
-broker hear of it when their pulls end, after 15 s."""
+"""How long a reset waits for members.
+
+Java members pause for 10 s before they consume from the new offsets, and store offsets every 5 s. Members of
+a 5.x broker are notified when their pull requests end, after up to 15 s.
+"""
 KEPT_S = 6.0
-"""Members that pull store their offsets every 5 s: what was stored meanwhile must still be there then."""
+"""How long a stored offset must persist: pull consumers store their own offsets every 5 s."""
 LOOK_S = 0.1
 BROADCASTING = "BROADCASTING"
 SAME_MS = 2
-"""By how much a member may say the same moment differently."""
+"""Tolerance, in ms: a member may report the same moment with slightly different values."""
 Busy = dict[tuple[str, MessageQueue], int]
 RESET_TIMEOUT_S = 15.0
 
@@ -56,14 +59,14 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
         group: The group.
         topic: The topic.
         at_ms: A store time, or END for the end of each queue.
-        force: False: an offset only goes back.
+        force: False: offsets only move backwards.
         broker_addr: Only at this master.
-        queue_id: Only this queue; needs broker_addr.
-        offset: The new offset, in place of the time; needs queue_id.
-        in_cpp_form: Apache's brokers notify the members in the form that C++ clients read. Our brokers use
-            the form of each member.
+        queue_id: Only this queue; requires broker_addr.
+        offset: The new offset, instead of the time; requires queue_id.
+        in_cpp_form: Apache's brokers notify the members in the form that C++ clients read. CometMQ's brokers
+            use the form of each member.
         cluster: Only at the masters of this cluster.
-        new_group: The group may be one that does not exist: the reset makes it.
+        new_group: The group need not exist: the reset creates it.
     """
 
     group: str
@@ -79,29 +82,39 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OffsetAdmin(ServerAdmin):
-    """What sets offsets."""
+    """Operations that set offsets."""
 
     async def plan_reset(self, wanted: Reset) -> list[QueueReset]:
-        """Return what `reset_offset` would do, queue by queue.
+        """Return the offsets that `reset_offset` would set, queue by queue.
 
         Raises:
             NoRouteError: No name server has the topic.
             UnknownNameError: The group does not exist, or the topic has no such broker or queue.
-            AllQueuesOnly: A broker of Apache's 4.9 cannot move one queue of a group that runs.
-            BrokerError: A broker refuses.
+            AllQueuesOnly: A broker of Apache 4.9 cannot reset a single queue of a group that is online.
         """
         return [found for part in await self._parts(wanted) for found in part.resets]
 
     async def reset_offset(
         self, wanted: Reset, *, members_s: float = MEMBERS_S, kept_s: float = KEPT_S
     ) -> list[QueueReset]:
-        """Set a group's offsets in a topic, whether it runs or not; ends when the new ones are seen.
+        """Set a group's offsets in a topic, and wait until the new offsets are observed.
 
-        Members that consume by listener are told by their brokers (222), also those that broadcast; `seen` is
-        what they say, for `members_s` at most. Else the offsets are stored at the broker (15) and read again;
-        of members that pull by themselves also after `kept_s`, because they may store theirs over it.
-        `problem` of a queue says what did not come about. Raises what `plan_reset` does, and BrokerError for
-        a broker that refuses.
+        The brokers notify members with a listener (request 222), also in broadcasting mode. In all other
+        cases the offsets are stored at the broker (request 15) and read back.
+
+        Args:
+            wanted: The reset.
+            members_s: Maximum time to wait for notified members, in seconds.
+            kept_s: Time after which the offsets of pull consumers are read back, in seconds, because the
+                members may overwrite them.
+
+        Returns:
+            The result of each queue. `problem` describes an offset that was not reached.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The group does not exist, or the topic has no such broker or queue.
+            AllQueuesOnly: A broker of Apache 4.9 cannot reset a single queue of a group that is online.
         """
         parts = await self._parts(wanted)
         for part in parts:
@@ -130,21 +143,23 @@ class OffsetAdmin(ServerAdmin):
     async def clone_offsets(
         self, source: str, target: str, topic: str, *, execute: bool = True, new_group: bool = False
     ) -> list[QueueProgress]:
-        """Copy the offsets of a group in a topic to another group, and return them.
+        """Copy the offsets of a group in a topic to another group.
 
-        Apache's tool also copies those of the other topics, to brokers that may not have them.
+        Apache's tool also copies the offsets of other topics, to brokers that may not have them.
 
         Args:
             source: The group whose offsets are copied.
-            target: The group that receives them.
+            target: The group that receives the offsets.
             topic: The topic.
             execute: False: only return the offsets.
-            new_group: The target may be a group that does not exist: the offsets make it.
+            new_group: The target group need not exist: the offsets create it.
+
+        Returns:
+            The offsets of the source group.
 
         Raises:
             UnknownNameError: A group does not exist, or the source has no offsets in the topic.
             NoRouteError: No name server has the topic.
-            BrokerError: A broker refuses.
         """
         if not new_group:
             await brokers_of(self.client, target)
@@ -162,7 +177,7 @@ class OffsetAdmin(ServerAdmin):
 
 
 class BrokerReset:
-    """A reset at one broker."""
+    """A reset of a group's offsets at one broker."""
 
     def __init__(
         self, client: ClientInstance, wanted: Reset, addr: str, online: ConsumerConnection | None
@@ -179,7 +194,7 @@ class BrokerReset:
     async def plan(
         cls, client: ClientInstance, wanted: Reset, route: TopicRouteData, name: str, addr: str
     ) -> BrokerReset:
-        """Look where the group is, and where it is to go."""
+        """Read the current offsets of the group, and compute the new ones."""
         made = cls(client, wanted, addr, await online_at(client, addr, wanted.group))
         said = await made.said_by_members() if made._broadcasts else {}
         counts = {
@@ -231,11 +246,11 @@ class BrokerReset:
     # -- setting
 
     async def set(self) -> None:
-        """Have the group begin at the new offsets."""
+        """Set the new offsets at the broker, or through its connected members."""
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
             if self._online is not None and await self._may_tell():
-                # Java's members that pull take no notice of it, ours do.
+                # Java's pull consumers ignore the notification; CometMQ's apply it.
                 with contextlib.suppress(BrokerError):
                     await self._tell()
             return
@@ -244,18 +259,18 @@ class BrokerReset:
             told = await self._tell()
         except BrokerError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                self._online = None  # they left between the two requests
+                self._online = None  # the members left between the two requests
                 self.resets = [msgspec.structs.replace(each, way=OffsetWay.STORED) for each in self.resets]
                 await self._store(self.resets)
                 return
-            # A broker without an offset of some queue refuses, as if it did not know the group. Groups that
-            # broadcast have none there, new ones not yet.
+            # A broker without an offset for one of the queues refuses, as if the group did not exist.
+            # Broadcasting groups have no offsets at the broker, and new groups have none yet.
             none = [each for each in self.resets if self._broadcasts or each.consumer_offset <= 0]
             if error.code != ResponseCode.SYSTEM_ERROR or not none:
                 raise
             await self._store(none, anyhow=True)
             told = await self._tell()
-        # The broker has looked again: messages may have come since the plan.
+        # The broker has computed the offsets again: messages may have arrived since the plan.
         self.resets = [
             msgspec.structs.replace(each, rollback_offset=told.get(self._queue(each), each.rollback_offset))
             for each in self.resets
@@ -266,15 +281,14 @@ class BrokerReset:
 
     async def _store(self, resets: Iterable[QueueReset], *, anyhow: bool = False) -> None:
         for each in resets:
-            # An offset of 0 may stand for none, with which consumers would begin elsewhere.
+            # An offset of 0 may mean that none is stored, in which case consumers would begin elsewhere.
             if anyhow or each.consumer_offset <= 0 or each.rollback_offset != each.consumer_offset:
                 await self._client.brokers.update_consumer_offset(
                     self._addr, self._wanted.group, self._queue(each), each.rollback_offset
                 )
 
     async def _may_tell(self) -> bool:
-        """Whether the broker tells members of no other queues than are wanted: ours heeds the queue of a 222,
-        and so does 5.x."""
+        """Return whether a notification would move only the selected queues, as CometMQ and 5.x do."""
         if self._wanted.queue_id is None:
             return True
         runtime = await self._client.brokers.runtime_info(self._addr)
@@ -294,10 +308,10 @@ class BrokerReset:
             self._addr, header, in_cpp_form=wanted.in_cpp_form, timeout_s=RESET_TIMEOUT_S
         )
 
-    # -- seeing
+    # -- observation
 
     async def seen(self, members_s: float, kept_s: float) -> list[QueueReset]:
-        """The resets with what is seen of them."""
+        """Return the resets with the offsets observed afterwards."""
         if self._online is None:
             return await self._look()
         if self._way is OffsetWay.STORED:
@@ -316,16 +330,17 @@ class BrokerReset:
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
-                return each  # it has been there: what comes later is the group's own doing
+                return each  # The reset was observed: later changes are ordinary consumption.
             queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
                 seen, again = said.get(queue), queue in begun_anew
             else:
                 seen = await brokers.consumer_offset(self._addr, self._wanted.group, queue)
-                # What was consumed since is nothing new, if nothing was left and nothing came.
+                # Consumption since then proves nothing unless the queue was empty before and received no
+                # messages.
                 again = queue in begun_anew and seen == each.consumer_offset == each.broker_offset
                 again = again and seen == await brokers.max_offset(self._addr, queue)
-            # They may have consumed all of it again since, and be where they were.
+            # Members may have consumed everything again and returned to the offset that they had before.
             problem = "" if again else self._problem(each, seen)
             return msgspec.structs.replace(each, seen=seen, problem=problem)
 
@@ -346,7 +361,7 @@ class BrokerReset:
         return ""
 
     async def _begun_anew(self) -> Collection[MessageQueue]:
-        """The queues that a member has begun again or consumed of, since they were told."""
+        """Return the queues that a member has restarted or consumed from since the notification."""
         busy = await self._busy()
         same = {
             queue for (client, queue), at in busy.items()
@@ -355,7 +370,7 @@ class BrokerReset:
         return {queue for _, queue in busy} - same
 
     async def _busy(self) -> Busy:
-        """When each member began with each queue, or consumed of it last, as far as they answer."""
+        """Return when each member last started or consumed each queue, for the members that answer."""
         found: Busy = {}
 
         async def of(member: ClientConnection) -> None:
@@ -374,7 +389,7 @@ class BrokerReset:
         return found
 
     async def said_by_members(self) -> dict[MessageQueue, int]:
-        """The lowest offset that any member has in each queue."""
+        """Return the lowest offset that any member reports for each queue."""
         header = GetConsumerStatusRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
         try:
             answer = await self._client.brokers.call(
@@ -384,7 +399,7 @@ class BrokerReset:
                 timeout_s=RESET_TIMEOUT_S,
             )
         except CometError:
-            return {}  # it is asked again until the time is over
+            return {}  # The request is repeated until the timeout.
         found: dict[MessageQueue, int] = {}
         for offsets in GetConsumerStatusBody.decode(answer.body).consumer_table.values():
             for queue, offset in offsets.items():
@@ -393,7 +408,7 @@ class BrokerReset:
 
 
 async def online_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection | None:
-    """The members of a group that are connected to a broker, None without any."""
+    """Return the members of a group that are connected to a broker, None without any."""
     try:
         return await client.brokers.consumer_connection(addr, group)
     except BrokerError as error:

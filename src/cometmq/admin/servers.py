@@ -19,22 +19,32 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
 from cometmq.protocol.java_properties import format_properties, parse_properties
 
-FILES_TIMEOUT_S = 60.0  # a broker that deletes files answers when it is done
+FILES_TIMEOUT_S = 60.0  # a broker responds only after it has deleted the files
 STATS_NOT_EXIST = "not exist"
 
 
 class ServerAdmin(Client):
-    """What is asked of servers themselves, and changed in them."""
+    """Operations on brokers and name servers."""
 
     async def cluster_info(self) -> ClusterInfo:
-        """All clusters, brokers and their addresses, as a name server knows them."""
+        """Return all clusters, brokers and addresses that are registered at a name server."""
         return await self.client.namesrv.cluster_info()
 
     async def cluster_addrs(
         self, cluster: str | None = None, *, slaves: bool = False
     ) -> dict[str, list[str]]:
-        """Address of each master of one cluster or all -> those of its slaves, if they are asked for. Raises
-        UnknownNameError for a cluster nobody knows."""
+        """Return the addresses of the masters, and on request of their slaves.
+
+        Args:
+            cluster: Only this cluster. None: all clusters.
+            slaves: Include the addresses of the slaves.
+
+        Returns:
+            Master address to the addresses of its slaves ([] without `slaves`).
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         info = await self.cluster_info()
         if cluster is not None:
             check_cluster(cluster, info)
@@ -52,11 +62,19 @@ class ServerAdmin(Client):
         return found
 
     async def master_addrs(self, cluster: str) -> list[str]:
-        """Addresses of the masters of a cluster. Raises UnknownNameError for a cluster nobody knows."""
+        """Return the addresses of a cluster's masters.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         return list(await self.cluster_addrs(cluster))
 
     async def names_in(self, cluster: str) -> set[str]:
-        """The names of a cluster's brokers. Raises UnknownNameError for a cluster nobody knows."""
+        """Return the broker names of a cluster.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         info = await self.cluster_info()
         check_cluster(cluster, info)
         return set(info.cluster_addr_table[cluster])
@@ -64,17 +82,26 @@ class ServerAdmin(Client):
     # -- brokers
 
     async def broker_config(self, broker_addr: str) -> BrokerSettings:
-        """Return every setting of a broker, as text, and which of them have no effect."""
+        """Return all settings of a broker as text, and which of them have no effect."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_BROKER_CONFIG)
         settings = BrokerSettings(parse_properties(bytes(answer.body).decode("utf-8", "replace")))
         settings.without_effect = frozenset(((answer.ext or {}).get("withoutEffect") or "").split())
         return settings
 
     async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
-        """Change settings of a running broker, which writes them to its file, if it was started with one.
-        Raises BrokerError with the key and what is expected; then nothing has changed, unless it says that
-        its file cannot be written. Only CometMQ's brokers say that, what counts later, what is unknown, and
-        that they have no file."""
+        """Change settings of a running broker, which also writes them to its settings file if it has one.
+
+        Args:
+            broker_addr: Address of the broker.
+            settings: Value by key.
+
+        Returns:
+            Which changes take effect later or not at all. Apache's brokers do not report this.
+
+        Raises:
+            BrokerError: A value is not valid (no setting was changed; the error names the key and the
+                expected values), or the settings file cannot be written (the settings were changed).
+        """
         body = format_properties(dict(settings)).encode()
         answer = await self.client.brokers.call(broker_addr, RequestCode.UPDATE_BROKER_CONFIG, body=body)
         said = answer.header(UpdateBrokerConfigResponseHeader)
@@ -87,15 +114,15 @@ class ServerAdmin(Client):
         )
 
     async def clean_expired_consume_queues(self, broker_addr: str) -> None:
-        """Have a broker delete queue and index files whose messages are gone."""
+        """Delete the queue and index files of a broker whose messages are deleted."""
         await self._files(broker_addr, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
     async def clean_unused_topics(self, broker_addr: str) -> None:
-        """Have a broker delete the queues of topics that are not configured any more."""
+        """Delete the queues of a broker that belong to topics that are no longer configured."""
         await self._files(broker_addr, RequestCode.CLEAN_UNUSED_TOPIC)
 
     async def delete_expired_commit_log(self, broker_addr: str) -> None:
-        """Have a broker delete expired segments of its log now, whatever the hour."""
+        """Delete the expired segments of a broker's commit log now instead of at its configured hour."""
         await self._files(broker_addr, RequestCode.DELETE_EXPIRED_COMMITLOG)
 
     async def _files(self, broker_addr: str, code: RequestCode) -> None:
@@ -103,8 +130,16 @@ class ServerAdmin(Client):
         await self.client.brokers.call(broker_addr, code, timeout_s=timeout_s)
 
     async def broker_stats(self, broker_addr: str, name: str, key: str) -> Stats | None:
-        """What a broker has counted under a name and key (docs/reference/remoting.md, Statistics and
-        connections): TOPIC_PUT_NUMS of a topic, GROUP_GET_NUMS of topic@group. None: nothing, or not this."""
+        """Return a statistic of a broker (docs/reference/remoting.md, Statistics and connections).
+
+        Args:
+            broker_addr: Address of the broker.
+            name: Name of the statistic, for example TOPIC_PUT_NUMS or GROUP_GET_NUMS.
+            key: Subject of the statistic: a topic, or topic@group.
+
+        Returns:
+            The counts of the last minute, hour and day. None: the broker has no such statistic.
+        """
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
         try:
             answer = await self.client.brokers.call(broker_addr, RequestCode.VIEW_BROKER_STATS_DATA, header)
@@ -118,49 +153,86 @@ class ServerAdmin(Client):
     # -- name servers
 
     async def namesrv_configs(self) -> dict[str, dict[str, str]]:
-        """Address -> every setting, of each name server."""
+        """Return all settings of every name server, by its address."""
         return {addr: await self.namesrv_config(addr) for addr in self.client.namesrv.addrs}
 
     async def namesrv_config(self, addr: str) -> dict[str, str]:
-        """Every setting of one name server, as text."""
+        """Return all settings of one name server as text."""
         answer = await self.client.namesrv.call(addr, RequestCode.GET_NAMESRV_CONFIG)
         return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
 
     async def known_by(self, addr: str) -> ClusterInfo:
-        """All clusters, brokers and their addresses, as this name server knows them."""
+        """Return all clusters, brokers and addresses that are registered at one name server.
+
+        Args:
+            addr: Address of the name server.
+        """
         answer = await self.client.namesrv.call(addr, RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.decode(answer.body)
 
     async def update_namesrv_config(self, settings: Mapping[str, str]) -> list[str]:
-        """Change settings of all name servers, which write them to their files; returns their addresses.
-        Raises BrokerError of the first that refuses."""
+        """Change settings of all name servers, which also write them to their settings files.
+
+        Args:
+            settings: Value by key.
+
+        Returns:
+            The addresses of the name servers.
+
+        Raises:
+            BrokerError: A name server refuses. The name servers after it are unchanged.
+        """
         body = format_properties(dict(settings)).encode()
         for addr in self.client.namesrv.addrs:
             await self.client.namesrv.call(addr, RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
         return list(self.client.namesrv.addrs)
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """A value of the name servers' tables, None without one."""
+        """Return a value of the name servers' key-value configuration, None if it is not set."""
         return await self.client.namesrv.kv_config(namespace, key)
 
     async def put_kv_config(self, namespace: str, key: str, value: str) -> None:
-        """Set a value at all name servers."""
+        """Set a value of the key-value configuration at all name servers."""
         for addr in self.client.namesrv.addrs:
             await self.client.namesrv.put_kv_config(addr, namespace, key, value)
 
     async def delete_kv_config(self, namespace: str, key: str) -> None:
-        """Remove a value from all name servers, whether they have it or not."""
+        """Remove a value of the key-value configuration from all name servers.
+
+        A missing value is no error.
+        """
         for addr in self.client.namesrv.addrs:
             await self.client.namesrv.delete_kv_config(addr, namespace, key)
 
     async def wipe_write_perm(self, broker_name: str) -> list[PermChange]:
-        """Have all name servers take the write permission from the topics of a broker name: producers leave
-        it, until it registers a change of its topics, or add_write_perm. Raises UnknownNameError."""
+        """Remove the write permission of a broker's topics at all name servers.
+
+        Producers then leave the broker. The change lasts until the broker registers a change of its topics,
+        or until `add_write_perm`.
+
+        Args:
+            broker_name: Name of the broker.
+
+        Returns:
+            The number of changed topics, or the error, of each name server.
+
+        Raises:
+            UnknownNameError: There is no such broker name.
+        """
         return await self._change_perm(broker_name, add=False)
 
     async def add_write_perm(self, broker_name: str) -> list[PermChange]:
-        """Have all name servers give the topics of a broker name the write permission again. Raises
-        UnknownNameError."""
+        """Restore the write permission of a broker's topics at all name servers.
+
+        Args:
+            broker_name: Name of the broker.
+
+        Returns:
+            The number of changed topics, or the error, of each name server.
+
+        Raises:
+            UnknownNameError: There is no such broker name.
+        """
         return await self._change_perm(broker_name, add=True)
 
     async def _change_perm(self, broker_name: str, *, add: bool) -> list[PermChange]:
@@ -185,7 +257,7 @@ class ServerAdmin(Client):
 
 
 def check_cluster(cluster: str, info: ClusterInfo) -> None:
-    """Raises UnknownNameError for a cluster nobody knows."""
+    """Raise UnknownNameError if the cluster does not exist."""
     if cluster not in info.cluster_addr_table:
         raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
 

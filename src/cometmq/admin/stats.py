@@ -1,4 +1,4 @@
-"""How busy topics and groups are; reports of a cluster as values for files."""
+"""Rates and backlogs of topics and groups; cluster reports for export files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.headers import QueryConsumeQueueRequestHeader
 
-# What exportConfigs keeps of a broker's settings, as Apache's does.
+# The settings that exportConfigs writes, the same as Apache's.
 CONFIG_KEYS = (
     *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime", "filterServerNums"),
     *("flushDiskType", "maxMessageSize", "messageDelayLevel", "msgTraceTopicName", "slaveReadEnable"),
     *("traceOn", "traceTopicEnable", "useTLS", "autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
 )
-# Names of groups that nobody chose: they say nothing about a cluster.
+# Default and built-in groups of clients, which describe no application and are not exported.
 CLIENT_GROUPS = {
     *("DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "__MONITOR_CONSUMER", "SELF_TEST_P_GROUP"),
     CLIENT_INNER_PRODUCER_GROUP,
@@ -45,10 +45,20 @@ CLIENT_GROUPS = {
 
 
 class StatsAdmin(GroupAdmin):
-    """What puts together what several servers say."""
+    """Statistics that combine the responses of several servers."""
 
     async def topic_stats(self, topic: str) -> list[TopicStats]:
-        """Return a topic with each of its groups, or alone. Brokers that do not answer are left out."""
+        """Return rates, daily counts and backlog of a topic, for each of its consumer groups.
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            One value per group, or a single one with an empty group. Brokers that do not answer are left out.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+        """
         route = await self.client.namesrv.route(topic)
         masters = [
             data.broker_addrs[MASTER_ID] for data in route.broker_datas if MASTER_ID in data.broker_addrs
@@ -78,7 +88,7 @@ class StatsAdmin(GroupAdmin):
     async def _counted(
         self, masters: list[str], name: str, key: str
     ) -> tuple[float, int] | tuple[None, None]:
-        """Return the number per second and in 24 hours, None if no broker answers."""
+        """Return the rate per second and the count of 24 hours, None if no broker answers."""
         rate, count, answered = 0.0, 0, False
         for addr in masters:
             try:
@@ -108,8 +118,20 @@ class StatsAdmin(GroupAdmin):
         broker_addr: str | None = None,
         group: str | None = None,
     ) -> QueryConsumeQueueBody:
-        """Entries of a consume queue from an index on, at this broker or the topic's first. Raises
-        BrokerError for an index that the queue does not have."""
+        """Return entries of a consume queue.
+
+        Args:
+            topic: The topic.
+            queue_id: Id of the queue.
+            index: Index of the first entry.
+            count: Maximum number of entries.
+            broker_addr: Address of the broker. None: the first broker of the topic.
+            group: Consumer group whose subscription is applied to the entries.
+
+        Raises:
+            BrokerError: The queue has no entry at the index.
+            NoRouteError: No name server has the topic.
+        """
         addr = broker_addr or next(iter(broker_addrs(await self.client.namesrv.route(topic)).values()))
         header = QueryConsumeQueueRequestHeader(
             topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
@@ -118,8 +140,10 @@ class StatsAdmin(GroupAdmin):
         return QueryConsumeQueueBody.decode(answer.body)
 
     async def undone(self) -> AsyncIterator[Undone]:
-        """What groups that are online have left and could not do, by topic. Groups and members that do not
-        answer are left out."""
+        """Yield the backlog and the failures of each group that is online, by topic.
+
+        Groups and members that do not answer are left out.
+        """
         for group, place in (await places(self.client)).items():
             try:
                 brokers = place or await brokers_of(self.client, group)
@@ -145,8 +169,7 @@ class StatsAdmin(GroupAdmin):
                 )
 
     async def _delay_ms(self, row: QueueProgress) -> int:
-        """By how much the last message of a queue is younger than the last one consumed; 0 if nobody can
-        tell."""
+        """Return how much newer a queue's last message is than the last consumed one, in ms; 0 if unknown."""
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
         if row.last_timestamp <= 0 or row.broker_offset <= 0:
             return 0
@@ -158,10 +181,15 @@ class StatsAdmin(GroupAdmin):
             return 0
         return max(0, found[0].store_timestamp_ms - row.last_timestamp) if found else 0
 
-    # -- what a broker has, and what is exported
+    # -- broker contents and exports
 
     async def topic_table(self, broker_addr: str, *, special: bool = True) -> TopicConfigTable:
-        """The topics of a broker without the system's; special: with those of retries and dead letters."""
+        """Return the topics of a broker without the system topics.
+
+        Args:
+            broker_addr: Address of the broker.
+            special: Include retry and dead-letter topics.
+        """
         table = await self.topic_configs(broker_addr)
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
         system = set(TopicList.decode(answer.body).topic_list)
@@ -173,12 +201,12 @@ class StatsAdmin(GroupAdmin):
         return table
 
     async def topic_configs(self, broker_addr: str) -> TopicConfigTable:
-        """All topics of a broker, the system's as well."""
+        """Return all topics of a broker, including system topics."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_TOPIC_CONFIG)
         return TopicConfigTable.decode(answer.body)
 
     async def user_groups(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
-        """The groups of a broker without RocketMQ's own."""
+        """Return the consumer groups of a broker without RocketMQ's own groups."""
         table = await self.group_table(broker_addr)
         return {
             name: table[name]
@@ -189,7 +217,17 @@ class StatsAdmin(GroupAdmin):
     async def cluster_metadata(
         self, cluster: str, *, special: bool = False
     ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
-        """Topics and groups of a cluster. Numbers of queues are added up over its masters."""
+        """Return the topics and the consumer groups of a cluster.
+
+        Numbers of queues are sums over its masters.
+
+        Args:
+            cluster: The cluster.
+            special: Include retry and dead-letter topics.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         topics: dict[str, TopicConfig] = {}
         found: dict[str, SubscriptionGroupConfig] = {}
         for addr in await self.master_addrs(cluster):
@@ -205,7 +243,11 @@ class StatsAdmin(GroupAdmin):
         return topics, found
 
     async def cluster_configs(self, cluster: str) -> dict[str, Any]:
-        """The settings of a cluster's masters that tell most, and how many servers there are."""
+        """Return the main settings of a cluster's masters and the numbers of servers (exportConfigs).
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         addrs = await self.cluster_addrs(cluster, slaves=True)
         configs = {}
         for master in addrs:
@@ -219,7 +261,11 @@ class StatsAdmin(GroupAdmin):
         return {"brokerConfigs": configs, "clusterScale": scale}
 
     async def cluster_metrics(self, cluster: str) -> dict[str, Any]:
-        """Load, sizes and clients of a cluster's masters, under the names of Apache's exportMetrics."""
+        """Return load, sizes and clients of a cluster's masters, as Apache's exportMetrics names them.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         info = await self.cluster_info()
         report: dict[str, Any] = {}
         for addr in await self.master_addrs(cluster):
@@ -270,7 +316,7 @@ class StatsAdmin(GroupAdmin):
 
 
 def quota(runtime: Mapping[str, str], half: Stats | None, late: Stats | None) -> dict[str, Any]:
-    """What a broker's runtime table tells of its load."""
+    """Return the load values of a broker's runtime table and statistics, as exportMetrics names them."""
     broker = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=dict(runtime))
     out = "getTransferredTps" if "getTransferredTps" in runtime else "getTransferedTps"
     return {

@@ -1,4 +1,4 @@
-"""Topics: made, changed, shown, deleted; how their queues would be shared."""
+"""Operations on topics: creation, changes, state, deletion, queue allocation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,18 @@ UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic is created with. perm: 2 write, 4 read, 6 both."""
+    """Settings of a topic.
+
+    Attributes:
+        topic: Name of the topic.
+        read_queue_nums: Number of queues that consumers read, per broker.
+        write_queue_nums: Number of queues that producers write, per broker.
+        perm: Permission: 2 write, 4 read, 6 both.
+        order: The topic is ordered: producers keep to its queues when a broker fails.
+        unit: The topic belongs to a unit (RocketMQ's flag).
+        has_unit_sub: A unit subscribes to the topic (RocketMQ's flag).
+        attributes: Changes of attributes, as "+key=value,-key". None: no change.
+    """
 
     topic: str
     read_queue_nums: int = 8
@@ -60,7 +71,19 @@ class TopicAdmin(ServerAdmin):
     async def create_topic(
         self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[str]:
-        """Create or change a topic at one broker or all masters of a cluster; yields each address."""
+        """Create or change a topic.
+
+        Args:
+            settings: Name and settings of the topic.
+            broker_addr: Only at this broker.
+            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+
+        Yields:
+            The address of each changed broker.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         addrs = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
         for addr in addrs:
             await self.client.brokers.create_topic(
@@ -78,8 +101,19 @@ class TopicAdmin(ServerAdmin):
     async def create_topics(
         self, topics: Sequence[TopicConfig], *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[str]:
-        """Create or change topics, in one request to one broker or to each master of a cluster; yields each
-        address. Attributes are changes: "+key" -> value. Not for Apache's 4.9."""
+        """Create or change topics with one request per broker (not for Apache 4.9).
+
+        Args:
+            topics: Names and settings. Attributes are changes: "+key" to value.
+            broker_addr: Only at this broker.
+            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+
+        Yields:
+            The address of each changed broker.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         body = TopicConfigList(topic_config_list=list(topics)).encode()
         for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
             await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
@@ -88,8 +122,20 @@ class TopicAdmin(ServerAdmin):
     async def purge_topic(
         self, topic: str, *, queue_id: int | None = None, before_ms: int | None = None, execute: bool = False
     ) -> list[tuple[str, PurgedQueue]]:
-        """(broker name, queue) of a topic's queues whose messages go, or with `execute` are gone: all, or
-        those of one queue id, or those stored before a time. CometMQ brokers only."""
+        """Delete the messages of a topic's queues, but not the topic (CometMQ brokers only).
+
+        Args:
+            topic: The topic.
+            queue_id: Only the queues with this id. None: all queues.
+            before_ms: Only messages stored before this time. None: all messages.
+            execute: False: only return what would be deleted.
+
+        Returns:
+            Broker name and result of each queue.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+        """
         found = []
         for broker in sorted((await self.route(topic)).broker_datas, key=lambda broker: broker.broker_name):
             addr = broker.broker_addrs.get(MASTER_ID)
@@ -103,9 +149,18 @@ class TopicAdmin(ServerAdmin):
     async def set_order_conf(
         self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
     ) -> str:
-        """Note the ordered topic's queues (`broker-a:8;broker-b:8`) with all name servers; returns the note.
+        """Register the queues of an ordered topic in the order configuration of all name servers.
 
-        For one broker its entry is merged into what is there; for a cluster the note is replaced.
+        For one broker its entry is merged into the configuration; for a cluster the configuration is
+        replaced.
+
+        Args:
+            settings: Name and number of write queues of the topic.
+            broker_addr: Only for this broker.
+            cluster: For all brokers of this cluster. Has an effect only without `broker_addr`.
+
+        Returns:
+            The new configuration, for example "broker-a:8;broker-b:8".
         """
         info = await self.client.namesrv.cluster_info()
         entries: dict[str, str] = {}
@@ -126,24 +181,31 @@ class TopicAdmin(ServerAdmin):
         return conf
 
     async def delete_topic_in_brokers(self, topic: str, cluster: str) -> list[str]:
-        """Delete a topic with its messages at all masters of a cluster; returns their addresses."""
+        """Delete a topic and its messages at all masters of a cluster.
+
+        Returns:
+            The addresses of the masters.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
         addrs = await self.master_addrs(cluster)
         for addr in addrs:
             await self.client.brokers.delete_topic(addr, topic)
         return addrs
 
     async def delete_topic_in_name_servers(self, topic: str) -> None:
-        """Have every name server forget the topic's route, and its order configuration."""
+        """Delete the route and the order configuration of a topic at every name server."""
         for addr in self.client.namesrv.addrs:
             await self.client.namesrv.delete_topic(addr, topic)
             await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)
 
     async def topics(self) -> list[str]:
-        """All topics that a name server knows, system, retry and dead-letter topics included; sorted."""
+        """Return the names of all topics, sorted, including system, retry and dead-letter topics."""
         return await self.client.namesrv.topics()
 
     async def topic_uses(self) -> list[TopicUse]:
-        """Each topic with its cluster and its groups; no retry and dead-letter topics."""
+        """Return each topic with its cluster and consumer groups, without retry and dead-letter topics."""
         info = await self.client.namesrv.cluster_info()
         uses: list[TopicUse] = []
         for topic in await self.topics():
@@ -154,7 +216,7 @@ class TopicAdmin(ServerAdmin):
                 found = _clusters_of(route, info)
                 consumers = await groups.groups_of_topic(self.client, route, topic)
             except CometError:
-                # Like Apache's tool, list a topic even if no broker of it answers.
+                # Like Apache's tool, list a topic even if none of its brokers answers.
                 found, consumers = [], []
             uses.append(
                 TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
@@ -162,11 +224,15 @@ class TopicAdmin(ServerAdmin):
         return uses
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Raises NoRouteError, which names the name servers asked and their answers."""
+        """Return the route of a topic: its brokers and queues.
+
+        Raises:
+            NoRouteError: No name server has the topic. The error lists the name servers and their responses.
+        """
         return await self.client.namesrv.route(topic)
 
     async def clusters_of(self, topic: str) -> list[str]:
-        """The clusters whose brokers have a topic; none for a topic that no name server knows."""
+        """Return the clusters whose brokers have a topic, sorted; [] for a topic without a route."""
         try:
             route = await self.route(topic)
         except NameServersUnreachable:
@@ -176,13 +242,22 @@ class TopicAdmin(ServerAdmin):
         return sorted(_clusters_of(route, await self.cluster_info()))
 
     async def topic_status(self, topic: str) -> list[QueueStatus]:
-        """Offsets and last write of each queue, ordered by broker and queue."""
+        """Return the offsets and the last store time of each queue of a topic, sorted by broker and queue.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+        """
         addrs = lookups.broker_addrs(await self.route(topic)).values()
         rows = [row for addr in addrs for row in await self.topic_status_at(addr, topic)]
         return sorted(rows, key=lambda row: (row.broker_name, row.queue_id))
 
     async def topic_status_at(self, addr: str, topic: str) -> list[QueueStatus]:
-        """The same of the queues that one broker has."""
+        """Return the offsets and the last store time of each queue that one broker has of a topic.
+
+        Args:
+            addr: Address of the broker.
+            topic: The topic.
+        """
         answer = await self.client.brokers.call(
             addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
         )
@@ -200,10 +275,21 @@ class TopicAdmin(ServerAdmin):
     async def change_topic_perm(
         self, topic: str, perm: int, *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[tuple[str, int, TopicSettings]]:
-        """Change a topic's permission at one master or all of a cluster; yields address, old permission, and
-        what was set.
-        Nothing else of the topic changes. Raises UnknownNameError for an address that is no master of the
-        topic."""
+        """Change only the permission of a topic.
+
+        Args:
+            topic: The topic.
+            perm: The new permission: 2 write, 4 read, 6 both.
+            broker_addr: Only at this master.
+            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+
+        Yields:
+            Address, old permission and new settings of each changed broker.
+
+        Raises:
+            UnknownNameError: The cluster does not exist, or the address is not a master of the topic.
+            NoRouteError: No name server has the topic.
+        """
         route = await self.route(topic)
         queues = {data.broker_name: data for data in route.queue_datas}
         masters = {
@@ -229,8 +315,17 @@ class TopicAdmin(ServerAdmin):
                 yield addr, data.perm, settings
 
     async def allocation(self, topic: str, clients: Sequence[str]) -> dict[str, list[MessageQueue]]:
-        """Client -> the queues that it would have of a topic if these were the members of a group. Clients
-        are sorted as members sort themselves; Apache's tool takes them as they are given."""
+        """Return the queues of a topic that each client would hold if the clients were one consumer group.
+
+        Clients are sorted like the members of a group. Apache's tool keeps the given order.
+
+        Args:
+            topic: The topic.
+            clients: Client ids.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+        """
         queues = sorted(
             MessageQueue(topic, data.broker_name, queue_id)
             for data in (await self.route(topic)).queue_datas

@@ -1,7 +1,7 @@
-"""What the administration operations answer with.
+"""Results of the administration operations.
 
-As JSON (`--json`) the fields carry RocketMQ's camel-case names. Times are milliseconds since the epoch, 0
-where there is none; offsets count messages of a queue.
+In JSON (`--json`) the fields have RocketMQ's camel-case names. Times are milliseconds since the Unix epoch, 0
+for no time. Offsets count the messages of a queue.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LOG_END = "commitLogMaxOffset"
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of the answers: immutable, JSON in camel case."""
+    """Base class of the results: immutable, camel-case names in JSON."""
 
 
 class QueueStatus(Value, frozen=True, kw_only=True):
-    """One queue of a topic on one broker."""
+    """State of one queue of a topic at one broker."""
 
     broker_name: str
     queue_id: int
@@ -36,7 +36,7 @@ class QueueStatus(Value, frozen=True, kw_only=True):
 
 
 class TopicUse(Value, frozen=True, kw_only=True):
-    """A topic, the cluster it lies in and the groups that have offsets on it."""
+    """A topic with its cluster and the groups that have offsets on the topic."""
 
     cluster_name: str
     topic: str
@@ -44,11 +44,14 @@ class TopicUse(Value, frozen=True, kw_only=True):
 
 
 class BrokerStatus(Value, frozen=True, kw_only=True):
-    """One broker process and what it says about itself: the table of GET_BROKER_RUNTIME_INFO.
+    """A broker process with its runtime table (GET_BROKER_RUNTIME_INFO).
 
-    role: SYNC_MASTER, ASYNC_MASTER or SLAVE; of a member of a raft group its part in that, as leader; of an
-    Apache broker, which does not say it, MASTER or SLAVE. lag: bytes of log that its master, or leader, has
-    more; None for a master, and where either has not answered.
+    Attributes:
+        role: SYNC_MASTER, ASYNC_MASTER or SLAVE; the raft role of a member of a raft group; MASTER or SLAVE
+            for an Apache broker, which does not report its role.
+        lag: Bytes of log by which the broker is behind its master or leader. None for a master, and if either
+            did not answer.
+        problem: Error of a broker that did not answer.
     """
 
     cluster_name: str
@@ -61,8 +64,10 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     problem: str = ""
 
     def first_number(self, key: str) -> float | None:
-        """Return the first of the numbers under a key (rates are over 10, 60 and 600 s), None without one
-        that is finite."""
+        """Return the first number under a key, None without a finite number.
+
+        Rates are of 10, 60 and 600 s.
+        """
         try:
             number = float(self.runtime.get(key, "").split()[0])
         except (IndexError, ValueError):
@@ -70,7 +75,7 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         return number if isfinite(number) else None
 
     def count(self, key: str) -> int:
-        """A counter of the table, 0 where the broker has none."""
+        """Return a counter of the runtime table, 0 if the broker does not have it."""
         try:
             number = int(self.runtime.get(key, ""))
         except ValueError:
@@ -78,12 +83,12 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         return number if -(2**63) <= number < 2**63 else 0
 
     def saying(self, runtime: dict[str, str]) -> BrokerStatus:
-        """The same with what the broker says."""
+        """Return a copy with this runtime table and the role in it."""
         return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
 
 
 def broker_places(info: ClusterInfo, cluster: str | None = None) -> list[BrokerStatus]:
-    """Every broker of one or all clusters, none of which has been asked yet."""
+    """Return every broker of one cluster or all, without runtime tables."""
     return [
         BrokerStatus(
             cluster_name=cluster_name, broker_name=name, broker_id=broker_id, broker_addr=addr, runtime={}
@@ -97,7 +102,7 @@ def broker_places(info: ClusterInfo, cluster: str | None = None) -> list[BrokerS
 
 
 def role_of(runtime: Mapping[str, str], broker_id: int) -> str:
-    """The role that a broker's table tells, or its id; "" for one that has not answered."""
+    """Return the role from a broker's runtime table or id; "" for a broker that did not answer."""
     if not runtime:
         return ""
     by_id = "MASTER" if broker_id == MASTER_ID else "SLAVE"
@@ -105,7 +110,7 @@ def role_of(runtime: Mapping[str, str], broker_id: int) -> str:
 
 
 def with_lags(brokers: list[BrokerStatus]) -> list[BrokerStatus]:
-    """The same brokers, with how far each is behind its master."""
+    """Return copies of the brokers with the replication lag of each."""
     ends = {
         (each.cluster_name, each.broker_name): each.count(LOG_END)
         for each in brokers
@@ -122,7 +127,7 @@ def with_lags(brokers: list[BrokerStatus]) -> list[BrokerStatus]:
 
 
 class QueueProgress(Value, frozen=True, kw_only=True):
-    """How far a group is in one queue."""
+    """Consumer offset and broker offset of a group in one queue."""
 
     topic: str
     broker_name: str
@@ -134,12 +139,12 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 
     @property
     def diff(self) -> int:
-        """Messages the group has not yet committed."""
+        """The lag: messages that the group has not committed yet."""
         return self.broker_offset - self.consumer_offset
 
 
 class GroupProgress(Value, frozen=True, kw_only=True):
-    """How far a group is in all its queues."""
+    """Offsets of a group in all its queues."""
 
     group: str
     consume_tps: float
@@ -151,10 +156,9 @@ class GroupProgress(Value, frozen=True, kw_only=True):
 
 
 class GroupSummary(Value, frozen=True, kw_only=True):
-    """One line about a group.
+    """Summary of a consumer group.
 
-    Version, type and model are empty for a group without members. Rate and lag are None where they cannot be
-    found out.
+    Version, type and model are empty for a group without members. Rate and lag are None if they are unknown.
     """
 
     group: str
@@ -167,29 +171,39 @@ class GroupSummary(Value, frozen=True, kw_only=True):
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values that are known, None if none is."""
+    """Return the sum of the values that are not None, None if there are none."""
     found = [value for value in values if value is not None]
     return sum(found) if found else None
 
 
 class RetryLimits(Value, frozen=True, kw_only=True):
-    """How often a group's messages are tried again: the group's own retryMaxTimes, and client id -> what this
-    member named when it last handed a message back, which counts before it."""
+    """Maximum retries of a group.
+
+    Attributes:
+        group: The group's own retryMaxTimes.
+        members: Maximum retries that each member sent with its last send-back, by client id. They take
+            precedence.
+    """
 
     group: int = RETRY_MAX_TIMES
     members: dict[str, int] = {}
 
     @property
     def differ(self) -> bool:
-        """Whether members name different numbers, or others than the group was given."""
+        """Whether members use different values, or values that differ from the group's."""
         own = {self.group} - {RETRY_MAX_TIMES} if self.members else set()
         return len(own.union(self.members.values())) > 1
 
 
 class MemberSubscriptions(Value, frozen=True, kw_only=True):
-    """What a member of a group subscribes: topic -> expression; `problem` says why that is not known.
-    settings: messageModel, consumeFromWhere and maxReconsumeTimes, as far as they are known. queues: those
-    that it holds, where it was asked."""
+    """Subscriptions and settings of a member of a group.
+
+    Attributes:
+        subscriptions: Expression by topic.
+        problem: Why the subscriptions are unknown.
+        settings: messageModel, consumeFromWhere and maxReconsumeTimes, as far as known.
+        queues: Queues that the member holds. None: not requested, or unknown.
+    """
 
     client_id: str
     client_addr: str
@@ -201,10 +215,15 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
 
 
 class GroupSubscriptions(Value, frozen=True, kw_only=True):
-    """What the members of a group subscribe. differences: topic -> expression ("" for not subscribed) -> the
-    client ids that say so, for the topics in which members differ. setting_differences: the same for their
-    settings; the client id "" stands for the group itself, with the retryMaxTimes that it was given.
-    unbalanced: the queues, as topic@broker:id, that have no member or several -> these; None: not known."""
+    """Subscriptions of a group's members, and the differences between members.
+
+    Attributes:
+        members: The members.
+        differences: Topic to expression ("" for not subscribed) to client ids, for topics in which members
+            differ.
+        setting_differences: The same for settings. The client id "" stands for the group's own retryMaxTimes.
+        unbalanced: Queues (topic@broker:id) without a holder or with several, and the holders. None: unknown.
+    """
 
     group: str
     members: list[MemberSubscriptions]
@@ -214,7 +233,7 @@ class GroupSubscriptions(Value, frozen=True, kw_only=True):
 
 
 class TrackType(StrEnum):
-    """What became of a message in a group."""
+    """Consumption state of a message in a group."""
 
     CONSUMED = "CONSUMED"
     CONSUMED_BUT_FILTERED = "CONSUMED_BUT_FILTERED"
@@ -225,7 +244,7 @@ class TrackType(StrEnum):
 
 
 class MessageTrack(Value, frozen=True, kw_only=True):
-    """What became of a message in one group; `exception_desc` says why that is not known."""
+    """Consumption state of a message in one group; `exception_desc` is why the state is unknown."""
 
     consumer_group: str
     track_type: TrackType
@@ -233,7 +252,7 @@ class MessageTrack(Value, frozen=True, kw_only=True):
 
 
 class MessageView(Value, frozen=True, kw_only=True):
-    """A stored message for people and scripts; a body that is no UTF-8 text is shown as Base64."""
+    """A stored message in the form of the JSON output. A body that is not UTF-8 text is encoded as Base64."""
 
     topic: str
     msg_id: str
@@ -257,7 +276,7 @@ class MessageView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, message: MessageExt) -> MessageView:
-        """View a message as it came from a broker, its body decompressed."""
+        """Return the view of a message as a broker returned it, with its body decompressed."""
         body = bytes(message.body)
         try:
             text, encoding = body.decode("utf-8"), "utf-8"
@@ -287,8 +306,13 @@ class MessageView(Value, frozen=True, kw_only=True):
 
 
 class DeadLetterView(MessageView, frozen=True, kw_only=True):
-    """A dead letter. original_topic: where it was sent first; origin_msg_id: the offset id that it had there;
-    resend_times: how often it was sent again before it died; reconsume_times: how often it was tried."""
+    """A dead letter.
+
+    Attributes:
+        original_topic: Topic of the original message.
+        origin_msg_id: Offset id of the original message.
+        resend_times: Number of resends before the message became this dead letter.
+    """
 
     original_topic: str | None
     origin_msg_id: str
@@ -298,7 +322,7 @@ class DeadLetterView(MessageView, frozen=True, kw_only=True):
     def of_dead_letter(
         cls, message: MessageExt, original_topic: str | None, origin_msg_id: str, resend_times: int
     ) -> DeadLetterView:
-        """View a message of a dead-letter topic."""
+        """Return the view of a message of a dead-letter topic."""
         return cls(
             **msgspec.structs.asdict(MessageView.of(message)),
             original_topic=original_topic,
@@ -308,7 +332,7 @@ class DeadLetterView(MessageView, frozen=True, kw_only=True):
 
 
 class DeadLetterCount(Value, frozen=True, kw_only=True):
-    """The dead letters of a group; `problem` where a broker does not say how many it has."""
+    """Number of a group's dead letters; `problem` is the error of a broker that does not report it."""
 
     group: str
     count: int
@@ -317,8 +341,10 @@ class DeadLetterCount(Value, frozen=True, kw_only=True):
 
 
 class Resend(StrEnum):
-    """What became of a dead letter that was to be sent again. SKIPPED: an earlier run did it. PLANNED: a dry
-    run found it."""
+    """Outcome of a dead letter in a resend run. SKIPPED: resent by an earlier run.
+
+    PLANNED: selected by a dry run.
+    """
 
     RESENT = "RESENT"
     SKIPPED = "SKIPPED"
@@ -327,7 +353,7 @@ class Resend(StrEnum):
 
 
 class ResendResult(Value, frozen=True, kw_only=True):
-    """A dead letter, by its ids, and its copy in the topic `target`."""
+    """A dead letter, its outcome, and its copy in the topic `target`."""
 
     state: Resend
     msg_id: str
@@ -340,7 +366,7 @@ class ResendResult(Value, frozen=True, kw_only=True):
 
 
 class TraceView(Value, frozen=True, kw_only=True):
-    """A record about a message; the address of the client that wrote it, and when that was stored."""
+    """A trace record, the address of the client that sent it, and its store time."""
 
     trace: AnyTrace
     client_host: str
@@ -348,7 +374,10 @@ class TraceView(Value, frozen=True, kw_only=True):
 
 
 class WaitingView(Value, frozen=True, kw_only=True):
-    """A message that waits; deliver_at in ms, delay_level 0 for one with a time of its own."""
+    """A message that waits for its delivery time (ms).
+
+    `delay_level` is 0 for a message with its own delivery time.
+    """
 
     deliver_at: int
     destination: str
@@ -358,7 +387,7 @@ class WaitingView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, waiting: WaitingMessage) -> WaitingView:
-        """View what a broker lists."""
+        """Return the view of a waiting message as a broker lists it."""
         return cls(
             deliver_at=waiting.deliver_at_ms,
             destination=waiting.topic,
@@ -369,7 +398,7 @@ class WaitingView(Value, frozen=True, kw_only=True):
 
 
 class SendView(Value, frozen=True, kw_only=True):
-    """What a broker said about a sent message."""
+    """The result of a send."""
 
     send_status: str
     msg_id: str
@@ -381,7 +410,7 @@ class SendView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, result: SendResult) -> SendView:
-        """View a producer's result."""
+        """Return the view of a producer's result."""
         return cls(
             send_status=result.status.name,
             msg_id=result.msg_id,
@@ -397,17 +426,23 @@ class SendView(Value, frozen=True, kw_only=True):
 
 
 class BrokerSettings(dict[str, str]):
-    """Every setting of a broker by its key, as text. without_effect: keys that it accepts and does not
-    use; empty for Apache's brokers."""
+    """All settings of a broker as text, by key.
+
+    `without_effect` contains the keys that the broker accepts but does not use; empty for Apache's brokers.
+    """
 
     without_effect: frozenset[str] = frozenset()
 
 
 class SettingsChange(Value, frozen=True, kw_only=True):
-    """What became of settings sent to a broker. Apache's brokers report none of these.
+    """Effect of a settings change at a broker. Apache's brokers report none of these.
 
-    at_next_start: keys that count from then on. unknown: keys that it ignored. without_effect: keys that it
-    accepts and does not use. not_written: it has no settings file, and forgets them at its next start.
+    Attributes:
+        broker_addr: Address of the broker.
+        at_next_start: Keys that take effect at the next start.
+        unknown: Keys that the broker ignored.
+        without_effect: Keys that the broker accepts but does not use.
+        not_written: The broker has no settings file: the changes are lost at its next start.
     """
 
     broker_addr: str
@@ -418,7 +453,7 @@ class SettingsChange(Value, frozen=True, kw_only=True):
 
 
 class PermChange(Value, frozen=True, kw_only=True):
-    """Topics whose write permission a name server took or gave; `problem` where it did not."""
+    """Number of topics whose write permission a name server changed; `problem` is its error."""
 
     namesrv: str
     broker_name: str
@@ -427,14 +462,14 @@ class PermChange(Value, frozen=True, kw_only=True):
 
 
 class StatsSpan(Value, frozen=True, kw_only=True):
-    """What was counted in a span, and how much that is a second."""
+    """A count in a period, and its rate per second."""
 
     sum: int
     tps: float
 
 
 class Stats(Value, frozen=True, kw_only=True):
-    """What a broker counted in its last minute, hour and day."""
+    """Counts of a broker in the last minute, hour and day."""
 
     minute: StatsSpan
     hour: StatsSpan
@@ -442,15 +477,15 @@ class Stats(Value, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """The longest span that has counted anything: a broker that runs for an hour has no day yet."""
+        """Count of the longest period with data: a broker started an hour ago has no count for the day."""
         return self.day.sum or self.hour.sum or self.minute.sum
 
 
 class TopicStats(Value, frozen=True, kw_only=True):
-    """How busy a topic is, and one of its groups ("": it has none).
+    """Rates and counts of a topic and one of its groups ("": the topic has no group).
 
-    Rates are of the last minute, counts of 24 hours or since the broker runs. Values are None where no broker
-    answers.
+    Rates are of the last minute. Counts are of 24 hours, or since the broker started. Values are None if no
+    broker answers.
     """
 
     topic: str
@@ -466,7 +501,7 @@ class TopicStats(Value, frozen=True, kw_only=True):
 
 
 class GroupConfig(Value, frozen=True, kw_only=True):
-    """The settings of a group at a broker."""
+    """Settings of a group at a broker."""
 
     cluster_name: str
     broker_name: str
@@ -474,15 +509,22 @@ class GroupConfig(Value, frozen=True, kw_only=True):
 
 
 class GroupQueueProgress(Value, frozen=True, kw_only=True):
-    """How far a group is in a queue, of all groups of a broker."""
+    """Offsets of one of a broker's groups in a queue."""
 
     group: str
     queue: QueueProgress
 
 
 class Undone(Value, frozen=True, kw_only=True):
-    """What a group has left in a topic: in all queues, in the one with most, how much older its last message
-    is than the topic's, and how many messages its listeners failed in the last hour."""
+    """Backlog and failures of a group in a topic.
+
+    Attributes:
+        undone_msgs_total: Lag in all queues, in messages.
+        undone_msgs_single_mq: Lag in the queue with the largest lag, in messages.
+        undone_msgs_delay_time_mills: Age of the last consumed message relative to the topic's last message,
+            in ms.
+        failed_msgs_total_recently: Messages that listeners failed to consume in the last hour.
+    """
 
     consumer_group: str
     topic: str
@@ -493,17 +535,26 @@ class Undone(Value, frozen=True, kw_only=True):
 
 
 class OffsetWay(StrEnum):
-    """How offsets are set. MEMBERS: the broker tells the members (222). STORED: at the broker, which members
-    ask when they start (15)."""
+    """Method of a reset. MEMBERS: the broker notifies the members (222).
+
+    STORED: the offsets are stored at the broker, and members read them at their start (15).
+    """
 
     MEMBERS = "MEMBERS"
     STORED = "STORED"
 
 
 class QueueReset(Value, frozen=True, kw_only=True):
-    """One queue of a reset. consumer_offset: before (-1: none); target: of the time; rollback_offset: what
-    the group was set to; seen: what it has since (None: the members have not said it). problem: why it is not
-    as it should be."""
+    """Reset of one queue.
+
+    Attributes:
+        broker_offset: End offset of the queue.
+        consumer_offset: Offset before the reset, -1 for none.
+        target: Offset that corresponds to the time of the reset.
+        rollback_offset: Offset that was set.
+        seen: Offset observed afterwards. None: members did not report one.
+        problem: Why the observed offset is not the expected one.
+    """
 
     broker_name: str
     queue_id: int
@@ -517,7 +568,7 @@ class QueueReset(Value, frozen=True, kw_only=True):
 
 
 class SendTime(Value, frozen=True, kw_only=True):
-    """A send that was measured; `result` is its status, or the error's text."""
+    """A measured send; `result` is its status or the text of its error."""
 
     broker_name: str
     queue_id: int

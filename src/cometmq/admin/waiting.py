@@ -1,4 +1,4 @@
-"""What brokers hold back: timer messages, by pages over all brokers, and transactions without end."""
+"""Messages that brokers hold back: timer messages, page by page over all brokers, and open transactions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cometmq.admin.admin import BROKERS_AT_ONCE, Admin
+from cometmq.admin.admin import Admin
+from cometmq.admin.known_groups import BROKERS_AT_ONCE
 from cometmq.client.cluster.requests import pull_request
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import CometError
@@ -26,23 +27,30 @@ from cometmq.protocol.properties import values as names
 T = TypeVar("T")
 
 PAGE_MAX = 64
-"""Messages that a broker lists at once."""
+"""Maximum messages that a broker lists per request."""
 HALVES_MAX, OPS_MAX = 1_000, 4_000
-"""Half messages, and ops that close them, that are looked at on a broker: the oldest."""
+"""Maximum half messages, and ops that close them, read from each broker, the oldest first."""
 PULL_MAX = 1024
-"""Messages of one answer; Apache's brokers give 32."""
+"""Maximum messages per pull; Apache's brokers return up to 32."""
 REMOVED = "d"
 """The tag of an op that closes half messages."""
 _DIGITS = 18
 
 Place = tuple[int, int]
-"""Behind a message of a broker's list: its time (ms) and position in the log."""
+"""Position in a broker's list of waiting messages: time (ms) and log position of the previous one."""
 
 
 @dataclass(frozen=True)
 class TimerPage:
-    """Messages that wait, by their time. after: broker name -> where its next ones begin; more: there are
-    some; waiting: how many wait in all; missing: broker name -> why it says nothing."""
+    """A page of waiting messages in the order of their delivery times.
+
+    Attributes:
+        rows: The messages.
+        after: Position of the next page, by broker name.
+        more: There are more messages.
+        waiting: Total number of waiting messages.
+        missing: Error by name of the brokers that did not answer.
+    """
 
     rows: list[WaitingMessage]
     after: dict[str, Place]
@@ -54,8 +62,11 @@ class TimerPage:
 async def timer_page(
     admin: Admin, topic: str | None = None, *, after: Mapping[str, Place] | None = None, size: int = 100
 ) -> TimerPage:
-    """The next `size` of all brokers' messages that wait, of one topic or all, behind the places that the
-    page before gave. CometMQ brokers only; raises if none answers."""
+    """Return the next page of waiting messages of all brokers.
+
+    The page has at most `size` messages, of one topic or all, after the positions `after`.
+    CometMQ brokers only. Raises the first error if no broker answers.
+    """
     places = after or {}
 
     async def ask(name: str, addr: str) -> tuple[list[WaitingMessage], Place, bool, int]:
@@ -96,8 +107,14 @@ async def timer_page(
 
 @dataclass(frozen=True)
 class HalfMessage:
-    """A transaction that is neither committed nor rolled back. message: as it is kept; topic: where it would
-    go; group: of its producer; checks: how often a producer of the group was asked."""
+    """A transaction that is neither committed nor rolled back.
+
+    Attributes:
+        message: The half message.
+        topic: Topic of the message after a commit.
+        group: Group of the producer.
+        checks: Number of transaction checks sent to producers of the group.
+    """
 
     message: MessageExt
     topic: str
@@ -107,8 +124,13 @@ class HalfMessage:
 
 @dataclass(frozen=True)
 class HalfMessages:
-    """Those of all brokers, the oldest first. partly: a broker has more than were looked at, and of the ones
-    here some may have ended; missing: broker name -> why it says nothing."""
+    """Open transactions of all brokers, the oldest first.
+
+    Attributes:
+        rows: The half messages.
+        partly: A broker has more half messages than were read, and some of `rows` may have ended.
+        missing: Error by name of the brokers that did not answer.
+    """
 
     rows: list[HalfMessage]
     partly: bool
@@ -116,13 +138,17 @@ class HalfMessages:
 
 
 async def half_messages(admin: Admin) -> HalfMessages:
-    """Transactions that wait. They are read as messages, so this works with Apache's brokers, too; those of
-    5.x write down for some seconds later what has ended. Raises if no broker answers."""
+    """Return the open transactions. They are read as messages, which works with Apache's brokers, too.
+
+    A 5.x broker records the end of a transaction some seconds later. Raises the first error if no broker
+    answers.
+    """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        # Ops first: a copy that is stored between the two answers closes the older copy, and is found itself.
+        # Ops are read first: a copy that is stored between the two reads closes the older copy and is found
+        # itself.
         closings, others = await behind_group(admin, addr, ops, OPS_MAX)
         found, some = await behind_group(admin, addr, halves, HALVES_MAX)
         if not found:
@@ -135,7 +161,7 @@ async def half_messages(admin: Admin) -> HalfMessages:
         half_of(message)
         for messages, _ in answers.values()
         for message in messages
-        if names.PGROUP in message.properties  # without one it fills a gap in the queue
+        if names.PGROUP in message.properties  # A half message without a group only fills a gap in the queue.
     ]
     rows.sort(key=lambda row: row.message.born_timestamp_ms)
     return HalfMessages(rows, any(partly for _, partly in answers.values()), missing)
@@ -144,8 +170,8 @@ async def half_messages(admin: Admin) -> HalfMessages:
 def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
     """Return the last copy of each transaction.
 
-    A broker stores a half message again when it asks the producer. Apache's broker passes the older copy only
-    at the end of its cycle of checks; until then both are in the queue.
+    A broker stores a half message again with each check. Apache's broker skips the older copy only at the end
+    of its check cycle; until then the queue contains both.
 
     Args:
         halves: The half messages of one broker in queue order.
@@ -155,7 +181,7 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
     for half in halves:
         begin = _number(half.properties.get(names.TRAN_PREPARED_QUEUE_OFFSET, ""))
         if begin is None:
-            # Copies of Apache's brokers do not name the first copy, but count the checks.
+            # Copies of Apache's brokers do not contain the offset of the first copy, but count the checks.
             checked = half_of(half).checks > 0
             begin = begins.get(half.msg_id, half.queue_offset) if checked else half.queue_offset
         begins[half.msg_id] = begin
@@ -164,8 +190,10 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
 
 
 async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
-    """The newest transactions of each broker whose producers were asked in vain until the broker gave up.
-    Admin.resume_check has them asked again."""
+    """Return the newest transactions of each broker whose checks reached their maximum.
+
+    Admin.resume_check resumes their checks.
+    """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         queue = MessageQueue(TRANS_CHECK_MAX_TIME_TOPIC, name, 0)
@@ -180,7 +208,6 @@ async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
 
 
 def half_of(message: MessageExt) -> HalfMessage:
-    """What the properties of a half message say."""
     found = message.properties
     return HalfMessage(
         message=message,
@@ -191,7 +218,7 @@ def half_of(message: MessageExt) -> HalfMessage:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """The queue offsets of half messages that an op names: one (4.9), or some with commas (5.x)."""
+    """Return the queue offsets of half messages in an op: one (4.9), or several with commas (5.x)."""
     found = (_number(part) for part in body.decode("ascii", "replace").split(","))
     return [number for number in found if number is not None]
 
@@ -203,7 +230,7 @@ def _number(text: str) -> int | None:
 async def behind_group(
     admin: Admin, addr: str, queue: MessageQueue, most: int
 ) -> tuple[list[MessageExt], bool]:
-    """The messages that the broker has not worked off, and whether there are more than `most`."""
+    """Return the messages that the broker has not processed, and whether there are more than `most`."""
     brokers = admin.client.brokers
     least = await brokers.min_offset(addr, queue)
     end = await brokers.max_offset(addr, queue)
@@ -227,8 +254,10 @@ async def _read(admin: Admin, addr: str, queue: MessageQueue, begin: int, end: i
 async def each_master(
     admin: Admin, ask: Callable[[str, str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Broker name -> what `ask(name, addr)` gives of its master, and name -> why there is nothing. Raises if
-    no master answers."""
+    """Return the result of `ask(name, addr)` for each master by broker name, and the errors by broker name.
+
+    Raises the first error if no master answers.
+    """
     table = (await admin.cluster_info()).broker_addr_table
     answers: dict[str, T] = {}
     failures: dict[str, CometError] = {}

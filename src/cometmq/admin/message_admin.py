@@ -1,0 +1,492 @@
+"""Operations on messages: search, reading, sending, dead letters, waiting messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+
+import msgspec
+
+from cometmq.admin import dead_letters, groups, messages
+from cometmq.admin.dead_letters import Resending, Selection
+from cometmq.admin.known_groups import BROKERS_AT_ONCE, brokers_of
+from cometmq.admin.newest import Newest, newest
+from cometmq.admin.topic_admin import TopicAdmin
+from cometmq.admin.values import (
+    DeadLetterCount,
+    MessageTrack,
+    QueueStatus,
+    ResendResult,
+    SendTime,
+    TraceView,
+)
+from cometmq.client.cluster import lookups
+from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.options import ClientOptions, TraceOptions
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.producer.producer import Producer
+from cometmq.errors import CometError, MessageNotFound, NoRouteError
+from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, TRACE_TOPIC, Perm
+from cometmq.protocol.headers import ListTimersRequestHeader
+
+ADMIN_GROUP = "admin_ext_group"
+
+
+class MessageAdmin(TopicAdmin):
+    """Operations on messages."""
+
+    _access: ClientOptions
+    _producer: Producer | None
+
+    # -- search and reading
+
+    async def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
+        """Return a stored message by its id.
+
+        Args:
+            msg_id: An offset id, which contains the broker's address, or a unique key, which producers
+                assign.
+            topic: Topic in which a unique key is searched. None: all topics except retry, dead-letter and
+                system topics.
+
+        Raises:
+            MessageNotFound: No broker has the message.
+            IdError: `msg_id` is not a message id.
+        """
+        return await lookups.by_id(self.client, msg_id, topic)
+
+    async def resume_check(self, msg_id: str) -> MessageExt:
+        """Resume the transaction checks of a half message whose checks have reached their maximum.
+
+        Args:
+            msg_id: Offset id of the message, or the unique key that its producer assigned.
+
+        Returns:
+            The resumed message, as it was stored in TRANS_CHECK_MAX_TIME_TOPIC.
+
+        Raises:
+            MessageNotFound: There is no such half message.
+            BrokerError: The broker refuses, for example because the checks were resumed before.
+            IdError: `msg_id` is not a message id.
+        """
+        return await messages.resume_check(self.client, msg_id)
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        limit: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        missing: dict[str, CometError] | None = None,
+    ) -> list[MessageExt]:
+        """Return the messages of a topic that have a key, the oldest first.
+
+        Args:
+            topic: The topic.
+            key: The key, one of those that the producer set.
+            limit: Maximum number of messages.
+            begin_ms: Only messages stored at or after this time.
+            end_ms: Only messages stored at or before this time.
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            CometError: A broker fails and `missing` is None, or all brokers fail.
+        """
+        span = (begin_ms, end_ms)
+        return await lookups.by_key(self.client, topic, key, limit, unique=False, span=span, missing=missing)
+
+    async def messages_by_unique_key(
+        self, topic: str, msg_id: str, limit: int = 32, *, missing: dict[str, CometError] | None = None
+    ) -> list[MessageExt]:
+        """Return the messages of a topic that have a unique key; several where the producer retried a send.
+
+        Args:
+            topic: The topic.
+            msg_id: Unique key: the message id that a producer returns.
+            limit: Maximum number of messages.
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            CometError: A broker fails and `missing` is None, or all brokers fail.
+        """
+        return await lookups.by_key(self.client, topic, msg_id, limit, unique=True, missing=missing)
+
+    async def traces(
+        self,
+        msg_id: str,
+        topic: str = TRACE_TOPIC,
+        limit: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        missing: dict[str, CometError] | None = None,
+    ) -> list[TraceView]:
+        """Return the trace records of a message, the oldest first.
+
+        Args:
+            msg_id: Unique key of the message. The ids of a batch are joined by commas.
+            topic: The trace topic.
+            limit: Maximum number of trace messages read from each broker.
+            begin_ms: Only trace messages stored at or after this time.
+            end_ms: Only trace messages stored at or before this time.
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
+
+        Returns:
+            The records, at most 10,000.
+
+        Raises:
+            NoRouteError: No name server has the trace topic.
+            CometError: A broker fails and `missing` is None, or all brokers fail.
+        """
+        return await messages.traces(self.client, topic, msg_id, limit, (begin_ms, end_ms), missing)
+
+    async def tracks(self, message: MessageExt) -> list[MessageTrack]:
+        """Return the consumption state of a message in each group that has offsets on its topic.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+        """
+        return await groups.tracks(self.client, message)
+
+    def read(self, wanted: messages.ReadRange, group: str | None = None) -> AsyncIterator[MessageExt]:
+        """Yield the messages of a range, queue by queue. No offset is committed.
+
+        Args:
+            wanted: Topic, queues, times and maximum number of messages.
+            group: Consumer group of the pull requests. None: TOOLS_CONSUMER.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The topic has no such broker or queue.
+        """
+        return messages.read(self.client, wanted, group)
+
+    async def newest(self, wanted: messages.ReadRange) -> Newest:
+        """Return the newest messages of a range over all its queues, the newest first.
+
+        Args:
+            wanted: Topic, queues, times and maximum number of messages (`count`).
+
+        Returns:
+            The messages, their bodies cut to 256 bytes, and the end of the next (older) page.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The topic has no such broker or queue.
+            CometError: No broker answers.
+        """
+        return await newest(self.client, wanted)
+
+    def queue_bounds(self, wanted: messages.ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
+        """Yield each queue of a range with the offset at which `read` begins and the end offset of the queue.
+
+        Args:
+            wanted: Topic, queues and times.
+
+        Yields:
+            Queue, first offset, and the offset after the last message of the queue.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The topic has no such broker or queue.
+        """
+        return messages.queue_bounds(self.client, wanted)
+
+    async def message_at(self, topic: str, broker_name: str, queue_id: int, offset: int) -> MessageExt:
+        """Return the message at an offset of a queue.
+
+        Raises:
+            MessageNotFound: The queue has no message at this offset.
+            UnknownNameError: The topic has no such broker.
+            NoRouteError: No name server has the topic.
+        """
+        queue = MessageQueue(topic, broker_name, queue_id)
+        found = await messages.at_offset(self.client, queue, offset)
+        if found is None:
+            raise MessageNotFound(str(offset), f"in queue {queue_id} of topic {topic} at {broker_name}")
+        return found
+
+    async def send_times(self, topic: str, amount: int, size: int) -> AsyncIterator[SendTime]:
+        """Send messages to a topic one after the other, queue by queue, and measure each send.
+
+        The first message creates the topic where the brokers create topics automatically.
+
+        Args:
+            topic: The topic.
+            amount: Number of messages.
+            size: Size of each body, in bytes.
+
+        Yields:
+            Duration and result of each send. A failed send is yielded with its error.
+
+        Raises:
+            NoRouteError: No name server answers.
+        """
+        queues: list[MessageQueue] = []
+        try:
+            queues = [
+                MessageQueue(topic, data.broker_name, queue_id)
+                for data in sorted((await self.route(topic)).queue_datas, key=lambda data: data.broker_name)
+                if data.perm & Perm.WRITE
+                for queue_id in range(data.write_queue_nums)
+            ]
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            pass
+        producer = await self._started_producer()
+        for number in range(amount):
+            queue = queues[number % len(queues)] if queues else None
+            began = time.perf_counter()
+            sent, result, ids = True, "", ("", "", -1)
+            try:
+                done = await producer.send(Message(topic=topic, body=b"a" * size), queue=queue)
+                queue, result = done.queue, done.status.name
+                ids = done.msg_id, done.offset_msg_id, done.queue_offset
+            except CometError as error:
+                sent, result = False, str(error)
+            yield SendTime(
+                broker_name=queue.broker_name if queue else "",
+                queue_id=queue.queue_id if queue else -1,
+                sent=sent,
+                result=result,
+                millis=(time.perf_counter() - began) * 1000,
+                msg_id=ids[0],
+                offset_msg_id=ids[1],
+                queue_offset=ids[2],
+            )
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        broker_name: str | None = None,
+        queue_id: int | None = None,
+        traced: bool = False,
+    ) -> SendResult:
+        """Send a message.
+
+        Args:
+            message: The message.
+            broker_name: Broker of the target queue. Has an effect only together with `queue_id`.
+            queue_id: Id of the target queue. None: the producer selects the queue.
+            traced: Write trace records of the send to the trace topic.
+
+        Raises:
+            NoRouteError: No name server has the topic, and no broker creates it.
+            MessageIllegal: The message or its topic is not valid.
+        """
+        queue = None
+        if broker_name is not None and queue_id is not None:
+            queue = MessageQueue(message.topic, broker_name, queue_id)
+        if traced:
+            options = replace(self._access, trace=TraceOptions())
+            async with Producer(ADMIN_GROUP, namesrv=self._namesrv, client_options=options) as producer:
+                return await producer.send(message, queue=queue)
+        return await (await self._started_producer()).send(message, queue=queue)
+
+    async def send_again(self, message: MessageExt) -> SendResult:
+        """Send a stored message as a new message with the same body, flag, tag, keys and user properties."""
+        return await self.send(
+            Message(
+                topic=message.topic,
+                body=bytes(message.body),
+                tags=message.tags,
+                keys=message.keys,
+                flag=message.flag,
+                properties=message.user_properties,
+            )
+        )
+
+    # -- dead letters
+
+    async def dead_letter_counts(self, groups: Iterable[str] | None = None) -> list[DeadLetterCount]:
+        """Return the number of dead letters of groups.
+
+        Args:
+            groups: The consumer groups. None: all groups that have a dead-letter topic.
+
+        Returns:
+            One value per group. `problem` holds the error where the topic cannot be read.
+        """
+        if groups is None:
+            topics = [topic for topic in await self.topics() if topic.startswith(DLQ_PREFIX)]
+        else:
+            topics = [DLQ_PREFIX + group for group in groups]
+        return await for_each(topics, self._dead_letter_count, lookups.TOPICS_AT_ONCE)
+
+    async def _dead_letter_count(self, topic: str) -> DeadLetterCount:
+        queues: list[QueueStatus] = []
+        problem = ""
+        try:
+            queues = await self.topic_status(topic)
+        except CometError as error:
+            problem = str(error)
+        return DeadLetterCount(
+            group=topic.removeprefix(DLQ_PREFIX),
+            count=sum(queue.max_offset - queue.min_offset for queue in queues),
+            last_update_timestamp=max((queue.last_update_timestamp for queue in queues), default=0),
+            problem=problem,
+        )
+
+    async def dead_letters(self, wanted: Selection) -> AsyncIterator[MessageExt]:
+        """Yield the selected dead letters of a group, broker by broker, the oldest first.
+
+        Raises:
+            UnknownNameError: The group does not exist.
+            DeadLettersHidden: The dead-letter topic is not readable at a broker.
+            SqlError: The SQL expression is not valid.
+        """
+        try:
+            async for message in dead_letters.select(self.client, wanted):
+                yield message
+        except NoRouteError as error:
+            if error.topic != DLQ_PREFIX + wanted.group:
+                raise
+            await brokers_of(self.client, wanted.group)
+
+    def resend(self, wanted: Selection, how: Resending) -> AsyncIterator[ResendResult]:
+        """Send the selected dead letters again. Dead letters that were resent before are skipped.
+
+        Args:
+            wanted: The dead letters.
+            how: Target, rate and limits.
+
+        Yields:
+            The outcome of each dead letter.
+
+        Raises:
+            IndexSilent: A broker's index cannot report which dead letters were resent before.
+            ResendStopped: Ten sends in a row failed, or the first copy became a dead letter immediately.
+            UnknownNameError: The group does not exist.
+            DeadLettersHidden: The dead-letter topic is not readable at a broker.
+            SqlError: The SQL expression is not valid.
+        """
+        return dead_letters.resend(self.client, self.dead_letters(wanted), wanted.group, how)
+
+    async def was_resent(self, group: str, message: MessageExt) -> bool:
+        """Return whether a dead letter of a group was resent.
+
+        Raises:
+            IndexSilent: A broker's index cannot report that.
+        """
+        return await dead_letters.was_resent(self.client, group, message)
+
+    # -- timer messages
+
+    async def timers(
+        self,
+        topic: str | None = None,
+        *,
+        broker_addr: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[WaitingMessage]:
+        """Yield the messages that wait for a delivery time or a delay level (CometMQ brokers only).
+
+        Args:
+            topic: Only messages of this topic. None: all topics.
+            broker_addr: Only messages of this broker. None: all masters.
+            limit: Maximum number of messages of each broker. None: no limit.
+
+        Yields:
+            The messages, broker by broker, in the order of their delivery times.
+        """
+        for addr, name in (await self._waiting_at(broker_addr)).items():
+            wanted = ListTimersRequestHeader(topic=topic)
+            more, left = True, limit
+            while more and left != 0:
+                if left is not None:
+                    wanted = msgspec.structs.replace(wanted, max_msg_nums=min(left, 64))
+                found, page = await self.client.brokers.timers(addr, name, wanted)
+                for waiting in found:
+                    yield waiting
+                more, left = page.more, None if left is None else left - len(found)
+                wanted = msgspec.structs.replace(
+                    wanted, after_ms=page.after_ms, after_position=page.after_position
+                )
+
+    async def timers_with_key(
+        self,
+        key: str,
+        topic: str | None = None,
+        *,
+        broker_addr: str | None = None,
+        missing: dict[str, CometError] | None = None,
+    ) -> tuple[list[WaitingMessage], bool]:
+        """Return the waiting messages that have a key or an id (CometMQ brokers only).
+
+        Each broker examines the newest 64 messages with the key, or 1 MiB of them.
+
+        Args:
+            key: A key, or the unique key of the message.
+            topic: Only messages of this topic. None: all topics.
+            broker_addr: Only messages of this broker. None: all masters.
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
+
+        Returns:
+            The messages, and whether a broker has more messages with the key than it examined.
+
+        Raises:
+            CometError: A broker fails and `missing` is None, or all brokers fail.
+        """
+        found, more = [], False
+        wanted = ListTimersRequestHeader(topic=topic, key=key)
+        failed: dict[str, CometError] = {}
+        addrs = await self._waiting_at(broker_addr)
+
+        async def ask(addr: str) -> None:
+            nonlocal more
+            try:
+                some, page = await self.client.brokers.timers(addr, addrs[addr], wanted)
+            except CometError as error:
+                failed[addrs[addr]] = error
+                return
+            found.extend(some)
+            more |= page.more
+
+        await for_each(addrs, ask, BROKERS_AT_ONCE)
+        if missing is not None:
+            missing |= failed
+        if failed and (missing is None or len(failed) == len(addrs)):
+            raise next(iter(failed.values()))
+        return found, more
+
+    async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
+        """Return the brokers that list waiting messages: broker name by address."""
+        brokers = {
+            data.broker_addrs[MASTER_ID]: name
+            for name, data in sorted((await self.cluster_info()).broker_addr_table.items())
+            if MASTER_ID in data.broker_addrs
+        }
+        return {broker_addr: brokers.get(broker_addr, "")} if broker_addr else brokers
+
+    async def recall(self, recall_handle: str) -> str:
+        """Recall a message that waits for its delivery time.
+
+        Args:
+            recall_handle: Handle of the message, from its SendResult.
+
+        Returns:
+            The message id. The broker does not report whether the message was still waiting.
+
+        Raises:
+            BadHandle: The handle is not valid.
+            NoRouteError: No name server has the topic.
+        """
+        return await (await self._started_producer()).recall(recall_handle)
+
+    async def _started_producer(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(ADMIN_GROUP, client=self.client)
+            await self._producer.start()
+        return self._producer
