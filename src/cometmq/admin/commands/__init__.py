@@ -1,4 +1,4 @@
-"""The `mqadmin` group with all its commands, under the headings of their list."""
+"""The `mqadmin` group with all its commands, listed under headings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`mqadmin` commands about accounts: updateAclConfig, deleteAclConfig, updateGlobalWhiteAddr,
-clusterAclConfigVersion."""
+"""`mqadmin` commands for accounts and white lists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Files for the bodies of messages that `mqadmin` shows, in a directory of the user's own.
+"""Files for the bodies of messages that `mqadmin` shows, in a private directory of the user.
 
-Apache's tools write below the shared temporary directory, where anybody can plant links under future names.
+Apache's tools write below the shared temporary directory, where any user can create links with predictable
+names.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import tempfile
 from cometmq.message import MessageExt
 
 _FILE_NAME = re.compile(r"[0-9A-Za-z]{1,64}")
-"""An id that may be a file's name: a producer may send any text for its unique key."""
+"""Pattern of message ids that are used as file names: a producer may set any text as unique key."""
 
 
 def write_body(message: MessageExt) -> str:
-    """Write the body to a file that only this user can read, called by the message's id; returns its path.
+    """Write the body to a file named by the message's id that only this user can read; return its path.
 
-    The file lies in `cometmq/msgbodys` under XDG_CACHE_HOME (~/.cache), or in a new temporary directory where
-    that one cannot be used. A file or link of the name is replaced, never written through.
+    The file is in `cometmq/msgbodys` under XDG_CACHE_HOME (~/.cache), or in a new temporary directory if that
+    directory is not usable. An existing file or link of that name is replaced; links are not followed.
     """
     name = message.msg_id if _FILE_NAME.fullmatch(message.msg_id) else message.offset_msg_id
     path = bodies_path()
@@ -42,7 +43,7 @@ def write_body(message: MessageExt) -> str:
 
 
 def bodies_path() -> str:
-    """Where the user's files of this kind lie."""
+    """Return the directory of the user's body files."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):
         cache = os.path.expanduser("~/.cache")
@@ -50,7 +51,10 @@ def bodies_path() -> str:
 
 
 def open_own(path: str) -> int:
-    """A descriptor of a directory that is this user's alone, made if it is missing. Raises OSError."""
+    """Return a descriptor of a directory that only this user can access, and create it if missing.
+
+    Raises OSError.
+    """
     os.makedirs(path, mode=0o700, exist_ok=True)
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

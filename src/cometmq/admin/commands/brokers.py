@@ -1,4 +1,4 @@
-"""`mqadmin` commands about brokers: who they are, their settings, files and statistics."""
+"""`mqadmin` commands for brokers: list, settings, files and statistics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
         else:
             show(formats.cluster_list(brokers, int(time.time() * 1000)))
         for broker in brokers:
-            if broker.problem and not wants_json():  # JSON has it as a field
+            if broker.problem and not wants_json():  # In JSON the problem is a field of the broker.
                 show_problem(f"{broker.broker_addr}: {broker.problem}")
         if interval is None:
             if any(broker.problem for broker in brokers):
@@ -114,8 +114,8 @@ async def update_broker_config(
 ) -> None:
     """Update a setting of brokers.
 
-    A running broker takes it over at once, or says that it counts from its next start on, and writes its
-    file; one that was started without a file says that the change is lost at its next start.
+    A running broker applies the setting immediately or at its next start, and writes it to its settings file.
+    Without a settings file the change is lost at the next start. The output reports each of these cases.
     """
     addrs = [broker_addr] if broker_addr else []
     if cluster:
@@ -137,7 +137,7 @@ NO_FILE = "no file of settings to write it to (mqbroker -c FILE): it is lost at 
 
 
 def show_change(change: SettingsChange) -> None:
-    """What a broker says of a change beside that it has taken it."""
+    """Print what a broker reports about a settings change beyond its success."""
     if change.not_written:
         show_problem(f"{change.broker_addr}: {NO_FILE}")
     for key in change.without_effect:
@@ -156,7 +156,7 @@ async def clean(
     target: tuple[str | None, str | None],
     dry_run: bool,
 ) -> None:
-    """Have one broker, the masters of a cluster or all masters clean something up."""
+    """Run a cleaning operation at one broker, the masters of a cluster or all masters."""
     broker_addr, cluster = target
     addrs = [broker_addr] if broker_addr else list(await admin.cluster_addrs(cluster))
     if goes_on(dry_run, *(f"delete {what} at {addr}" for addr in addrs)):
@@ -204,7 +204,7 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
         try:
             found = await admin.topic_stats(name)
         except CometError:
-            continue  # deleted meanwhile, or none of its brokers answers
+            continue  # The topic was deleted in the meantime, or none of its brokers answers.
         found = [row for row in found if not active or row.in_msg_24_hours or row.out_msg_24_hours]
         rows += found
         if not wants_json():

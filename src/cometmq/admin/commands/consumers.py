@@ -1,4 +1,4 @@
-"""`mqadmin` commands about groups: their settings, members and progress."""
+"""`mqadmin` commands for consumer groups: settings, members and offsets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.settings import INT_MAX, LONG_MAX
 
-FIRST_ROUND_S, ROUND_S = 20.0, 60.0  # of Apache's monitor
+FIRST_ROUND_S, ROUND_S = 20.0, 60.0  # intervals of Apache's monitor
 GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
 CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 
@@ -73,7 +73,7 @@ async def consumer_progress(
 async def consumer_status(
     admin: Admin, group: str, client_id: str | None, broker_addr: str | None, jstack: bool
 ) -> None:
-    """Show what the members of a group subscribe, and warn where they differ."""
+    """Show the subscriptions of a group's members, and warn if they differ."""
     if client_id is not None:
         info = await admin.running_info(group, client_id, jstack=jstack, broker_addr=broker_addr)
         queues = [{"messageQueue": queue, "processQueueInfo": held} for queue, held in info.mq_table.items()]
@@ -172,7 +172,7 @@ async def update_sub_group(
 ) -> None:
     """Create or update a subscription group.
 
-    What is not given is set to its default, as Apache's command does it.
+    Options that are not given are set to their defaults, as in Apache's command.
     """
     given = dict(word.partition("=")[::2] for word in (attributes or "").split(",") if word)
     config = SubscriptionGroupConfig(
@@ -218,7 +218,7 @@ async def delete_sub_group(
 ) -> None:
     """Delete a subscription group at brokers.
 
-    With a cluster its messages for retries and its dead letters are deleted, too.
+    With a cluster, the group's retry and dead-letter topics are deleted, too.
     """
     addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
     topics = []
@@ -227,7 +227,7 @@ async def delete_sub_group(
         topics = [topic for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group) if topic in known]
     names = await admin.group_names()
     if group not in names and not wants_json():
-        # Not an error, as with Apache's command: scripts delete what may be gone already.
+        # Like Apache's command, this is not an error: scripts delete groups that may already be deleted.
         show_problem(str(UnknownNameError("consumer group", group, names)))
     offsets = " with its offsets" if remove_offset else ""
     deeds = [f"delete group {group}{offsets} at {', '.join(addrs)}"]
@@ -252,7 +252,7 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
     """Show a subscription group's settings."""
     found = await admin.group_configs(group)
     if not found:
-        await admin.brokers_of(group)  # raises the error of an unknown group
+        await admin.brokers_of(group)  # raises UnknownNameError for a group that does not exist
         raise click.ClickException(f"no broker has settings of the group {group}")
     tell(found, formats.group_configs(found))
 

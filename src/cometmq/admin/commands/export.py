@@ -1,5 +1,4 @@
-"""`mqadmin` commands that write what a cluster has to a file: exportMetadata, exportConfigs,
-exportMetrics."""
+"""`mqadmin` commands that export a cluster's data to a file: exportMetadata, exportConfigs, exportMetrics."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ CLUSTER = name_option("-c", "--clusterName", "cluster", required=True, help="Thi
 
 
 def write(directory: str, name: str, value: Any) -> None:
-    """Write a value as JSON, in place of the file that may be there, and tell where. Raises OSError."""
+    """Write a value as JSON, replacing an existing file, and print the path. Raises OSError."""
     path = os.path.join(directory, name)
     os.makedirs(directory, exist_ok=True)
     new = f"{path}.{os.getpid()}.tmp"
-    # Others may write to /tmp, too: a link of theirs is not followed.
+    # Other users may write to /tmp: their links must not be followed.
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2) + b"\n")

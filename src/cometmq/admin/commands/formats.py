@@ -1,6 +1,6 @@
-"""The text that `mqadmin` prints, column for column as Apache's tools print it, so that scripts keep working.
+"""Output of `mqadmin`, with the columns of Apache's tools, so that scripts keep working.
 
-Pure functions from values to lines; the widths are those of the 4.9 tools.
+The functions are pure: values to lines. The widths are those of the 4.9 tools.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ INT64_MAX = 2**63 - 1
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since the epoch from digits or local `yyyy-MM-dd#HH:mm:ss:SSS`. Raises ValueError."""
+    """Return ms since 1970 from digits or a local `yyyy-MM-dd#HH:mm:ss:SSS`. Raises ValueError."""
     text = text.strip()
     if text.isascii() and text.isdigit():
         if (given := int(text)) > INT64_MAX:
             raise ValueError("a time has 64 bits")
         return given
     moment = datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f")
-    # %f fills up to microseconds from the right: "5" means 500 ms to Python and 5 ms to Java.
+    # Python's %f pads on the right: "5" means 500 ms to Python but 5 ms to Java.
     millis = int(text.rpartition(":")[2])
     return int(moment.replace(microsecond=0).timestamp()) * 1000 + millis
 
@@ -71,7 +71,7 @@ def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
 
 
 def purged(queues: Iterable[tuple[str, PurgedQueue]]) -> Iterator[str]:
-    """Rows are (broker name, queue)."""
+    """Return the table of purged queues; a row is (broker name, queue)."""
     form = "%-32s  %-4s  %-20s  %-20s  %-20s  %s"
     yield form % ("#Broker Name", "#QID", "#Min Offset", "#Purged To", "#Max Offset", "#Messages")
     for name, queue in queues:
@@ -106,7 +106,7 @@ def topic_route_table(route: TopicRouteData) -> Iterator[str]:
 
 
 def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
-    """Apache's columns, and behind them two of ours: role, and bytes behind the master."""
+    """Return the rows of clusterList: Apache's columns, then CometMQ's role and replication lag in bytes."""
     form = "%-16s  %-22s  %-4s  %-22s %-16s %19s %19s %10s %5s %6s  %-12s %10s"
     yield form % (
         *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
@@ -117,7 +117,7 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
         earliest = broker.count("earliestMessageTimeStamp")
         hours = (now_ms - earliest) / MS_PER_HOUR if earliest > 0 else None
         in_load = load(broker.first_number("putTps"), info, "send")
-        # Apache wrote this key with one `r` until 4.9, with two since.
+        # Apache spelled this key with one `r` until 4.9, and with two since.
         out_key = "getTransferredTps" if "getTransferredTps" in info else "getTransferedTps"
         out_load = load(broker.first_number(out_key), info, "pull")
         yield form % (
@@ -129,12 +129,12 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """Return a number with so many digits behind the point, `-` where nothing was counted."""
+    """Return a number with `digits` decimal places, `-` for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def load(tps: float | None, info: Mapping[str, str], side: str) -> str:
-    """Return a rate with its queue, `123.45(0,0ms)`; `-` for a broker without it."""
+    """Return a rate with its request queue, `123.45(0,0ms)`; `-` for a broker that does not report it."""
     if tps is None:
         return "-"
     size = info.get(f"{side}ThreadPoolQueueSize", "")
@@ -156,13 +156,13 @@ def cluster_totals(brokers: Iterable[BrokerStatus]) -> Iterator[str]:
 
 
 def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
-    """Sorted `key : value`; with an address in front where several brokers are shown."""
+    """Return sorted `key : value` lines, prefixed by the address if several brokers are shown."""
     for key, value in sorted(runtime.items()):
         yield f"{addr:<24} {key:<32}: {value}" if addr else f"{key:<32}: {value}"
 
 
 def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
-    """As haStatus of 5.5, with spaces where that has tabs: a master with its slaves, or a slave."""
+    """Return the lines of haStatus 5.5, with spaces instead of tabs: a master with its slaves, or a slave."""
     slaves, own = status.ha_connection_info, status.ha_client_runtime_info
     facts: list[tuple[str, object]] = [
         ("#MasterAddr", own.master_addr or "null"),
@@ -215,8 +215,10 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
 
 
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
-    """A line for each member, then whether they subscribe the same and have the same settings, and who says
-    what where they do not; else whether each queue has one of them."""
+    """Return a line for each member, then the differences of subscriptions and settings between members.
+
+    Without differences, the queues without a holder or with several holders follow.
+    """
     row = "%-10s %-40s %-20s %s"
     yield row % ("#Index", "#ClientId", "#Version", "#Subscription")
     for number, member in enumerate(found.members, 1):
@@ -246,7 +248,7 @@ def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
 
 
 def known(value: object) -> object:
-    """Return a value as a column shows it: `-` for None."""
+    """Return the value of a column: `-` for None."""
     return "-" if value is None else value
 
 
@@ -268,7 +270,7 @@ def key_hits(messages: Iterable[MessageExt]) -> Iterator[str]:
 
 
 def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> Iterator[str]:
-    """One `Name: value` line per fact, as queryMsgById; without the offset id as queryMsgByUniqueKey."""
+    """Return a `Name: value` line per field: as queryMsgById, or as queryMsgByUniqueKey (no offset id)."""
     facts: list[tuple[str, object]] = [("OffsetID:", message.offset_msg_id)] if offset_id else []
     facts += [
         ("Topic:", message.topic),
@@ -302,7 +304,7 @@ def message_tracks(tracks: list[MessageTrack]) -> Iterator[str]:
 
 
 def direct_result(result: ConsumeMessageDirectlyResult) -> Iterator[str]:
-    """One line as Java prints it: Java's words for true, false and nothing."""
+    """Return the listener's result in one line, with Java's words for true, false and null."""
     order, auto_commit = str(result.order).lower(), str(result.auto_commit).lower()
     yield (
         f"ConsumeMessageDirectlyResult [order={order}, autoCommit={auto_commit}, "
@@ -318,7 +320,7 @@ def send_result(result: SendResult) -> Iterator[str]:
 
 
 def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
-    """A table for each send, then one for each consumer group with the ends of its listeners' calls."""
+    """Return a table for each send, then one for each consumer group with the results of its listeners."""
     form = "%-10s %-20s %-20s %-20s %-10s %-10s"
     titles = ("#CostTimes", "#Status")
     by_group: dict[str, list[str]] = {}
@@ -378,12 +380,12 @@ def producers(found: Mapping[str, Iterable[ProducerInfo]]) -> Iterator[str]:
 
 
 def java_word(value: object) -> str:
-    """A value as Java prints it."""
+    """Return a value as Java prints it."""
     return "null" if value is None else show_value(value)
 
 
 def group_facts(config: SubscriptionGroupConfig) -> dict[str, str]:
-    """The settings of a group by RocketMQ's names; those of 5.x where the group has them."""
+    """Return the settings of a group by RocketMQ's names, including those of 5.x that the group has."""
     names = {field.name: field.encode_name for field in msgspec.structs.fields(config)}
     return {
         names[name]: show_value(value)
@@ -429,7 +431,7 @@ def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iter
 
 
 def undone(found: Undone) -> Iterator[str]:
-    """As Apache's monitor logs it."""
+    """Return the backlog in the form of Apache's monitor."""
     where = f"consumerGroup={found.consumer_group}, topic={found.topic}"
     yield (
         f"UndoneMsgs [{where}, undoneMsgsTotal={found.undone_msgs_total}, "
@@ -441,7 +443,7 @@ def undone(found: Undone) -> Iterator[str]:
 
 
 def resets(done: list[QueueReset]) -> Iterator[str]:
-    """The columns of Apache's command: those for groups that run, or for those that do not."""
+    """Return the columns of Apache's command, which differ between groups with and without online members."""
     if done and all(each.way is OffsetWay.MEMBERS for each in done):
         form = "%-40s  %-40s  %-40s"
         yield form % ("#brokerName", "#queueId", "#offset")
@@ -564,7 +566,7 @@ def queue_text(queue: MessageQueue) -> str:
 
 
 def message_text(message: MessageExt) -> str:
-    """All of a message in one line, as Java's own."""
+    """Return all fields of a message in one line, as Java prints a message."""
     properties = ", ".join(f"{key}={value}" for key, value in sorted(message.properties.items()))
     body = ", ".join(str(byte - 256 if byte > 127 else byte) for byte in bytes(message.body))
     return (

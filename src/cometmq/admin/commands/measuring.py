@@ -1,4 +1,4 @@
-"""`mqadmin` commands that send messages and measure it: checkMsgSendRT, sendMsgStatus, clusterRT."""
+"""`mqadmin` commands that measure response times: checkMsgSendRT, sendMsgStatus, clusterRT."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
 
 
 def mean_without_first(rows: list[SendTime]) -> float | None:
-    """Return the mean time of a send in ms without the first one, which also connects; None for one alone."""
+    """Return the mean time in ms of all sends but the first, which also connects; None for one send."""
     rest = rows[1:]
     return sum(row.millis for row in rest) / len(rest) if rest else None
 
 
 def fail_if_none_was_sent(rows: list[SendTime]) -> None:
-    """Exit code 1 if every send has failed."""
+    """Exit with code 1 if every send has failed."""
     if not any(row.sent for row in rows):
         why = f": {rows[0].result}" if rows else ""
         raise click.ClickException(f"no message was sent{why}")
@@ -74,7 +74,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
     rows: list[SendTime] = []
     async for row in admin.send_times(broker_name, count + 1, size):
         rows.append(row)
-        if len(rows) > 1 and not wants_json():  # the first one connects
+        if len(rows) > 1 and not wants_json():  # The first send also connects.
             show([formats.send_status(row, broker_name)])
     if wants_json():
         show_json(rows[1:])

@@ -1,4 +1,4 @@
-"""`mqadmin` commands about messages: the queries, traces, sendMessage, consumeMessage."""
+"""`mqadmin` commands for messages: queries, traces, sendMessage, consumeMessage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MILLISECONDS = click.IntRange(*ALWAYS)
 
 
 def consume_directly_options(command: F) -> F:
-    """`-g/--consumerGroup` and `-d/--clientId`: have one consumer process the message at once."""
+    """Add `-g/--consumerGroup` and `-d/--clientId`: have one consumer process the message immediately."""
     group = click.option("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: its group.")
     client = click.option(
         "-d", "--clientId", "client_id", metavar="ID", help="Have this consumer process it."
@@ -157,7 +157,7 @@ async def query_msg_by_unique_key(
     "TRANS_CHECK_MAX_TIME_TOPIC.",
 )
 async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
-    """Resume the checks of a transaction that was given up."""
+    """Resume the checks of a transaction that reached the maximum number of checks."""
     for msg_id in filter(None, map(str.strip, msg_ids.split(","))):
         message = await admin.resume_check(msg_id)
         view = {"msgId": message.msg_id, "storeHost": message.store_host}
@@ -232,7 +232,7 @@ async def send_message(
 
 
 def past_time(text: str) -> int:
-    """Milliseconds, `yyyy-MM-dd#HH:mm:ss:SSS` in local time, or `now`; a time to come is refused."""
+    """Return ms since 1970 from digits, local `yyyy-MM-dd#HH:mm:ss:SSS` or `now`; no future time."""
     now = int(time.time() * 1000)
     try:
         moment = now if text == "now" else formats.parse_time(text)
@@ -298,7 +298,7 @@ async def consume_message(
         count=count,
     )
     async for message in admin.read(wanted, group=group):
-        # A listing that may be long is printed as it comes: one JSON object a line.
+        # A list may be long, so each message is printed when it arrives: one JSON object per line.
         if wants_json():
             show_json(MessageView.of(message), indent=None)
         else:
@@ -307,7 +307,7 @@ async def consume_message(
 
 
 async def consume_directly(admin: Admin, messages: list[MessageExt], group: str, client_id: str) -> None:
-    """Have one consumer process the messages, and print what its listener said."""
+    """Have one consumer process the messages, and print the results of its listener."""
     for message in messages:
         result = await admin.consume_directly(group, client_id, message.offset_msg_id)
         tell(result, formats.direct_result(result))
@@ -316,8 +316,10 @@ async def consume_directly(admin: Admin, messages: list[MessageExt], group: str,
 async def show_messages(
     admin: Admin, messages: list[MessageExt], *, offset_id: bool, charset: str | None = None
 ) -> None:
-    """Print each message, with its body in a file and what became of it in each group; or all as JSON.
-    charset: print the body too."""
+    """Print each message, its body (to a file) and its state in each group; or all messages as JSON.
+
+    With `charset`, print the body, too.
+    """
     if wants_json():
         show_json([MessageView.of(message) for message in messages])
         return

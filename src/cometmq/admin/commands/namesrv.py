@@ -1,4 +1,4 @@
-"""`mqadmin` commands about name servers: settings, key-value tables, write permission of brokers."""
+"""`mqadmin` commands for name servers: settings, key-value configuration, write permission of brokers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ async def delete_kv_config(admin: Admin, namespace: str, key: str, dry_run: bool
 
 @admin_command("wipeWritePerm", BROKER_NAME, dangerous)
 async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None:
-    """Take the write permission from a broker's topics.
+    """Remove the write permission of a broker's topics.
 
-    Producers leave it within 30 seconds, before it is stopped. addWritePerm undoes it.
+    Producers leave the broker within 30 seconds, so that it can be stopped. addWritePerm reverts the change.
     """
     if goes_on(dry_run, f"take the write permission from all topics of {broker_name}"):
         show_perm_changes("wipe", await admin.wipe_write_perm(broker_name))
@@ -53,12 +53,12 @@ async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None
 
 @admin_command("addWritePerm", BROKER_NAME)
 async def add_write_perm(admin: Admin, broker_name: str) -> None:
-    """Give a broker's topics their write permission back."""
+    """Restore the write permission of a broker's topics."""
     show_perm_changes("add", await admin.add_write_perm(broker_name))
 
 
 def show_perm_changes(verb: str, changes: list[PermChange]) -> None:
-    """A line for each name server; exit code 1 if one has refused."""
+    """Print a line for each name server. Exit with code 1 if one of them refused."""
     tell(changes, formats.perm_changes(verb, changes))
     problems = [each for each in changes if each.problem]
     for each in () if wants_json() else problems:

@@ -1,5 +1,4 @@
-"""`mqadmin` commands that set the offsets of groups: resetOffsetByTime, skipAccumulatedMessage,
-cloneGroupOffset."""
+"""`mqadmin` commands that set consumer offsets: to a time, to the end, to another group's."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ async def reset_offset_by_time(
 ) -> None:
     """Reset a group's consumer offsets to a time.
 
-    What lies between the old and the new place is consumed again, or never.
+    Messages between the old and the new offset are consumed again, or are never consumed.
     """
     if queue_id is not None and broker_addr is None:
         raise click.UsageError("-q/--queue needs -b/--broker")
@@ -121,7 +120,7 @@ async def skip_accumulated_message(
 ) -> None:
     """Skip all messages that a group has not consumed yet.
 
-    The group never gets them.
+    The group never receives the skipped messages.
     """
     wanted = Reset(
         group=group, topic=topic, force=force is not False, new_group=force is True, cluster=cluster
@@ -130,7 +129,7 @@ async def skip_accumulated_message(
 
 
 async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]) -> None:
-    """Say what will be done, do it, and show what is seen of it."""
+    """Print the planned reset, execute it, and print the offsets observed afterwards."""
     try:
         planned = await admin.plan_reset(wanted)
     except UnknownNameError as error:
@@ -149,7 +148,7 @@ async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]
 
 
 def deed(wanted: Reset, each: QueueReset) -> str:
-    """What a reset does in one queue."""
+    """Return the description of a reset in one queue."""
     place = f"{wanted.group} in {wanted.topic} at {each.broker_name} queue {each.queue_id}"
     before = "no offset" if each.consumer_offset < 0 else str(each.consumer_offset)
     if each.rollback_offset == each.consumer_offset:
@@ -174,7 +173,7 @@ async def clone_group_offset(
 ) -> None:
     """Copy another group's consumer offsets in a topic.
 
-    Members of the group that gets them must be stopped: else they store their own again.
+    Stop the members of the target group first: running members overwrite the copied offsets.
     """
     if dry_run:
         rows = await admin.clone_offsets(source, target, topic, execute=False, new_group=force)

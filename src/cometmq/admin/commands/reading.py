@@ -55,7 +55,7 @@ TIMES = (
 
 
 def text_of(body: bytes, charset: str) -> str:
-    """A body as text; bytes that are none are replaced, as in Java. Raises click.BadParameter."""
+    """Return a body as text. Invalid bytes are replaced, as in Java. Raises click.BadParameter."""
     try:
         return body.decode(charset, "replace")
     except LookupError:
@@ -80,7 +80,7 @@ async def print_msg(
     print_body: bool,
 ) -> None:
     """Print the messages of a topic."""
-    text_of(b"-", charset)  # of no bytes nobody asks it
+    text_of(b"-", charset)  # An unknown charset is not noticed while decoding an empty body.
     whole = ReadRange(topic=topic, begin_ms=begin, end_ms=end, count=None, expression=expression)
     async for queue, first, behind in admin.queue_bounds(whole):
         if not wants_json():
@@ -130,7 +130,7 @@ async def print_msg_by_queue(
     calculate: bool,
 ) -> None:
     """Print the messages of a queue (-p true), or their number by tag (-f true)."""
-    text_of(b"-", charset)  # of no bytes nobody asks it
+    text_of(b"-", charset)  # An unknown charset is not noticed while decoding an empty body.
     wanted = ReadRange(
         topic=topic,
         broker_name=broker_name,

@@ -1,4 +1,4 @@
-"""What all `mqadmin` commands share: names in any case, `help X`, `-n`, `-h`, `--json`, `--dry-run`."""
+"""Features that all `mqadmin` commands share: names in any case, `help X`, `-n`, `--json`, `--dry-run`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ B = TypeVar("B", bound=Body)
 
 
 class AtBroker(Protocol):
-    """Something that lies at a broker."""
+    """A value that belongs to a broker."""
 
     @property
     def broker_name(self) -> str: ...
 
 
 R = TypeVar("R", bound=AtBroker)
-LIST_BYTES_MAX = 16 << 20  # what fits into a request
+LIST_BYTES_MAX = 16 << 20  # bytes of a file with a list, which is sent in one request
 Work = Callable[..., Awaitable[None]]
-PROBLEM_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
+PROBLEM_LIMIT = 4096  # characters; a server's remark may be as long as a frame
 name_option = functools.partial(click.option, type=str.strip, metavar="NAME")
 TOPIC = name_option("-t", "--topic", required=True, help="Topic name.")
 BROKER = click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")
@@ -55,10 +55,10 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
-"""Other names of commands in RocketMQ."""
+"""Alternative names of commands in RocketMQ."""
 
 
-LINE_LIMIT = 500  # characters: no description in the list is cut
+LINE_LIMIT = 500  # characters; no description in the list is cut
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
     "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",
@@ -67,7 +67,7 @@ COMMON = (
 
 
 class MqAdmin(click.Group):
-    """A group as RocketMQ's users know it: names in any case, `help <command>`, a plain listing."""
+    """A command group with RocketMQ's conventions: case-insensitive names, `help <command>`, a plain list."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,14 +107,14 @@ class MqAdmin(click.Group):
         return super().resolve_command(ctx, args)
 
     def nearest(self, name: str) -> str:
-        """Return a hint at the command that was probably meant, or "" if none is near."""
+        """Return a hint that names the most similar command, or "" if no command is similar."""
         return did_you_mean(name, self.commands)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(self.listing(ctx) + "\n")
 
     def listing(self, ctx: click.Context) -> str:
-        """Return what `mqadmin` prints without arguments: the commands under their headings."""
+        """Return the output of `mqadmin` without arguments: the commands under their headings."""
         lines = [ctx.get_usage(), "", "The most commonly used mqadmin commands are:"]
         width = max(map(len, self.commands))
         for heading, commands in self.sections.items():
@@ -124,7 +124,7 @@ class MqAdmin(click.Group):
 
 
 def json_option(command: F) -> F:
-    """`--json` and `--raw`, which every listing has."""
+    """Add `--json` and `--raw` to a command with list output."""
     return raw_option(
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of columns.")(command)
     )
@@ -134,7 +134,7 @@ JSON, RAW = "cometmq.admin.json", "cometmq.admin.raw"
 
 
 def raw_option(command: F) -> F:
-    """`--raw`, which `show` obeys."""
+    """Add `--raw`, which `show` reads."""
     return click.option(
         "--raw",
         is_flag=True,
@@ -145,7 +145,7 @@ def raw_option(command: F) -> F:
 
 
 def tell_options(command: F) -> F:
-    """`--json` and `--raw`, which `tell` obeys."""
+    """Add `--json` and `--raw`, which `tell` reads."""
     return raw_option(
         click.option(
             "--json",
@@ -158,42 +158,44 @@ def tell_options(command: F) -> F:
 
 
 def wants_json() -> bool:
-    """Whether the command was given `--json`."""
+    """Return whether the command was called with `--json`."""
     return bool(click.get_current_context().meta.get(JSON))
 
 
 def tell(value: Any, lines: Iterable[str]) -> None:
-    """Print what a command found: as JSON with `--json`, else the lines."""
+    """Print the result of a command: the value as JSON with `--json`, else the lines."""
     show_json(value) if wants_json() else show(lines)
 
 
 def show_if_text(line: str) -> None:
-    """Print a line of progress, but not with `--json`, where one value comes at the end."""
+    """Print a progress line, except with `--json`, which prints a single value at the end."""
     if not wants_json():
         show([line])
 
 
 def charset(name: str) -> str:
-    """A charset that Python knows. Raises click.BadParameter."""
+    """Return the name of a charset that Python supports. Raises click.BadParameter."""
     try:
-        b"-".decode(name.strip())  # of no bytes nobody asks the charset
+        b"-".decode(name.strip())  # Decoding an empty text does not look up the charset.
     except LookupError:
         raise click.BadParameter(f"no charset is named {name!r}") from None
     return name.strip()
 
 
 def dangerous(command: F) -> F:
-    """`--dry-run`, of a command that takes away what cannot be brought back; see `goes_on`."""
+    """Add `--dry-run` to a command that deletes data irrecoverably; see `goes_on`."""
     return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
 
 
 def goes_on(dry_run: bool, *deeds: str) -> bool:
-    """Say what a dangerous command is about to do, on standard error; or what it would do, as its output.
-    Whether it goes on."""
+    """Print the actions of a dangerous command, and return whether the command continues.
+
+    With a dry run the actions are the output; otherwise they go to standard error.
+    """
     if dry_run:
         lines = [*(f"would {deed}" for deed in deeds), "Nothing was done: this was a dry run."]
         tell({"dryRun": True, "would": list(deeds)}, lines)
-    elif not wants_json():  # then standard error is for errors, as objects
+    elif not wants_json():  # With --json, standard error contains only errors, as objects.
         for deed in deeds:
             show_problem(f"will {deed}")
     return not dry_run
@@ -209,7 +211,7 @@ FILE = click.option(
 
 
 def target_options(command: F) -> F:
-    """`-b/--brokerAddr` and `-c/--clusterName`, of which exactly one is given."""
+    """Add `-b/--brokerAddr` and `-c/--clusterName`, exactly one of which is required."""
 
     @functools.wraps(command)
     def checked(*args: Any, broker_addr: str | None, cluster: str | None, **options: Any) -> Any:
@@ -227,9 +229,11 @@ def target_options(command: F) -> F:
 
 
 def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work], click.Command]:
-    """A command under RocketMQ's name, with these options. It is given an Admin of the name servers of `-n`,
-    which is closed whatever happens, and the values of its own options. `--json` and `--raw` belong to
-    all."""
+    """Return a decorator that makes a function an `mqadmin` command with RocketMQ's name and these options.
+
+    The function receives an Admin for the name servers of `-n`, which is closed in any case, and the values
+    of its own options. Every command also has `--json` and `--raw`.
+    """
 
     def decorate(work: Work) -> click.Command:
         for option in reversed((*options, tell_options)):
@@ -249,8 +253,10 @@ def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work],
 
 
 def tools_options() -> ClientOptions:
-    """The account that RocketMQ's tools sign with, of conf/tools.yml below ROCKETMQ_HOME, unless the
-    environment names another. Raises ConfigError."""
+    """Return options with the account in ROCKETMQ_HOME/conf/tools.yml, like RocketMQ's tools.
+
+    An account in the environment takes precedence. Raises ConfigError.
+    """
     home = os.environ.get("ROCKETMQ_HOME")
     path = os.path.join(home, "conf", "tools.yml") if home else ""
     if environment_credentials() is not None or not os.path.exists(path):
@@ -269,26 +275,26 @@ def tools_options() -> ClientOptions:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to standard output, control characters as escapes unless `--raw` was given."""
+    """Print lines to standard output, with control characters escaped unless `--raw` is set."""
     raw = click.get_current_context().meta.get(RAW, False)
     for line in lines:
-        # Without `color` click removes escape sequences from what goes to a pipe.
+        # Without `color` click removes escape sequences from output to a pipe.
         click.echo(line if raw else printable(line, None), color=raw)
 
 
 def show_problem(text: str) -> None:
-    """One harmless line on standard error."""
+    """Print one line to standard error, with control characters escaped."""
     click.echo(printable(text, PROBLEM_LIMIT), err=True)
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON, over several lines or (`indent` None) as one."""
+    """Print a value as JSON, over several lines or (`indent` None) in one line."""
     data = msgspec.json.encode(value)
     click.echo(printable_json(data if indent is None else msgspec.json.format(data, indent=indent)))
 
 
 async def in_cluster(admin: Admin, cluster: str | None, rows: Iterable[R]) -> list[R]:
-    """Of things that lie at a broker those in this cluster; None: all of them."""
+    """Return the values whose broker belongs to this cluster; None: all values."""
     if cluster is None:
         return list(rows)
     names = await admin.names_in(cluster)
@@ -296,7 +302,7 @@ async def in_cluster(admin: Admin, cluster: str | None, rows: Iterable[R]) -> li
 
 
 def list_of(path: str, kind: type[B]) -> list[B]:
-    """The values of a file with a list in JSON. Raises click.ClickException."""
+    """Return the values of a file that contains a JSON list. Raises click.ClickException."""
     try:
         with open(path, "rb") as file:
             found = loads(file.read(LIST_BYTES_MAX))
@@ -308,7 +314,7 @@ def list_of(path: str, kind: type[B]) -> list[B]:
 
 
 def time_ms(text: str) -> int:
-    """A time as `formats.parse_time` reads it. Raises click.BadParameter."""
+    """Return a time that `formats.parse_time` accepts. Raises click.BadParameter."""
     try:
         return formats.parse_time(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`mqadmin` commands about topics."""
+"""`mqadmin` commands for topics."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def update_topic_list(
 @dangerous
 async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) -> None:
     """Delete a topic and its messages at brokers and name servers."""
-    addrs = await admin.master_addrs(cluster)  # an unknown cluster is reported first
+    addrs = await admin.master_addrs(cluster)  # An unknown cluster is reported before anything is deleted.
     found = await admin.clusters_of(topic)
     if cluster not in found:
         elsewhere = f"; it is in {', '.join(found)}" if found else ""
