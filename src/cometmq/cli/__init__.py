@@ -1,6 +1,6 @@
 """The commands `cometmq`, `mqnamesrv`, `mqbroker`, `mqadmin` and `mqshutdown`.
 
-Each entry point imports what it needs when it runs: a broker that starts must not wait for the client.
+Each entry point imports its modules when it runs, so that the start of a broker does not import the client.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 import time
 
-# When this process's command began, on the monotonic clock: what "ready after" counts from.
+# Start of this process's command on the monotonic clock. The ready line reports the time since then.
 STARTED_S = time.monotonic()
 
 
 def main() -> None:
-    """`cometmq`: everything in one command; `cometmq mqadmin` is the command `mqadmin`, and so on."""
+    """Run `cometmq`, which contains all commands, for example `cometmq mqadmin`."""
     scripts = {each.__name__: each for each in (mqnamesrv, mqbroker, mqadmin, mqshutdown)}
     script = scripts.get("".join(sys.argv[1:2]))
     if script is not None:
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def mqnamesrv() -> None:
-    """`mqnamesrv`: a name server in the foreground, with the options of Apache's script."""
+    """Run `mqnamesrv`: a name server in the foreground, with the options of Apache's script."""
     from cometmq.cli.outcome import SERVER_EXITS, run_command
     from cometmq.cli.servers import mqnamesrv
 
@@ -34,7 +34,7 @@ def mqnamesrv() -> None:
 
 
 def mqbroker() -> None:
-    """`mqbroker`: a broker in the foreground, with the options of Apache's script."""
+    """Run `mqbroker`: a broker in the foreground, with the options of Apache's script."""
     from cometmq.cli.outcome import SERVER_EXITS, run_command
     from cometmq.cli.servers import mqbroker
 
@@ -42,7 +42,7 @@ def mqbroker() -> None:
 
 
 def mqadmin() -> None:
-    """`mqadmin`: RocketMQ's administration commands."""
+    """Run `mqadmin`: RocketMQ's administration commands."""
     from cometmq.admin.commands import mqadmin
     from cometmq.cli.outcome import ADMIN_EXITS, run_command
 
@@ -50,7 +50,7 @@ def mqadmin() -> None:
 
 
 def mqshutdown() -> None:
-    """`mqshutdown`: ask the running name servers or brokers of this user to stop."""
+    """Run `mqshutdown`: stop the running name servers or brokers of this user."""
     from cometmq.cli.outcome import SERVER_EXITS, run_command
     from cometmq.cli.shutdown import mqshutdown
 

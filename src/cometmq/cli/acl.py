@@ -1,4 +1,4 @@
-"""`cometmq acl`: what the files of accounts allow, and why."""
+"""`cometmq acl`: the permissions that account files grant, and the rules that decide."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def explain(
 ) -> None:
     """Explain whether the account USER may ACTION the RESOURCE, and which rule decides.
 
-    The exit code is 1 if it may not.
+    The exit code is 1 if the account may not.
 
-    RESOURCE: `topic:NAME`, `group:NAME`, or NAME, which is a topic. With `admin` there is none: all requests
-    that administer are alike.
+    RESOURCE: `topic:NAME`, `group:NAME`, or NAME, which is a topic. The action `admin` has no resource: one
+    permission covers all administration requests.
     """
     import msgspec
 

@@ -1,4 +1,4 @@
-"""The `cometmq` command: its subcommands and where each is."""
+"""The `cometmq` command: its subcommands and their modules."""
 
 from __future__ import annotations
 

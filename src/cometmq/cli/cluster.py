@@ -1,4 +1,4 @@
-"""`cometmq cluster`: a cluster of one of RocketMQ's modes on this machine, to see what fail-over does."""
+"""`cometmq cluster`: a cluster in one of RocketMQ's modes on this machine, for experiments with failover."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PORT = click.IntRange(0, 65535)
 
 @click.group(cls=CometGroup, context_settings=HELP)
 def cluster() -> None:
-    """Run a cluster of several processes on this machine, kill parts of it and heal it.
+    """Run a cluster of several processes on this machine, and stop and restart its servers.
 
-    MODE is one of: 1m-noslave, 2m-noslave, 3m-noslave, 4m-noslave (masters alone), 2m-2s-async, 2m-2s-sync
-    (two masters with a slave each), raft-3 (one broker on three members that elect their leader).
+    MODE is one of: 1m-noslave, 2m-noslave, 3m-noslave, 4m-noslave (only masters), 2m-2s-async, 2m-2s-sync
+    (two masters with a slave each), raft-3 (one broker with three members that elect a leader).
     """
 
 
@@ -89,7 +89,7 @@ def heal(mode: str, data: Path) -> None:
 @cluster.command()
 @_of_mode
 def down(mode: str, data: Path) -> None:
-    """Stop all servers; their stores stay."""
+    """Stop all servers. Their stores remain."""
     stopped = _open(mode, data).down()
     click.echo(f"{counted(len(stopped), 'server')} stopped", err=True)
 
@@ -99,7 +99,7 @@ def _open(mode: str, data: Path) -> LocalCluster:
 
 
 async def _brokers(found: LocalCluster) -> dict[str, BrokerStatus]:
-    """Address -> what the name server and the broker say; nothing where no name server answers."""
+    """Return the state of each broker by address; {} if no name server answers."""
     from cometmq.admin import Admin
     from cometmq.errors import CometError
 

@@ -1,4 +1,4 @@
-"""`cometmq conf`: the configuration files that the package brings."""
+"""`cometmq conf`: the configuration files of the package."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def copy(name: str, directory: Path) -> None:
 
 
 def _files(name: str) -> list[Path]:
-    """Return the files of one entry, sorted. Raises ClickException for a name that is none."""
+    """Return the files of one entry, sorted. Raises ClickException for an unknown name."""
     root = Path(PACKAGED_CONF)
     known = {str(path.relative_to(root)): path for path in root.rglob("*")}
     found = known.get(name.rstrip("/"))

@@ -74,14 +74,16 @@ def console(
     remove_user: str | None,
     with_parent: bool,
 ) -> None:
-    """Show a cluster in a browser until Ctrl-C or SIGTERM. The first start makes the account `admin` and
-    prints its password once."""
+    """Show a cluster in a browser until Ctrl-C or SIGTERM.
+
+    The first start creates the account `admin` and prints its password once.
+    """
     check_installed()
     data = data.expanduser()
     if add_user is not None or remove_user is not None:
         _change_accounts(data, add_user, role, remove_user)
         return
-    # The framework keeps a directory of its own where it runs, unless it is told where.
+    # By default the framework creates a directory in the working directory.
     os.environ["NICEGUI_STORAGE_PATH"] = str(data / "framework")
     from cometmq.console.app import Console, ConsoleOptions
 
@@ -93,7 +95,7 @@ def console(
 
 
 def check_installed() -> None:
-    """Raises ClickException where the console's packages are not there."""
+    """Raise ClickException if the console's packages are not installed."""
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
         raise click.ClickException(f"{' and '.join(missing)} missing: pip install 'cometmq[console]'")
@@ -106,7 +108,7 @@ def _made(console: Console, with_parent: bool) -> Console:
 
 
 def _end_with_parent() -> None:
-    """Stop as on a signal when the standard input ends: the process that started this one is gone."""
+    """Stop, as on a signal, when standard input ends because the parent process has ended."""
     import signal
 
     from cometmq.remoting import end_of_input
@@ -124,7 +126,7 @@ _waiting: list[asyncio.Future[None]] = []
 
 
 def announcement(console: Console) -> str:
-    """What is printed once it serves."""
+    """Return the ready line."""
     lines = [f"The console of {console.namesrv} is ready: {console.url}"]
     if console.password is not None:
         lines.append(f"  first account  admin  password  {console.password}")

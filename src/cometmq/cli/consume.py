@@ -1,4 +1,4 @@
-"""`cometmq consume`: join a group and print what arrives."""
+"""`cometmq consume`: join a consumer group and print messages as they arrive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 MEMBERSHIP = logs.logger("cometmq.client.consumer.rebalance")
 PATIENCE_S = 3.0
 DRAIN_S = 0.1
-"""How long to wait at the end for printed messages to be acknowledged. Those not printed never are."""
+"""Maximum wait, in seconds, for the acknowledgement of printed messages at the end.
+
+Messages that were not printed are never acknowledged.
+"""
 
 
 @click.command(context_settings=HELP)
@@ -54,7 +57,7 @@ def consume(
     as_json: bool,
     raw: bool,
 ) -> None:
-    """Print the messages of TOPIC until Ctrl-C. What was printed is acknowledged for the group."""
+    """Print the messages of TOPIC until Ctrl-C. Printed messages are acknowledged for the group."""
     from cometmq.client import ClientInstance, ConsumeFromWhere, PushConsumer, PushOptions
 
     check_topic_name(topic)
@@ -67,11 +70,11 @@ def consume(
 
         async def show(messages: list[MessageExt]) -> None:
             for message in messages:
-                # What is not printed is not acknowledged: the group's next member gets it.
+                # A message that is not printed is not acknowledged: the group's next member receives it.
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
-        MEMBERSHIP.setLevel(logging.ERROR)  # `tell_why_nothing_comes` says the same
+        MEMBERSHIP.setLevel(logging.ERROR)  # `tell_why_nothing_comes` reports the same problems
         async with ClientInstance(namesrv) as client:
             if start == "last":
                 await skip_to_end(client, name, topic)
@@ -80,7 +83,7 @@ def consume(
                 await printer.wait(stop, idle_s)
                 hint.cancel()
                 await printer.close()
-                # Messages are held back on purpose: nobody needs a warning about them.
+                # Messages are held back on purpose here, so warnings about that would mislead.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
                 problems = [] if printer.printed else problems_of(consumer)
         printer.check()
@@ -91,10 +94,10 @@ def consume(
 
 
 async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
-    """Put a group that has no offsets on a topic behind its last messages.
+    """Set the offsets of a group without offsets on a topic to the end of its queues.
 
-    CONSUME_FROM_LAST_OFFSET does not do that: brokers tell a group that they do not know to begin with the
-    first message of a queue, if it is still stored.
+    CONSUME_FROM_LAST_OFFSET does not suffice: for a new group, brokers return the offset of a queue's first
+    message if that is still stored.
     """
     from cometmq.admin.groups import groups_at
     from cometmq.client.cluster.namesrv_api import NameServersUnreachable
@@ -106,7 +109,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     except NameServersUnreachable:
         raise
     except NoRouteError:
-        return  # nobody has sent to the topic: all that comes is new
+        return  # The topic does not exist yet, so all its messages will be new.
     known: dict[str, bool] = {}
     for queue in queues:
         addr = await client.find_addr(queue)
@@ -114,13 +117,13 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
             known[addr] = group in await groups_at(client, addr, topic)
         if not known[addr]:
             end = await client.brokers.max_offset(addr, queue)
-            # A 5.x broker takes offsets only of groups that it has; a pull makes the group.
+            # A 5.x broker accepts offsets only of existing groups; a pull creates the group.
             await client.brokers.pull(addr, queue, pull_request(group, queue, end, 1))
             await client.brokers.update_consumer_offset(addr, group, queue, end)
 
 
 async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -> None:
-    """After a moment without a message, print what the consumer says is in its way."""
+    """Print the problems that the consumer reports, after a moment without a message."""
     await asyncio.sleep(PATIENCE_S)
     MEMBERSHIP.setLevel(logging.NOTSET)
     if not printer.printed:
@@ -129,6 +132,6 @@ async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """What is in a consumer's way. Problems of the retry topic, which nobody named, count only alone."""
+    """Return the consumer's problems; those of the retry topic only if there are no others."""
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

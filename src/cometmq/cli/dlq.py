@@ -1,4 +1,4 @@
-"""`cometmq dlq`: what groups gave up on is listed, shown and sent again."""
+"""`cometmq dlq`: list, show and resend dead letters."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LETTER = "%-32s  %-24s  %5s  %7s  %-19s  %-16s  %s"
 
 
 def selecting_options(command: F) -> F:
-    """Which dead letters of a group."""
+    """Add the options that select dead letters of a group."""
     for option in reversed(SELECTING):
         command = option(command)
     return command
 
 
 def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
-    """Do the work with an Admin that is closed afterwards."""
+    """Run `work` with an Admin, and close the Admin afterwards."""
 
     async def run() -> None:
         async with Admin(namesrv) as admin:
@@ -54,14 +54,14 @@ def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
 
 
 def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:
-    """What the options say. Raises UsageError for arguments that are not UTF-8."""
+    """Return the selection that the options describe. Raises UsageError for arguments that are not UTF-8."""
     check_utf8(group, *ids, wanted.get("topic"), wanted.get("key"), wanted.get("sql"))
     return Selection(group=group, ids=frozenset(ids), **wanted)
 
 
 @click.group(cls=CometGroup, context_settings=HELP)
 def dlq() -> None:
-    """List, show and resend dead letters: messages that a group gave up on, in its topic %DLQ%GROUP."""
+    """List, show and resend dead letters: messages whose retries are exhausted, in topic %DLQ%GROUP."""
 
 
 @dlq.command("list", context_settings=HELP)
@@ -84,7 +84,7 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
         shown = 0
         async for message in admin.dead_letters(selection(group, **wanted)):
             letter = view(message)
-            # A listing that may be long is printed as it comes: one JSON object a line.
+            # A list may be long, so each message is printed when it arrives: one JSON object per line.
             show_json(letter, indent=None) if as_json else show(letter_lines(letter, title=not shown))
             shown += 1
             if shown == limit:
@@ -103,7 +103,7 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
 def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) -> None:
     """Show dead letters of GROUP in full.
 
-    ID: a message id of either kind, or the offset id of the message that died.
+    ID: an offset id or unique key, or the offset id of the original message.
     """
 
     async def run(admin: Admin) -> None:
@@ -159,10 +159,10 @@ def resend(
 ) -> None:
     """Resend dead letters of GROUP, each once.
 
-    A second run leaves out what an earlier one sent, so that an interrupted run is continued by running it
-    again. The dead letters stay where they are.
+    A second run skips what an earlier run sent, so an interrupted run is continued by running the command
+    again. The dead letters remain in their topic.
 
-    Exit code 1 if any could not be sent.
+    Exit code 1 if any dead letter could not be sent.
     """
     if all_letters == bool(ids or any(value is not None for value in wanted.values())):
         raise click.UsageError("Say which: IDs, --topic, --key, --begin, --end, --sql; or --all.")
@@ -185,8 +185,7 @@ def resend(
 
 
 async def tell_limits(admin: Admin, group: str) -> None:
-    """Say on standard error if members of the group allow different numbers of retries, or others than the
-    group."""
+    """Warn on standard error if members have other maximum retries than the group or each other."""
     limits = await admin.retry_limits(group)
     if limits.differ:
         named = sorted(limits.members.items())[:16]
@@ -248,7 +247,7 @@ def result_lines(result: ResendResult) -> Iterator[str]:
 
 
 def summary(states: Counter[Resend]) -> str:
-    """`3 messages sent again, 1 skipped`."""
+    """Return the numbers by outcome, for example `3 messages sent again, 1 skipped`."""
     sent = counted(states[Resend.RESENT], "message") + " sent again"
     if states[Resend.PLANNED]:
         sent = counted(states[Resend.PLANNED], "message") + " would be sent again"

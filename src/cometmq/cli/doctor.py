@@ -1,4 +1,4 @@
-"""`cometmq doctor`: what is wrong with a set-up, and its cure."""
+"""`cometmq doctor`: problems of a cluster, with remedies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cometmq.admin.doctor import Finding
 
 LEAST_FREE = 0.10
-"""Of a disk: with less the broker would refuse messages (diskSpaceWarningLevelRatio)."""
+"""Minimum free share of a disk. With less, the broker would refuse messages (diskSpaceWarningLevelRatio)."""
 
 
 @click.command(context_settings=HELP)
@@ -34,7 +34,10 @@ LEAST_FREE = 0.10
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each finding as a line of JSON.")
 def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None, as_json: bool) -> None:
-    """Explain why a cluster does not work, seen from this machine. Exit code 1 if something is wrong."""
+    """Explain why a cluster does not work, seen from this machine.
+
+    Exit code 1 if there is a serious problem.
+    """
     import msgspec
 
     from cometmq.admin import doctor as examination
@@ -58,7 +61,7 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
 
 
 async def examine_settings(path: Path) -> list[Finding]:
-    """What keeps a broker with this settings file from a start on this machine."""
+    """Return the problems that prevent a broker with this settings file from starting on this machine."""
     from cometmq.admin.doctor import Finding
     from cometmq.broker.access.security import security_of
     from cometmq.broker.base import advertised
@@ -115,7 +118,7 @@ async def examine_settings(path: Path) -> list[Finding]:
 
 
 def _look_at(key: str, directory: Path, wrong: Callable[[str, str, str], None]) -> None:
-    """Whether a directory of the store can be made and written to, and has room."""
+    """Report a store directory that cannot be created or written, or whose disk is nearly full."""
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent

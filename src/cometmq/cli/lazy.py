@@ -1,4 +1,4 @@
-"""Click groups of the `cometmq` command: commands under headings, imported when they are used."""
+"""Click groups of the `cometmq` command: commands under headings, imported on use."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import click
 
 from cometmq.text import did_you_mean
 
-LINE_LIMIT = 500  # characters: click cuts the lines of its own list at 45
+LINE_LIMIT = 500  # characters; click cuts the lines of its own list at 45
 Commands = Mapping[str, tuple[str, str]]
-"""Name of a command -> ("module:attribute", its line in the list)."""
+"""Command name to ("module:attribute", line in the list)."""
 
 
 class CometGroup(click.Group):
-    """A group that prints its help when it is called without arguments, and suggests near commands."""
+    """A group that prints its help if called without arguments, and suggests similar commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # Click 8.2 and later raise a usage error that holds the help as its text.
+            # Click 8.2 and later raise a usage error that contains the help as its text.
             click.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
@@ -34,7 +34,7 @@ class CometGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (name, line) of each command below it."""
+        """Return the (name, line) of each command by heading."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return {"Commands": [(name, each.get_short_help_str(LINE_LIMIT)) for name, each in commands if each]}
 
@@ -47,12 +47,12 @@ class CometGroup(click.Group):
 
 
 class LazyGroup(CometGroup):
-    """A group whose commands are imported when they are used.
+    """A group whose commands are imported on use.
 
-    The lines of the list are given here so that `cometmq --help` imports no server, client or Spark.
+    The lines of the list are constants, so that `cometmq --help` imports no server, client or Spark.
 
     Args:
-        sections: Heading -> the commands below it, in the order of the list.
+        sections: Heading to the commands under it, in the order of the list.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Commands], **kwargs: Any) -> None:

@@ -1,8 +1,9 @@
-"""A cluster of one of RocketMQ's modes on this machine: a process for each server, left running.
+"""A cluster in one of RocketMQ's modes on this machine: a background process for each server.
 
-For trying fail-over out: members are killed and started again. A mode is a directory of `conf/`, whose files
-are also the ones to start from on several machines. Everything of a cluster lies in one directory: a
-directory for each member with its broker.conf, store and output, and `cluster.json` with ids and addresses.
+It serves for experiments with failover: servers are killed and started again. A mode is a directory of
+`conf/`, whose files are also a starting point for several machines. A cluster is stored in one directory: a
+subdirectory for each server with its broker.conf, store and output, and `cluster.json` with process ids and
+addresses.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ OUTPUT = "output.log"
 READY_S = 30.0
 STOP_S = 30.0
 _POLL_S = 0.05
-# Beside the port of a broker: its fast port, and the one that slaves read from.
+# Offsets from a broker's port: the fast port, the port itself, and the port that slaves connect to.
 _NEIGHBOURS = (-2, 0, 1)
 _RAFT_PORT = 40911
 
 
 class LocalClusterError(CometError):
-    """A cluster on this machine is not there, is there already, or a member of it did not start."""
+    """A cluster on this machine does not exist or already exists, or one of its servers did not start."""
 
 
 class Member(msgspec.Struct):
-    """A server of the cluster. pid: of its last process, 0 before the first."""
+    """A server of the cluster. `pid` is the id of its last process, 0 before the first start."""
 
     name: str
     addr: str
@@ -55,29 +56,29 @@ class Member(msgspec.Struct):
 
     @property
     def kind(self) -> str:
-        """The word by which a process of its kind is known (see cli/running.py)."""
+        """The kind under which the process is registered (see cli/running.py)."""
         return NAMESRV if self.name == NAMESRV else "broker"
 
     @property
     def alive(self) -> bool:
-        """Whether that process lives: another one that has got its id since does not count."""
+        """Whether the process is alive. Another process that has reused its id does not count."""
         return self.pid in running(self.kind)
 
 
 class State(msgspec.Struct):
-    """What `cluster.json` holds. The name server is the first member."""
+    """Contents of `cluster.json`. The name server is the first member."""
 
     mode: str
     members: list[Member]
 
 
 def modes() -> list[str]:
-    """Names of all modes."""
+    """Return the names of all modes."""
     return sorted({path.parent.name for path in MODES.glob("*/broker-*")})
 
 
 def mode_files(mode: str) -> dict[str, Path]:
-    """Name of each broker of a mode -> its file. Raises LocalClusterError."""
+    """Return the settings file of each broker of a mode, by broker name. Raises LocalClusterError."""
     if mode not in modes():
         raise LocalClusterError(f"there is no mode {mode!r}: {', '.join(modes())}")
     return {path.stem: path for path in sorted((MODES / mode).iterdir())}
@@ -85,7 +86,7 @@ def mode_files(mode: str) -> dict[str, Path]:
 
 @dataclass(eq=False)
 class LocalCluster:
-    """The cluster of one mode under `directory`; `up` makes or starts it. Blocking."""
+    """The cluster of one mode in `directory`; `up` creates or starts the cluster. All methods block."""
 
     mode: str
     directory: Path
@@ -115,8 +116,10 @@ class LocalCluster:
         return self.state.members[0].addr
 
     def up(self, namesrv_port: int, broker_port: int) -> list[Member]:
-        """Start all members that do not run; returns them. Ports of 0 mean free ones. A cluster that was
-        there before keeps its ports. Raises LocalClusterError, OSError."""
+        """Start all members that do not run, and return these.
+
+        Ports of 0 select free ports. An existing cluster keeps its ports. Raises LocalClusterError, OSError.
+        """
         if not self.state.members:
             self._make(namesrv_port, broker_port)
         started = [member for member in self.state.members if not member.alive]
@@ -125,7 +128,7 @@ class LocalCluster:
         return started
 
     def heal(self) -> list[Member]:
-        """Start what was killed; returns it. Raises LocalClusterError."""
+        """Start the members that were killed, and return these. Raises LocalClusterError."""
         self._check_made()
         return self.up(0, 0)
 
@@ -139,8 +142,10 @@ class LocalCluster:
         return member
 
     def down(self) -> list[Member]:
-        """Stop all members in order, the name server last; returns those that ran. Raises
-        LocalClusterError."""
+        """Stop all members in order, the name server last, and return those that ran.
+
+        Raises LocalClusterError.
+        """
         self._check_made()
         namesrv, *brokers = self.state.members
         stopped: list[Member] = []
@@ -153,7 +158,7 @@ class LocalCluster:
         return stopped
 
     def member(self, name: str) -> Member:
-        """A member by its name. Raises LocalClusterError."""
+        """Return a member by its name. Raises LocalClusterError."""
         self._check_made()
         for member in self.state.members:
             if member.name == name:
@@ -165,7 +170,7 @@ class LocalCluster:
         if not self.state.members:
             raise LocalClusterError(f"there is no cluster of mode {self.mode} in {self.directory}")
 
-    # -- making it
+    # -- creation
 
     def _make(self, namesrv_port: int, broker_port: int) -> None:
         files = mode_files(self.mode)
@@ -204,7 +209,7 @@ class LocalCluster:
 
     @staticmethod
     def _peers(names: list[str], usual: bool) -> str:
-        """The members of a raft group with their ports."""
+        """Return the members of a raft group with their ports."""
         ports = [_RAFT_PORT + number for number in range(len(names))]
         if not usual:
             ports = list(_free_ports(len(names), (0,)))
@@ -219,7 +224,7 @@ class LocalCluster:
             file.write(msgspec.json.format(msgspec.json.encode(self.state)))
         os.replace(path + ".tmp", path)
 
-    # -- its processes
+    # -- processes
 
     def _start(self, member: Member) -> None:
         root = self.directory / member.name
@@ -230,12 +235,12 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C at the terminal is not meant for it
+                start_new_session=True,  # Ctrl-C at the terminal must not stop the server.
             )
         member.pid = process.pid
         self._save()
         deadline = time.monotonic() + READY_S
-        while not member.alive:  # it says so once it serves
+        while not member.alive:  # The server creates its run file once it serves.
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LocalClusterError(f"{member.name} did not start: see {root / OUTPUT}")
             time.sleep(_POLL_S)
@@ -251,7 +256,7 @@ def _wait_for_end(members: list[Member], timeout_s: float) -> None:
 
 
 def _free_ports(count: int, neighbours: tuple[int, ...]) -> Iterator[int]:
-    """So many ports that are free, with their neighbours, and do not meet each other."""
+    """Yield `count` free ports whose neighbours are free, too, and do not overlap."""
     taken: set[int] = set()
     while count:
         with socket.socket() as probe:

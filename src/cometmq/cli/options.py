@@ -1,4 +1,4 @@
-"""Options and helpers that the client commands share."""
+"""Options and helpers that client commands share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    """Clients take what they are not told from the environment: there an option is while its command runs."""
+    """Return a callback that sets an environment variable while the command runs, since clients read it."""
 
     def put(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         before = os.environ.get(name)
@@ -59,7 +59,7 @@ ACCESS = (
 
 
 def namesrv_option(command: F) -> F:
-    """`-n/--namesrv`: where the routes come from; and what the way there needs, see ACCESS."""
+    """Add `-n/--namesrv`, and the options for TLS and accounts in ACCESS."""
     for option in reversed(ACCESS):
         command = option(command)
     return click.option(
@@ -74,7 +74,7 @@ def namesrv_option(command: F) -> F:
 
 
 def raw_option(command: F) -> F:
-    """`--raw`: text from messages with all that a terminal obeys."""
+    """Add `--raw`: print message text with its control characters."""
     return click.option(
         "--raw", is_flag=True, help="Print names and bodies as they are, not control characters as escapes."
     )(command)
@@ -96,15 +96,17 @@ LISTENING = (
 
 
 def listening_options(command: F) -> F:
-    """Which messages, how many of them, and how they are shown."""
+    """Add the options for the selection, number and format of messages."""
     for option in reversed(LISTENING):
         command = option(command)
     return command
 
 
 def moment(text: str, or_else: str = "") -> int:
-    """A time in ms since 1970: `10m` ago, the number itself, or a local date. Raises click.BadParameter.
-    or_else: what else would do."""
+    """Return a time in ms since 1970 from `10m` (ago), digits, or a local date. Raises click.BadParameter.
+
+    `or_else` names other accepted values.
+    """
     from cometmq.admin.commands.formats import parse_time
 
     if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
@@ -118,22 +120,22 @@ def moment(text: str, or_else: str = "") -> int:
 
 
 def check_utf8(*words: str | None) -> None:
-    """Raises UsageError for an argument that is not UTF-8: it would be sent with its bytes lost."""
+    """Raise UsageError for an argument that is not UTF-8: some of its bytes would be lost when sent."""
     for word in words:
         if word is not None and not is_utf8(word):
             raise click.UsageError(f"{word!r} is not UTF-8 text")
 
 
 class Stop(asyncio.Event):
-    """Set by the signal that asked for the end."""
+    """A stop event with the signal that set the event."""
 
     signum = 0
 
 
 def stop_on_signals() -> Stop:
-    """An event of the running loop that SIGINT and SIGTERM set, so that a command can finish what it holds.
+    """Return an event that SIGINT and SIGTERM set, so that a command can finish its current work.
 
-    A second signal of the kind has its default effect.
+    A second signal of the same kind has its default effect.
     """
     loop = asyncio.get_running_loop()
     asked = Stop()

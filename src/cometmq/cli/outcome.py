@@ -1,6 +1,6 @@
-"""How a command ends: one clear line on standard error and an exit code, never a traceback.
+"""The end of a command: one clear line on standard error and an exit code instead of a traceback.
 
-COMETMQ_TRACEBACK=1 shows the traceback as well, for bug reports. With `--json` the error is a JSON object.
+COMETMQ_TRACEBACK=1 adds the traceback, for bug reports. With `--json` the error is a JSON object.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import click
 from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
-INTERRUPTED = 130  # 128 + SIGINT, what shells expect
-ERROR_LIMIT = 4096  # characters: a remark of a server may be as long as a frame
+INTERRUPTED = 130  # 128 + SIGINT, as shells expect
+ERROR_LIMIT = 4096  # characters; a server's remark may be as long as a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Exits:
 
 
 COMET_EXITS = Exits()
-# Apache's mqadmin says 0 for failed and unknown commands; scripts deserve to know.
+# Apache's mqadmin returns 0 for failed and unknown commands, which scripts could not detect.
 ADMIN_EXITS = Exits(usage=1)
-# Apache's servers: -1 for bad options and exceptions, -3 when the store cannot be opened.
+# As Apache's servers: -1 for invalid options and exceptions, -3 if the store cannot be opened.
 SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 
 
 def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -> NoReturn:
-    """Run a click command with the process's arguments and leave with its exit code."""
+    """Run a click command with the process's arguments, and exit with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Characters that the terminal lacks, and bytes of arguments that are no text, are shown as escapes.
+        # Characters that the terminal lacks, and undecodable bytes of arguments, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = command.main(prog_name=prog, standalone_mode=False)
-        # A closed pipe (`| head`) is noticed here, not while the interpreter shuts down.
+        # Detect a closed pipe (`| head`) here instead of at the shutdown of the interpreter.
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.UsageError as error:
@@ -55,7 +55,7 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:
-        code = 1  # whoever read our output has gone
+        code = 1  # The reader of standard output has closed it.
     except Exception as error:
         show_error(prog, error)
         code = exits.store if isinstance(error, StoreError) else exits.failure
@@ -63,24 +63,24 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with a code, even if standard output is gone."""
+    """Exit with a code, even if standard output is closed."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # Nobody reads the rest (that was reported above): the interpreter must not try to write it again.
+        # The closed output was reported above: the interpreter must not try to write the rest again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def json_wanted() -> bool:
-    """Whether the command line asks for JSON, even if the rest of it is wrong."""
+    """Return whether the command line contains `--json`, even if the command line is invalid."""
     words = sys.argv[1:]
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def show_error(prog: str, error: Exception) -> None:
-    """One line on standard error; an unexpected failure names its type."""
+    """Print one line to standard error; for an unexpected failure with its type."""
     if os.environ.get("COMETMQ_TRACEBACK"):
         traceback.print_exception(error)
     text = describe(error)
@@ -91,7 +91,7 @@ def show_error(prog: str, error: Exception) -> None:
 
 
 def show_usage_error(error: click.UsageError) -> None:
-    """How the command is called and what was wrong, on standard error."""
+    """Print the usage line and the error to standard error."""
     text = printable(error.format_message(), ERROR_LIMIT)
     if json_wanted():
         show_json_error(error, text)
@@ -103,7 +103,7 @@ def show_usage_error(error: click.UsageError) -> None:
 
 
 def show_json_error(error: Exception, text: str) -> None:
-    """One line: the error's type, its text and the facts that it carries (code, remark, brokerAddr ...)."""
+    """Print one line of JSON: the error's type, text and attributes (code, remark, brokerAddr ...)."""
     import msgspec
 
     facts = vars(error) if isinstance(error, CometError) else {}
@@ -113,7 +113,7 @@ def show_json_error(error: Exception, text: str) -> None:
 
 
 def plain(fact: object) -> object:
-    """A fact as JSON has it: short, and UTF-8 whatever an argument or a server's answer held."""
+    """Return an attribute as short, valid JSON, whatever bytes an argument or a response contained."""
     if fact is None or isinstance(fact, bool | int | float):
         return fact
     if isinstance(fact, list | tuple):
@@ -122,13 +122,13 @@ def plain(fact: object) -> object:
 
 
 def camel_case(name: str) -> str:
-    """`broker_addr` as JSON has it: `brokerAddr`."""
+    """Return a name in camel case: `broker_addr` becomes `brokerAddr`."""
     first, *rest = name.split("_")
     return first + "".join(map(str.capitalize, rest))
 
 
 def describe(error: Exception) -> str:
-    """An error in one line for a person."""
+    """Return an error as one line of text."""
     if isinstance(error, click.ClickException):
         text = error.format_message()
     elif isinstance(error, CometError):

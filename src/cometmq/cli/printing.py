@@ -1,4 +1,4 @@
-"""Prints messages as they come, one line each, and says of each line whether it was written."""
+"""Prints messages as they arrive, one line each, and reports for each line whether it was written."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
 GRACE_S = 0.5
-"""How long a write that is under way may take at the end. If it takes longer, nobody reads."""
+"""Maximum wait, in seconds, for the current write at the end. If it takes longer, the output is not read."""
 
 
 class LinePrinter:
-    """Writes lines to standard output, at most `limit` of them, from a thread of its own.
+    """Writes lines to standard output, at most `limit` of them, in a separate thread.
 
-    A reader that stops reading stops the printing and nothing else. Make it inside the running loop. Raises
-    ClickException where standard output is closed.
+    An output that is not read blocks only the printing. Construct the object in the running loop. Raises
+    ClickException if standard output is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -34,7 +34,7 @@ class LinePrinter:
         self.limit = limit
         self.printed = 0
         self.problem: OSError | None = None
-        """Why nothing more can be printed."""
+        """The error after which nothing more can be printed."""
         self._accepted = 0
         self._closing = False
         self._news = asyncio.Event()
@@ -42,7 +42,7 @@ class LinePrinter:
         self._ended = self._loop.create_future()
         self._lines: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._descriptor = sys.stdout.fileno()
-        # A daemon: a write that blocks for ever must not keep the process.
+        # A daemon thread: a write that blocks forever must not keep the process alive.
         threading.Thread(target=self._write_all, name="cometmq-print", daemon=True).start()
 
     @property
@@ -50,7 +50,7 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Return when the line was written; wait for ever if it never will be."""
+        """Return when the line was written; never return if it cannot be written."""
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1
@@ -58,8 +58,7 @@ class LinePrinter:
         await written
 
     async def wait(self, stop: asyncio.Event, idle_s: float | None) -> None:
-        """Return at the limit, when `stop` is set, when nothing more can be printed, or after `idle_s`
-        seconds with nothing new."""
+        """Return at the limit, when `stop` is set, after a failed write, or after `idle_s` without a line."""
         while not (self.full or self.problem or stop.is_set()):
             self._news.clear()
             waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(stop.wait())]
@@ -70,13 +69,16 @@ class LinePrinter:
                 return
 
     async def close(self) -> None:
-        """Print no more. Lines that wait are dropped; the one being written has a moment to get out."""
+        """Stop printing.
+
+        Waiting lines are dropped; the line being written has GRACE_S seconds to complete.
+        """
         self._closing = True
         self._lines.put(None)
         await asyncio.wait({self._ended}, timeout=GRACE_S)
 
     def check(self) -> None:
-        """Raises BrokenPipeError where the reader has gone, ClickException where printing failed."""
+        """Raise BrokenPipeError if the reader closed the output, ClickException if printing failed."""
         if isinstance(self.problem, BrokenPipeError):
             raise self.problem
         if self.problem is not None:
@@ -94,7 +96,7 @@ class LinePrinter:
                 self._loop.call_soon_threadsafe(self._wrote, written)
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
         except RuntimeError:
-            pass  # the loop has ended meanwhile: nobody waits any more
+            pass  # The loop has ended in the meantime, and no coroutine waits for the line.
 
     def _wrote(self, written: asyncio.Future[None]) -> None:
         self.printed += 1
@@ -108,7 +110,7 @@ class LinePrinter:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all of it, even to a non-blocking descriptor. Raises OSError."""
+    """Write all data, even to a non-blocking descriptor. Raises OSError."""
     left = memoryview(data)
     while left:
         try:
@@ -118,9 +120,9 @@ def write(descriptor: int, data: bytes) -> None:
 
 
 def as_line(message: MessageExt, *, as_json: bool, raw: bool, properties: bool = False) -> bytes:
-    """A message on one line: where it is, tag, keys, properties if asked for, body; or as JSON.
+    """Return a message as one line: position, tag, keys, optional properties, body; or as JSON.
 
-    `raw`: names and body as they were sent, whatever they do to a terminal or to the line.
+    With `raw`, names and body are not escaped, so they may control the terminal or break the line.
     """
     from cometmq.admin.values import MessageView
 

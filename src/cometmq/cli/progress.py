@@ -1,4 +1,4 @@
-"""Progress bars on standard error: a bar for a person, nothing for a pipe or a log."""
+"""Progress bars on standard error, only at a terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar with count, rate and time; yields what is called with (done, total), total None if unknown."""
+    """Show a bar with count, rate and time. Yields a function of (done, total); total None if unknown."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """Items per second, once there is one to tell."""
+        """Items per second, after the first item."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed

@@ -1,4 +1,4 @@
-"""`cometmq raft`: a raft group at a glance, and changes of its leader and members."""
+"""`cometmq raft`: the state of a raft group, and changes of its leader and members."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which servers of this user run: one locked file per process in a run directory.
+"""The running servers of this user: one locked file per process in a run directory.
 
-A server holds an exclusive lock on its file as long as it lives. A file that `kill -9` left behind has no
-lock, even if another process has its id by now. The directory is COMETMQ_RUN_DIR, else `cometmq` under
+A server holds an exclusive lock on its file during its lifetime. A file left by `kill -9` has no lock, even
+if another process has reused its process id. The directory is COMETMQ_RUN_DIR, else `cometmq` under
 XDG_RUNTIME_DIR, else ~/.cometmq/run.
 """
 
@@ -21,7 +21,7 @@ log = logs.logger(__name__)
 
 
 def run_directory() -> Path:
-    """Where the files lie; not created here."""
+    """Return the directory of the run files, which is not created here."""
     if given := os.environ.get("COMETMQ_RUN_DIR"):
         return Path(given)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -30,9 +30,10 @@ def run_directory() -> Path:
 
 
 class RunFile:
-    """Context manager that announces this process as a server of a kind ("namesrv", "broker", "standalone").
+    """Context manager that registers this process as a server of a kind ("namesrv", "broker", "standalone").
 
-    A run directory that cannot be written is a warning: the server works, only `mqshutdown` cannot find it.
+    If the run directory cannot be written, a warning is logged: the server works, but `mqshutdown` cannot
+    find it.
     """
 
     def __init__(self, kind: str) -> None:
@@ -43,7 +44,7 @@ class RunFile:
         try:
             make_private_directory(str(self.path.parent))
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            new = self.path.with_suffix(".new")  # `running` would remove it before it is locked
+            new = self.path.with_suffix(".new")  # `running` would remove the file before it is locked.
             self._descriptor = os.open(new, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())
@@ -60,7 +61,7 @@ class RunFile:
 
 
 def running(kind: str) -> Iterator[int]:
-    """Yield the process ids of the living servers of a kind; files of dead ones are removed."""
+    """Yield the process ids of the running servers of a kind. Files of ended servers are removed."""
     directory = run_directory()
     if not directory.is_dir():
         return
@@ -68,7 +69,7 @@ def running(kind: str) -> Iterator[int]:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # gone between listing and opening, or another user's
+            continue  # The file was deleted in the meantime, or belongs to another user.
         try:
             if _is_held(descriptor):
                 text = os.read(descriptor, 32).decode("ascii", "replace").strip()
@@ -82,7 +83,7 @@ def running(kind: str) -> Iterator[int]:
 
 
 def _is_held(descriptor: int) -> bool:
-    """True while another process holds the file's lock."""
+    """Return whether another process holds the file's lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""`cometmq send`: messages from the command line or from standard input, one per line."""
+"""`cometmq send`: send messages from the command line, or one per line of standard input."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from cometmq.client import Producer
     from cometmq.message import Message, SendResult
 
-LINES_AT_ONCE = 1024  # sent together where so many are there
-CHUNK_BYTES = 65_536  # what a pipe holds
-CHUNKS_AHEAD = 16  # read while others are sent; with LINE_MAX it bounds what is held in memory
-LINE_MAX = 4 * 1024 * 1024  # bytes: the producer's max_message_size
+LINES_AT_ONCE = 1024  # maximum lines per send
+CHUNK_BYTES = 65_536  # capacity of a pipe
+CHUNKS_AHEAD = 16  # chunks read while lines are sent; together with LINE_MAX this bounds the memory
+LINE_MAX = 4 * 1024 * 1024  # bytes; the producer's max_message_size
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """A user property given as NAME=VALUE."""
+    """Return a user property given as NAME=VALUE. Raises click.BadParameter."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise click.BadParameter(f"{text!r} is not NAME=VALUE")
@@ -39,7 +39,7 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 def time_span(text: str) -> int:
-    """`--delay`: a time span in ms. Raises click.BadParameter."""
+    """Return the value of `--delay` in ms. Raises click.BadParameter."""
     found = re.fullmatch(r"([0-9]{1,9})(ms|[smhd])", text)
     if found is None:
         raise click.BadParameter(f"{text!r} is no time span such as 1500ms, 90s, 10m, 2h, 1d")
@@ -47,7 +47,7 @@ def time_span(text: str) -> int:
 
 
 def point_in_time(text: str) -> int:
-    """`--at`: ms since 1970. Raises click.BadParameter."""
+    """Return the value of `--at` in ms since 1970. Raises click.BadParameter."""
     from cometmq.admin.commands.formats import parse_time
 
     try:
@@ -121,8 +121,7 @@ def send(
     group: str,
     as_json: bool,
 ) -> None:
-    """Send each BODY as a message to TOPIC; for `-`, or without a BODY, each line of standard input that is
-    not empty."""
+    """Send each BODY as a message to TOPIC; for `-` or without BODY, each line of standard input."""
     from cometmq.client import Producer
     from cometmq.message import Message
 
@@ -154,9 +153,10 @@ def send(
 
 
 async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> None:
-    """Send standard input's lines, as many together as are there, and print a summary.
+    """Send the lines of standard input in batches of the available lines, and print a summary.
 
-    SIGINT and SIGTERM end the reading: what was read is sent. Raises click's Exit with the signal's code.
+    SIGINT and SIGTERM end the reading; lines already read are sent. Raises click's Exit with the signal's
+    code.
     """
     lines = InputLines()
     if lines.typed:
@@ -180,9 +180,10 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
 
 
 class InputLines:
-    """Standard input's lines without their ends, read by a thread of its own: a read cannot be interrupted.
+    """The lines of standard input, read in a separate thread because a read cannot be interrupted.
 
-    Empty lines are left out: RocketMQ has no messages without a body. Make it inside the running loop.
+    Empty lines are skipped: RocketMQ has no messages without a body. Construct the object in the running
+    loop.
     """
 
     def __init__(self) -> None:
@@ -195,13 +196,13 @@ class InputLines:
         self._news = asyncio.Event()
         self._room = threading.Semaphore(CHUNKS_AHEAD)
         self._begun: list[bytes] = []
-        """Pieces of a line that has not ended yet."""
+        """Parts of an incomplete line."""
         self._begun_size = 0
 
     async def read(self, stop: asyncio.Event) -> AsyncIterator[list[bytes]]:
-        """Yield whatever lines are there, as soon as there are any, until the end or until `stop` is set."""
-        # A daemon: it may wait for input for ever. It reads the descriptor, since a thread that holds the
-        # lock of sys.stdin's buffer at the end is fatal to the interpreter.
+        """Yield available lines as soon as there are any, until the end of input or until `stop` is set."""
+        # A daemon thread, since it may wait for input forever. It reads the file descriptor: a thread that
+        # holds the lock of sys.stdin's buffer at exit crashes the interpreter.
         threading.Thread(target=self._read_chunks, name="cometmq-stdin", daemon=True).start()
         stopped = asyncio.ensure_future(stop.wait())
         stopped.add_done_callback(lambda _: self._news.set())
@@ -213,7 +214,7 @@ class InputLines:
                 try:
                     ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
-                    failure, ended = error, True  # the lines before are good
+                    failure, ended = error, True  # The lines before the failure are valid.
             for at in range(0, len(lines), LINES_AT_ONCE):
                 yield lines[at : at + LINES_AT_ONCE]
             if not (self.chunks or stop.is_set() or ended):
@@ -230,10 +231,10 @@ class InputLines:
         self._news.set()
 
     def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:
-        """Add the lines that a chunk completes. Returns whether it was the last chunk.
+        """Add the lines that a chunk completes. Return whether the chunk was the last one.
 
-        Raises the OSError of a failed read, and ClickException for a line too long for a message: nobody
-        knows how much of it is still to come.
+        Raises the OSError of a failed read, and ClickException for a line that is too long for a message,
+        because the rest of such a line may be endless.
         """
         self._room.release()
         if isinstance(chunk, OSError):
@@ -246,7 +247,7 @@ class InputLines:
             self._begun = [more[-1]] if more[-1] else []
             self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
-        if self._begun_size > LINE_MAX + 1:  # \r
+        if self._begun_size > LINE_MAX + 1:  # 1 for a trailing \r
             raise click.ClickException(f"a line has more than the {LINE_MAX} bytes that a message may have")
         return not chunk
 
@@ -265,11 +266,11 @@ class InputLines:
             try:
                 self._loop.call_soon_threadsafe(self._arrived, chunk)
             except RuntimeError:
-                return  # the command has ended
+                return  # The command has ended.
 
 
 def show(result: SendResult, as_json: bool) -> None:
-    """One line per sent message."""
+    """Print one line for a sent message."""
     if as_json:
         import msgspec
 

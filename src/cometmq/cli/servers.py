@@ -1,6 +1,6 @@
 """`mqnamesrv` and `mqbroker` (also `cometmq namesrv` and `cometmq broker`): one server in the foreground.
 
-Settings come from the defaults, then the properties file, then the command line, as in Apache's servers.
+Precedence of settings, lowest first, as in Apache's servers: defaults, properties file, command line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRINT_ALL = click.option(
     "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
 )
 
-# What `mqbroker -m` prints: the settings Apache's configuration classes mark as important.
+# Output of `mqbroker -m`: the settings that Apache's configuration classes mark as important.
 IMPORTANT_BROKER_KEYS = (
     "namesrvAddr", "brokerIP1", "brokerName", "brokerClusterName", "brokerId",
     "autoCreateTopicEnable", "autoCreateSubscriptionGroup", "msgTraceTopicName", "traceTopicEnable",
@@ -118,7 +118,7 @@ def mqbroker(
 
 
 def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:
-    """Raises ConfigError for a bad value, OSError for a file that cannot be read."""
+    """Return the settings. Raises ConfigError for an invalid value, OSError for an unreadable file."""
     from cometmq.namesrv.config import NamesrvConfig
 
     properties = read_properties_file(config_file) if config_file else {}
@@ -131,7 +131,7 @@ def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:
 
 
 def broker_config(config_file: str | None, namesrv_addr: str | None) -> BrokerConfig:
-    """Raises ConfigError for a bad value, OSError for a file that cannot be read."""
+    """Return the settings. Raises ConfigError for an invalid value, OSError for an unreadable file."""
     from cometmq.broker.base.config import BrokerConfig
 
     properties = read_properties_file(config_file) if config_file else {}
@@ -146,7 +146,7 @@ def warn_of_ports(ports: Iterable[tuple[str, str, int]]) -> None:
     """Print a line to standard error for each port that cannot be listened on now.
 
     Args:
-        ports: For each port its key, the interface and the port.
+        ports: Setting key, interface and number of each port.
     """
     from cometmq.remoting import check_port
 
@@ -158,6 +158,6 @@ def warn_of_ports(ports: Iterable[tuple[str, str, int]]) -> None:
 
 
 def print_properties(pairs: dict[str, str]) -> None:
-    """Print `key=value` lines as Apache's servers do, one per setting, unescaped."""
+    """Print a `key=value` line per setting, unescaped, as Apache's servers do."""
     for key, value in sorted(pairs.items()):
         click.echo(f"{key}={value}")

@@ -1,4 +1,4 @@
-"""A server in the foreground: start, say so, wait for a signal, drain, stop."""
+"""A server in the foreground: start, print the ready line, wait for a signal, drain, stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Server(Protocol):
-    """What can be served: NameServer, Broker, Standalone."""
+    """Interface of the servers that `serve` runs: NameServer, Broker, Standalone cluster."""
 
     async def start(self) -> Any: ...
 
@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def log_format_option(command: F) -> F:
-    """`--log-format`: how events are written, by this process and those that it starts. Sets up logging."""
+    """Add `--log-format`, the log format of this process and its child processes, and set up logging."""
 
     def use(_context: click.Context, _parameter: click.Parameter, form: str | None) -> None:
         if form is not None:
@@ -51,10 +51,12 @@ def log_format_option(command: F) -> F:
 
 
 def serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> None:
-    """Run a server until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
+    """Run a server until SIGINT, SIGTERM or SIGHUP. A second signal ends the process immediately.
 
-    `make` builds the server inside the loop; `announce` is the ready line, printed once the ports listen.
-    `kind` is the word `mqshutdown` knows the process by.
+    Args:
+        kind: Kind under which the process is registered for `mqshutdown`.
+        make: Creates the server, inside the loop.
+        announce: Returns the ready line, which is printed once the ports listen.
     """
     remoting.run(_serve(kind, make, announce))
 
@@ -70,7 +72,7 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
 
     for signum in STOP_SIGNALS:
         if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-            continue  # nohup: the server goes on when its terminal is closed
+            continue  # Under nohup the server keeps running when its terminal is closed.
         loop.add_signal_handler(signum, ask, signum)
     server = make()
     starting = asyncio.ensure_future(server.start())
@@ -78,7 +80,7 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            # Stopped while it started, in a long recovery for example: nothing was announced yet.
+            # The signal arrived during the start, for example in a long recovery, before the ready line.
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting

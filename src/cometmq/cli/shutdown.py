@@ -1,4 +1,4 @@
-"""`mqshutdown broker | namesrv`: ask running servers to stop, as Apache's script does."""
+"""`mqshutdown broker | namesrv`: stop running servers, like Apache's script."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ POLL_S = 0.05
 )
 @click.version_option(version("cometmq"), "-V", "--version")
 def mqshutdown(kind: str, wait_s: float) -> int:
-    """Ask every running name server or broker of this user to drain and stop."""
+    """Stop every running name server or broker of this user after draining it."""
     name = kind if kind == "standalone" else f"mq{kind}"
     pids = list(running(kind))
     if not pids:
         click.echo(f"No {name} running.")
-        return 255  # Apache's script ends with -1
+        return 255  # Apache's script returns -1.
     for pid in pids:
         click.echo(f"The {name}({pid}) is running...")
         os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`cometmq standalone`: a whole cluster on this machine in one command."""
+"""`cometmq standalone`: a complete cluster on this machine in one command."""
 
 from __future__ import annotations
 
@@ -84,8 +84,7 @@ def standalone(
 
 @dataclass(eq=False)
 class Cluster:
-    """The servers, and the console's process if one is wanted: it says itself when it is ready, and what
-    keeps it from that."""
+    """The servers and, if enabled, the console's process, which prints its own ready line and errors."""
 
     server: StandaloneServer
     console_data: Path
@@ -93,18 +92,18 @@ class Cluster:
     console: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start all. Raises what the servers' start raises."""
+        """Start all servers. Raises the errors of the servers' start."""
         await self.server.start()
         if self.console_port is not None:
             command = [sys.executable, "-m", "cometmq", "console", "-n", self.server.namesrv_addr]
             command += ["--port", str(self.console_port), "--data", str(self.console_data), "--with-parent"]
-            # A session of its own: Ctrl-C is for this process, which ends the console by its input.
+            # A separate session: Ctrl-C stops only this process, which ends the console by closing its input.
             self.console = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
             )
 
     async def stop(self) -> None:
-        """Stop all, the console first."""
+        """Stop all servers, the console first."""
         if self.console is not None and self.console.returncode is None:
             assert self.console.stdin is not None
             self.console.stdin.close()

@@ -1,7 +1,7 @@
-"""`cometmq store`: what an operator does to a store directory, ours or Apache's.
+"""`cometmq store`: checks and repairs of a store directory of CometMQ or Apache RocketMQ.
 
-`verify`, `dump` and `stats` only read and need no lock, so they work beside a running broker; `rebuild`
-and `truncate` want the store for themselves.
+`verify`, `dump` and `stats` only read and need no lock, so they work while a broker runs. `rebuild` and
+`truncate` require that the broker is stopped.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def store_options(command: F) -> F:
-    """DIR, where else to look, and --json. The command is given the first argument and the keywords of what
-    `store.inspect` does."""
+    """Add DIR, the options for other locations, and --json.
+
+    The command receives DIR and the keyword arguments of `store.inspect`.
+    """
 
     @functools.wraps(command)
     def opened(directory: str, config_file: str | None, commit_log_dir: str, **options: Any) -> Any:
@@ -50,7 +52,7 @@ def store_options(command: F) -> F:
 
 
 def store_config(path: str | None) -> StoreConfig | None:
-    """The store's part of a properties file. Raises ConfigError, OSError."""
+    """Return the store settings of a properties file. Raises ConfigError, OSError."""
     from cometmq.store import StoreConfig
 
     if path is None:
@@ -64,7 +66,7 @@ def echo_json(value: object) -> None:
 
     try:
         data = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a file's name is not UTF-8: show its bytes as escapes
+    except UnicodeEncodeError:  # A file name is not UTF-8: show its bytes as escapes.
         text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
         data = re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):x}", text).encode()
     click.echo(printable_json(msgspec.json.format(data, indent=2)))
@@ -72,7 +74,7 @@ def echo_json(value: object) -> None:
 
 @click.group(cls=CometGroup, context_settings=HELP)
 def store() -> None:
-    """Check, show, rebuild, cut and measure a store directory (CometMQ's or Apache RocketMQ's)."""
+    """Check, show, rebuild, truncate and measure a store directory (CometMQ's or Apache RocketMQ's)."""
 
 
 @store.command(context_settings=HELP)
@@ -80,8 +82,8 @@ def store() -> None:
 def verify(directory: str, look: dict[str, Any], as_json: bool) -> None:
     """Check every record, queue unit, index entry, the checkpoint and the tables of the store in DIR.
 
-    Changes nothing and may run beside a broker. Exit code 1 if something is damaged; what an unclean stop
-    leaves behind is a warning, not damage.
+    The command changes nothing and may run while the broker runs. Exit code 1 if the store is damaged. Traces
+    of an unclean stop are warnings, not damage.
     """
     from cometmq.store.inspect import verify as check
 
@@ -102,7 +104,7 @@ def verify(directory: str, look: dict[str, Any], as_json: bool) -> None:
 def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
     """Rebuild the consume queues and the index of the store in DIR from its log.
 
-    The broker must be stopped. The old directories stay until the new ones are complete.
+    The broker must be stopped. The old directories remain until the new ones are complete.
     """
     from cometmq.store.inspect import rebuild as run
 
@@ -130,10 +132,10 @@ def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
               help="Where the log is to end: the end of a record.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int, dry_run: bool) -> None:
-    """Cut the log of the store in DIR behind a record; later records are lost.
+    """Truncate the log of the store in DIR after a record; later records are lost.
 
-    For a slave that holds messages which its master does not have. The broker must be stopped. Queues and
-    index are cut with the log.
+    Use this for a slave with messages that its master does not have. The broker must be stopped. Queues and
+    index are truncated with the log.
     """
     from cometmq.store import truncate_log
 
@@ -206,7 +208,7 @@ def dump(
 ) -> None:
     """Show messages of the store in DIR: one by --offset or --id, several by --key, or a range.
 
-    With --json one JSON object a line. Exit code 1 if there is nothing to show.
+    With --json the output is one JSON object per line. Exit code 1 if no message is found.
     """
     if sum(given is not None for given in (offset, message_id, key, queue_id)) > 1:
         raise click.UsageError("Give one of --offset, --id, --key and --queue.")

@@ -1,4 +1,4 @@
-"""How `cometmq store` shows what it found, for people and as JSON."""
+"""Output of `cometmq store`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cometmq.store.inspect import StoreStats, VerifyReport
 
 BODY_MAX = 16 << 20
-"""Limit of a decompressed body, in bytes: as escaped JSON it can take 13 times as much memory."""
-_PREVIEW = 60  # characters of a body in a line
+"""Maximum bytes of a decompressed body: as escaped JSON a body can take 13 times as much memory."""
+_PREVIEW = 60  # characters of a body in a one-line output
 _FIELDS = (
     "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",
     "keys", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host",
@@ -25,17 +25,17 @@ _FIELDS = (
 
 
 def time_text(epoch_ms: int) -> str:
-    """A time that the store computed; a dash where it is negative, which means none."""
+    """Return a time of the store's statistics as text; a dash for a negative one, which means none."""
     return moment(max(epoch_ms, 0))
 
 
 def moment(epoch_ms: int) -> str:
-    """A time from a record, which may be any number, to the millisecond."""
+    """Return a time of a record, which may be any number, as text with milliseconds."""
     return local_time(epoch_ms, ".") or "-"
 
 
 def size_text(count: int) -> str:
-    """Bytes in the largest unit that leaves at least one whole: 1.5 MiB."""
+    """Return bytes in the largest unit with at least one whole: 1.5 MiB."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -45,7 +45,7 @@ def size_text(count: int) -> str:
 
 
 def verify_text(report: VerifyReport) -> str:
-    """The report for a person: findings first, the sum at the end."""
+    """Return the report as text: the findings, then the summary."""
     lines = []
     for finding in report.findings:
         place = finding.path if finding.offset < 0 else f"{finding.path} at byte {finding.offset}"
@@ -67,7 +67,7 @@ def verify_text(report: VerifyReport) -> str:
 
 
 def truncate_text(report: TruncateReport) -> str:
-    """What a queue loses in a line each, the sum at the end."""
+    """Return a line with the loss of each queue, then the summary."""
     lines = [
         f"{each.topic}/{each.queue_id}: {counted(each.messages, 'message')} from offset {each.first_offset}"
         for each in report.queues
@@ -82,7 +82,7 @@ def truncate_text(report: TruncateReport) -> str:
 
 
 def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
-    """(form, text) of a body; form is "text", "hex" or "none"."""
+    """Return the (form, text) of a body; form is "text", "hex" or "none"."""
     if how == "none":
         return "none", ""
     data = bytes(message.body)
@@ -90,7 +90,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
         try:
             data = decompress(message.sys_flag, data, BODY_MAX)
         except CometError:
-            pass  # what cannot be inflated is shown as it is stored
+            pass  # A body that cannot be inflated is shown as stored.
     if how != "hex":
         try:
             return "text", data.decode("utf-8", "replace" if how == "text" else "strict")
@@ -100,7 +100,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
 
 
 def message_json(message: MessageExt, how: str, *, raw: bool) -> bytes:
-    """One message as one line of JSON."""
+    """Return a message as one line of JSON."""
     form, text = body_of(message, how, raw=raw)
     value = {name: getattr(message, name) for name in _FIELDS}
     value |= {"properties": dict(message.properties), "body_form": form, "body": text}
@@ -108,7 +108,7 @@ def message_json(message: MessageExt, how: str, *, raw: bool) -> bytes:
 
 
 def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
-    """One message, a field a line."""
+    """Return a message as text with one field per line."""
     form, text = body_of(message, how, raw=raw)
     fields = [
         ("topic", message.topic),
@@ -129,7 +129,7 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
     width = max(len(name) for name, _ in fields)
     lines = [f"{name:<{width}}  {value}" for name, value in fields]
     if form != "none":
-        # The body comes last: its line ends stay, and no line of it can pass for a field.
+        # The body is last: its line breaks are kept, and none of its lines can be mistaken for a field.
         text = f"{f'body ({form})':<{width}}  {text}"
     if raw:
         return "\n".join([*lines, text] if form != "none" else lines)
@@ -138,7 +138,7 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
 
 
 def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
-    """One message in one line: position, queue and offset, time, id, tags, keys, start of the body."""
+    """Return a message as one line: position, queue and offset, time, id, tags, keys, start of the body."""
     form, text = body_of(message, how, raw=raw)
     start = text[:_PREVIEW] + ("..." if len(text) > _PREVIEW else "")
     words = [
@@ -155,7 +155,7 @@ def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
 
 
 def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
-    """Tables of the store on standard output."""
+    """Print the tables of the store's statistics to standard output."""
     from rich.console import Console
     from rich.table import Table
 
@@ -179,13 +179,13 @@ def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
             )  # fmt: skip
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 200  # a file has no width to respect
+        console.width = 200  # A file has no terminal width.
     console.print(table)
     console.print(files_text(stats))
 
 
 def files_text(stats: StoreStats) -> str:
-    """Sums, files and the outlook of retention."""
+    """Return the totals, the files and the retention forecast as text."""
     look = stats.outlook
     lines = [
         "",

@@ -1,4 +1,4 @@
-"""`cometmq tail`: watch a topic without a group."""
+"""`cometmq tail`: print the messages of a topic without a consumer group."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from cometmq.message import MessageQueue, PullResult
     from cometmq.protocol.frame import Frame
 
-ROUTE_INTERVAL_S = 5.0  # between two looks for new queues and brokers
-RETRY_S = 1.0  # after a pull that failed
-IDLE_S = 0.1  # after a pull that brought nothing
-SUSPEND_S = 15.0  # how long a broker waits for a message, as Java's consumers have it
-PULL_BATCH = 32  # brokers give no more
-CLOCKS_MS = 60_000  # a broker's clock may be this much behind ours
+ROUTE_INTERVAL_S = 5.0  # seconds between two searches for new queues and brokers
+RETRY_S = 1.0  # seconds after a failed pull
+IDLE_S = 0.1  # seconds after a pull without messages
+SUSPEND_S = 15.0  # seconds that a broker may park a pull, as with Java's consumers
+PULL_BATCH = 32  # maximum that brokers return
+CLOCKS_MS = 60_000  # ms by which a broker's clock may be behind this machine's
 
 
 def start_time(text: str) -> int | None:
-    """`--from`: None for now, 0 for the first message, else ms since 1970. Raises click.BadParameter."""
+    """Return the value of `--from`: None for now, 0 for the first message, else ms since 1970.
+
+    Raises click.BadParameter.
+    """
     if text in ("now", "first"):
         return None if text == "now" else 0
     return moment(text, "now, first, ")
@@ -69,7 +72,10 @@ def tail(
     as_json: bool,
     raw: bool,
 ) -> None:
-    """Print the messages of TOPIC as they come, until Ctrl-C. Joins no group and moves nobody's offsets."""
+    """Print the messages of TOPIC as they arrive, until Ctrl-C.
+
+    The command joins no group and changes no offsets.
+    """
     from cometmq.client import ClientInstance
     from cometmq.client.group.subscription import as_subscription
 
@@ -104,7 +110,7 @@ def tail(
 
 
 class Watch:
-    """Follows all queues of a topic, also those that come into being while it does."""
+    """Reads all queues of a topic, including queues that are created later."""
 
     def __init__(
         self, client: ClientInstance, subscription: Subscription, begin_ms: int | None, show: Show
@@ -121,10 +127,10 @@ class Watch:
         )
         self._started_ms = int(time.time() * 1000)
         self._told: dict[MessageQueue | str, str] = {}
-        """The problem of each queue, or of the topic, as it was last printed."""
+        """The last printed problem of each queue, or of the topic."""
 
     async def start(self) -> None:
-        """Begin with the queues that exist; wait for a topic that does not. Raises NameServersUnreachable."""
+        """Start with the existing queues, or wait for the topic to exist. Raises NameServersUnreachable."""
         from cometmq.client.cluster.namesrv_api import NameServersUnreachable
         from cometmq.errors import CometError, NoRouteError
 
@@ -135,7 +141,7 @@ class Watch:
         except NoRouteError as error:
             self._tell(self._topic, error)
             queues = ()
-        # All first offsets are asked for before anything is read: what comes from now on is shown.
+        # All start offsets are read before any message, so that all messages from now on are shown.
         for queue in queues:
             offset: int | None = None
             try:
@@ -163,14 +169,17 @@ class Watch:
             first = await brokers.min_offset(target.addr, queue)
             if begin_ms == 0:
                 return first
-            # A 4.9 broker gives the message nearest to a time, which may be an older one: `show` looks again.
+            # A 4.9 broker returns the message nearest to a time, which may be older: `show` checks the time
+            # again.
             return max(first, await brokers.offset_by_time(target.addr, queue, begin_ms - 1))
 
         return await self._client.reads.run(queue, ask)
 
     async def _look_for_queues(self) -> None:
-        """Follow queues that were not there at the start. They may hold older messages: perhaps their broker
-        was only away."""
+        """Read queues that did not exist at the start.
+
+        They may contain older messages, for example if their broker was only unreachable.
+        """
         begin_ms = self._started_ms - CLOCKS_MS if self._begin_ms is None else self._begin_ms
         failures = await self._client.refresh_routes([self._topic])
         for topic, error in failures.items():
@@ -181,7 +190,7 @@ class Watch:
                 self._follow(queue, begin_ms)
 
     async def _read(self, queue: MessageQueue, begin_ms: int | None, offset: int | None) -> None:
-        """Pull one queue for ever. offset: where to begin; None: it is not known yet."""
+        """Pull one queue forever. `offset` is the start offset, None if it is unknown yet."""
         from cometmq.client.cluster.requests import pull_request
         from cometmq.errors import CometError
 
@@ -191,7 +200,7 @@ class Watch:
                 if offset is None:
                     offset = await self._start_offset(queue, begin_ms)
                 request = pull_request(
-                    TOOLS_CONSUMER_GROUP,  # every broker has it; without the commit bit nothing is stored
+                    TOOLS_CONSUMER_GROUP,  # exists at every broker; no offset is committed
                     queue,
                     offset,
                     PULL_BATCH,
@@ -209,7 +218,7 @@ class Watch:
             broker_id = result.suggest_which_broker_id
             await self._show(result)
             if not result.messages and result.next_begin_offset <= offset:
-                # Most brokers hold such a pull. One that does not must not be asked as fast as it answers.
+                # Most brokers park such a pull. For the others, limit the rate of pulls.
                 await asyncio.sleep(IDLE_S)
             offset = result.next_begin_offset
 

@@ -1,4 +1,4 @@
-"""`cometmq timers`: messages that wait, and taking those back that have a time of their own."""
+"""`cometmq timers`: list waiting messages, and cancel those with a delivery time of their own."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
 def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
-    """Cancel scheduled messages, by the handles that `send` and `list` print: they are not delivered.
+    """Cancel scheduled messages by the handles that `send` and `list` print. They are not delivered.
 
     Messages at a delay level have no handle and cannot be cancelled.
     """

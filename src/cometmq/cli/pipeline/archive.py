@@ -1,4 +1,4 @@
-"""`cometmq pipeline archive`, and in short `cometmq archive`: topics to a table."""
+"""`cometmq pipeline archive`, short `cometmq archive`: write topics to a table."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def archive(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write TOPICS to a table, each message exactly once; run again, it goes on where it stopped."""
+    """Write TOPICS to a table, each message exactly once.
+
+    A further run continues where the last one stopped.
+    """
     if topics and pattern:
         raise click.UsageError("Give topics or --pattern, not both.")
     if not topics and not pattern:
@@ -117,7 +120,7 @@ def archive(
 
 
 def report(summary: ArchiveSummary) -> None:
-    """Say what the run did."""
+    """Print the result of the run."""
     click.echo(
         f"archived {counted(summary.records, 'message')} ({counted(summary.bytes, 'byte')}) "
         f"in {summary.seconds:.2f} s ({rate(summary.records, summary.seconds)}) to "

@@ -1,4 +1,4 @@
-"""`cometmq pipeline audit`: what was lost, doubled, out of order or late."""
+"""`cometmq pipeline audit`: find lost, duplicate, disordered and late messages."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SOME = click.IntRange(min=0)
 @report_option
 @job_options
 def audit(**settings: Any) -> None:
-    """Find lost, doubled, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
+    """Find lost, duplicate, disordered and late messages of TOPICS. The exit code is 1 if any are lost."""
     run_job("auditing", "audit", report, **settings)
 
 
 def report(summary: AuditSummary) -> None:
-    """Say what the closed windows show."""
+    """Print the findings of the closed windows."""
     opened = f", {summary.open_windows:,} of them still open and not counted" if summary.open_windows else ""
     click.echo(f"{counted(summary.messages, 'message')} in {counted(summary.windows, 'window')}{opened}")
     if summary.windows and summary.windows == summary.open_windows:
@@ -63,7 +63,7 @@ def report(summary: AuditSummary) -> None:
 
 
 def line(finding: Finding) -> str:
-    """`missing 2: T broker-a/0@5 ID, window of 2026-11-23 05:00:00`."""
+    """Return a line like `missing 2: T broker-a/0@5 ID, window of 2026-11-23 05:00:00`."""
     place = "" if finding.broker_name is None else f" {finding.broker_name}/{finding.queue_id}"
     place += "" if finding.queue_offset is None else f"@{finding.queue_offset}"
     group = "" if finding.group is None else f" for {finding.group}"

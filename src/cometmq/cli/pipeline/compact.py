@@ -1,4 +1,4 @@
-"""`cometmq pipeline compact`: the small files of an archive become few large ones."""
+"""`cometmq pipeline compact`: merge the small files of an archive into a few large ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compact(**settings: Any) -> None:
 
 
 def report(summary: CompactSummary) -> None:
-    """Say what the run did."""
+    """Print the result of the run."""
     where = printable(summary.output, None)
     if summary.files_before:
         click.echo(

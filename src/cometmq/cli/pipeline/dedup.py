@@ -1,4 +1,4 @@
-"""`cometmq pipeline dedup`: one message for each business key."""
+"""`cometmq pipeline dedup`: keep one message for each business key."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
               help="Duplicates were stored at most so long after the one before; else whenever.")  # fmt: skip
 @job_options
 def dedup(**settings: Any) -> None:
-    """Write TOPICS to a table with one message for each key, and the duplicates beside them."""
+    """Write TOPICS to a table with one message for each key, and write the duplicates to a second table."""
     if settings["topics"] and settings["pattern"]:
         raise click.UsageError("Give topics or --pattern, not both.")
     run_job("deduplicating", "dedup", report, **settings)
 
 
 def report(summary: DedupSummary) -> None:
-    """Say what was kept and removed."""
+    """Print the numbers of kept and removed messages."""
     click.echo(
         f"{counted(summary.messages, 'message')}: {summary.kept:,} kept, {summary.removed:,} removed, "
         f"{summary.without_key:,} without a key; {summary.seconds:.1f} s; "

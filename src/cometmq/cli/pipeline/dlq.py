@@ -1,4 +1,4 @@
-"""`cometmq pipeline dlq`: dead letters in bulk, counted, and sent again."""
+"""`cometmq pipeline dlq`: count and resend dead letters in bulk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
     """Count the dead letters of GROUPS by group, topic, reason and hour, or resend some of them.
 
-    Without GROUPS those of all groups. Each is resent once: a second run leaves out what an earlier one sent.
+    Without GROUPS, all groups are read. Each dead letter is resent once: a second run skips what an earlier
+    run sent.
     """
     check_utf8(*groups, settings["where"], settings["reason"])
     if redrive and settings["where"] is None:
@@ -53,7 +54,7 @@ def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> N
 
 
 def report(summary: DlqSummary) -> None:
-    """Say what died of what."""
+    """Print the numbers of dead letters by group, topic, reason and hour."""
     click.echo(f"{counted(summary.messages, 'dead letter')} of {counted(summary.kinds, 'kind')}")
     if summary.counts:
         print_table(
@@ -73,7 +74,7 @@ def report(summary: DlqSummary) -> None:
 
 
 def report_redrive(summary: RedriveSummary) -> None:
-    """Say what became of the dead letters."""
+    """Print the outcomes of the resent dead letters."""
     done = f"{summary.planned:,} would be sent again" if summary.dry_run else f"{summary.resent:,} sent again"
     others = {"skipped": summary.skipped, "refused": summary.refused, "failed": summary.failed,
               "left": summary.left, "without a body": summary.without_body}  # fmt: skip

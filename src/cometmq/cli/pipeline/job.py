@@ -1,4 +1,4 @@
-"""What the commands `cometmq pipeline JOB` share: a Spark session, Ctrl-C, a progress bar, a summary."""
+"""Parts that the commands `cometmq pipeline JOB` share: Spark session, Ctrl-C, progress bar, summary."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ JOB_OPTIONS = (
 
 
 def job_options(command: F) -> F:
-    """`--master`, `--memory` and `--json`, which every job has."""
+    """Add `--master`, `--memory` and `--json`."""
     for option in reversed(JOB_OPTIONS):
         command = option(command)
     return command
 
 
 def report_option(command: F) -> F:
-    """`--report`: a page with plots, of jobs that can write one."""
+    """Add `--report`, a page with plots, to the command of a job that can write one."""
     option = click.option(
         "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
         help="Write a report there: one HTML file with tables and plots.",
@@ -52,7 +52,7 @@ def report_option(command: F) -> F:
 
 
 def _checked_report(_context: click.Context, _option: click.Parameter, path: str | None) -> str | None:
-    """A report that cannot be written is refused before the job, which may take hours."""
+    """Check before the job, which may take hours, that the report can be written."""
     if path is None:
         return None
     _check_extra("report", "reports need matplotlib", "matplotlib")
@@ -63,7 +63,7 @@ def _checked_report(_context: click.Context, _option: click.Parameter, path: str
 
 
 def metrics_option(command: F) -> F:
-    """`--metrics`: numbers for Prometheus, of jobs that go on for long."""
+    """Add `--metrics`, metrics for Prometheus, to the command of a continuous job."""
     return click.option(
         "--metrics", "metrics_at", metavar="PORT|FILE",
         help="Give numbers to Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
@@ -72,7 +72,7 @@ def metrics_option(command: F) -> F:
 
 @contextmanager
 def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics | None]:
-    """The numbers of the streams of this session, if wanted."""
+    """Yield the metrics of this session's streams, None if they are not enabled."""
     if where is None:
         yield None
         return
@@ -88,7 +88,7 @@ def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a command hands to its job."""
+    """Session, stop event and progress function that a command passes to its job."""
 
     spark: SparkSession
     stop: threading.Event  # set by Ctrl-C
@@ -97,16 +97,17 @@ class Running:
 
 @contextmanager
 def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
-    """A session for the command of the current context, with a bar that says what it is `doing`.
+    """Yield a Spark session for the command of the current context, with a progress bar labelled `doing`.
 
-    Errors of the job name the command's options where they named the job's arguments."""
+    Errors of the job name the command's options instead of the job's arguments.
+    """
     context = click.get_current_context()
     check_spark(master)
     from pyspark.sql import SparkSession
 
     from cometmq.pipeline.session import spark_session
 
-    found = SparkSession.getActiveSession()  # of the program that calls the command
+    found = SparkSession.getActiveSession()  # a session of the program that calls the command
     spark = spark_session(f"cometmq {context.command.name}", master=master, memory=memory, quick_start=True)
     try:
         with own_names(context.command), stop_event() as stop, progress_bar(doing) as show:
@@ -118,7 +119,7 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
 @contextmanager
 def own_names(command: click.Command) -> Iterator[None]:
-    """Let errors name a command's options, where they name the arguments of its job."""
+    """Have errors name a command's options instead of the arguments of its job."""
     from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 
     options = [item for item in command.params if isinstance(item, click.Option)]
@@ -136,13 +137,13 @@ def own_names(command: click.Command) -> Iterator[None]:
 
 
 def check_spark(master: str | None) -> None:
-    """Raises ClickException where a package or Java is missing: their own errors say it in fifty lines."""
+    """Raise ClickException if a package or Java is missing; the original errors have fifty lines."""
     _check_extra("spark", "the pipeline needs Spark", "pyspark", "pyarrow", "pandas")
     from cometmq.pipeline.session import CONNECT, chosen_master
 
     if chosen_master(master).startswith(CONNECT):
         _check_extra("connect", "Spark Connect needs gRPC", "grpc", "grpc_status")
-        return  # the server has its own Java
+        return  # A remote Spark server uses its own Java.
     home = os.environ.get("JAVA_HOME")
     if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
@@ -156,13 +157,13 @@ def _check_extra(extra: str, problem: str, *modules: str) -> None:
 
 @contextmanager
 def stop_event() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, to finish the batch under way. A second signal acts as usual.
+    """Yield an event that SIGINT and SIGTERM set, to finish the current batch. A second signal acts as usual.
 
-    To be entered after the Spark session was made, which sets a handler of its own.
+    Enter this context after the Spark session is created, because the session sets its own handler.
     """
     stop = threading.Event()
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    # Python's own in the place of PySpark's, which talks to the JVM at whatever moment it is called.
+    # Python's handler replaces PySpark's, which calls the JVM at an arbitrary moment.
     usual = {**before, signal.SIGINT: signal.default_int_handler}
 
     def ask(signum: int, _frame: FrameType | None) -> None:
@@ -180,7 +181,7 @@ def stop_event() -> Iterator[threading.Event]:
 
 
 def write_report(report: Report, path: str) -> None:
-    """Write the report, and say where it is."""
+    """Write the report, and print its path."""
     try:
         report.write(path)
     except OSError as error:
@@ -199,7 +200,7 @@ def run_job(
     report_path: str | None = None,
     **arguments: Any,
 ) -> None:
-    """Run the job `cometmq.pipeline.NAME` with these arguments, write its report if wanted, and `finish`."""
+    """Run the job `cometmq.pipeline.NAME` with these arguments, write a requested report, and `finish`."""
     with running(doing, master, memory) as job:
         from cometmq import pipeline
 
@@ -212,7 +213,7 @@ def run_job(
 
 
 def finish(summary: object, as_json: bool, say: Callable[[Any], None]) -> None:
-    """Print the summary as JSON, or let `say` tell it to people. The exit code is 1 if it is not complete."""
+    """Print the summary as JSON, or as text with `say`. The exit code is 1 if the summary is incomplete."""
     if as_json:
         print_json(summary)
     else:
@@ -231,7 +232,7 @@ def warn_of_unread(summary: object) -> None:
 
 
 def print_json(summary: object) -> None:
-    """A job's summary, which is a msgspec.Struct, as JSON for people and programs."""
+    """Print a job's summary, a msgspec.Struct, as JSON."""
     import msgspec
 
     click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2)))

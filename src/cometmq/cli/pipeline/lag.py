@@ -1,4 +1,4 @@
-"""`cometmq pipeline lag`: how far consumer groups are behind, and whether they keep up."""
+"""`cometmq pipeline lag`: the lag of consumer groups and its forecast."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SPAN = click.FloatRange(min=0, min_open=True)
 @report_option
 @job_options
 def lag(**settings: Any) -> None:
-    """Show the lag of GROUPS, all without names, in messages and in time, with rates and a forecast."""
+    """Show the lag of GROUPS (default: all) in messages and in time, with rates and a forecast."""
     run_job("sampling", "lag", report, **settings)
 
 
 def report(summary: LagSummary) -> None:
-    """Say how far the groups are, a line for each window."""
+    """Print the lag of the groups, a line for each window."""
     click.echo(f"{counted(summary.group_count, 'group')}, {counted(summary.samples, 'sample')}")
     columns: dict[str, str | Callable[[Any], object]] = {
         "group": "group",

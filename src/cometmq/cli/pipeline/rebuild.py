@@ -1,4 +1,4 @@
-"""`cometmq pipeline rebuild`: consume queues and index of a large store, made by many tasks."""
+"""`cometmq pipeline rebuild`: rebuild consume queues and index of a large store with many tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rebuild(config_file: str | None, **settings: Any) -> None:
 
 
 def report(summary: RebuildSummary) -> None:
-    """Say what was made and what `verify` found."""
+    """Print the numbers of rebuilt files and the result of `verify`."""
     click.echo(
         f"{printable(summary.output, None)}: {counted(summary.queues, 'queue')} with {summary.units:,} "
         f"units, {counted(summary.index_files, 'index file')} with {summary.index_entries:,} entries, "

@@ -1,4 +1,4 @@
-"""`cometmq pipeline replay`: messages of an archive or store are sent to topics again."""
+"""`cometmq pipeline replay`: send messages of an archive or store to topics again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.text import counted, printable, rate
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
 
-SHOWN = 50  # source queues
+SHOWN = 50  # source queues in the output
 SOME = click.FloatRange(min=0, min_open=True)
 
 
@@ -80,7 +80,7 @@ def replay(
 
 
 def report(summary: ReplaySummary) -> None:
-    """Say what the run did, or would do."""
+    """Print the result of the run, or the plan of a dry run."""
     if summary.dry_run:
         for queue in summary.queues[:SHOWN]:
             click.echo(printable(line(queue), None))
@@ -119,6 +119,6 @@ def report(summary: ReplaySummary) -> None:
 
 
 def line(queue: ReplayQueue) -> str:
-    """A source queue and what would be sent of it."""
+    """Return a line with a source queue and its messages to send."""
     place = f"{queue.topic} {queue.broker_name}/{queue.queue_id} {queue.start}-{queue.end}"
     return f"{place}: {counted(queue.messages, 'message')} to {queue.target}"

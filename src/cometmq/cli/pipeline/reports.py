@@ -1,4 +1,4 @@
-"""What the commands of jobs that look at messages share: where these come from, and tables for people."""
+"""Parts that the commands of message-reading jobs share: source options, text tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def source_options(command: F, *, give_namesrv: bool = False) -> F:
-    """`--source`, `--namesrv`, `--from`, `--to`; the command is given `source`, `begin_ms` and `end_ms`.
-    give_namesrv: and `namesrv`."""
+    """Add `--source`, `--namesrv`, `--from`, `--to`.
+
+    The command receives `source`, `begin_ms` and `end_ms`, and with `give_namesrv` also `namesrv`.
+    """
 
     @functools.wraps(command)
     def read(*, source: str | None, namesrv: str, begin: str | None, end: str | None, **options: Any) -> Any:
@@ -44,7 +46,7 @@ def source_options(command: F, *, give_namesrv: bool = False) -> F:
 
 
 def say_absent(topics: Iterable[str]) -> None:
-    """Name on standard error the topics that were asked for and are not there."""
+    """Print the requested topics that do not exist to standard error."""
     for topic in topics:
         click.echo(f"not complete: no messages of topic {printable(topic, 200)}", err=True)
 
@@ -52,8 +54,13 @@ def say_absent(topics: Iterable[str]) -> None:
 def print_table(
     rows: Iterable[object], columns: Mapping[str, str | Callable[[Any], object]], words: int = 1
 ) -> None:
-    """A table on standard output, one line for each row. columns: heads, and an attribute of the rows or a
-    function of a row. The first `words` columns are names, the others numbers; None is `-`."""
+    """Print a table to standard output.
+
+    Args:
+        rows: One object per row.
+        columns: Heading to an attribute of the rows, or to a function of a row. None is shown as `-`.
+        words: Number of text columns at the left. The other columns are numbers.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -68,7 +75,7 @@ def print_table(
         table.add_row(*map(_cell, values))
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 200  # a file has no width to respect
+        console.width = 200  # A file has no terminal width.
     console.print(table)
 
 

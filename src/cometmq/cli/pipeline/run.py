@@ -1,4 +1,4 @@
-"""`cometmq pipeline run FILE.yml`: a pipeline that a file describes."""
+"""`cometmq pipeline run FILE.yml`: run the pipeline that a file describes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(
     """Run the pipeline of FILE: sources, SQL, sinks. The whole file is checked first."""
     from cometmq.pipeline.jobs.run_file import load_pipeline
 
-    load_pipeline(file)  # complaints that need no Spark come without the wait for it
+    load_pipeline(file)  # Errors in the file are reported before the slow start of Spark.
     with running("running", master, memory) as job:
         from cometmq.pipeline.jobs.run import run as run_pipeline
 
@@ -51,7 +51,7 @@ def run(
 
 
 def report(summary: RunSummary, as_json: bool, check: bool) -> None:
-    """Say what the run did."""
+    """Print the result of the run."""
     if as_json:
         print_json(summary)
         return

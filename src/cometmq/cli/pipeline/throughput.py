@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @report_option
 @job_options
 def throughput(**settings: Any) -> None:
-    """Count messages and bytes of TOPICS, all without names, by store time: rates, peaks, top topics."""
+    """Count messages and bytes of TOPICS (default: all) by store time: rates, peaks, top topics."""
     if settings["topics"] and settings["pattern"]:
         raise click.UsageError("Give topics or --pattern, not both.")
     if not settings["topics"] and not settings["pattern"] and settings["source"].startswith("live:"):
@@ -34,7 +34,7 @@ def throughput(**settings: Any) -> None:
 
 
 def report(summary: ThroughputSummary) -> None:
-    """Say what was counted."""
+    """Print the counts."""
     click.echo(
         f"{counted(summary.messages, 'message')} ({counted(summary.bytes, 'byte')}) of "
         f"{counted(summary.topic_count, 'topic')}; {summary.seconds:.1f} s"

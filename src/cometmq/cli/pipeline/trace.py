@@ -1,4 +1,4 @@
-"""`cometmq pipeline trace`: latencies and failures by the records that clients write of them."""
+"""`cometmq pipeline trace`: latencies and failures from the trace records of clients."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @report_option
 @job_options
 def trace(**settings: Any) -> None:
-    """Report what sends, the way to consumers and their listeners cost, and what failed."""
+    """Report the latencies of sends, deliveries and listeners, and the failures."""
     run_job("reading traces", "trace", report, **settings)
 
 
 def report(summary: TraceSummary) -> None:
-    """Say what the records say; all times are in ms."""
+    """Print the latencies and failures of the trace records, in ms."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.records.items()))
     click.echo(f"trace records: {kinds or 'none'}; {summary.bad:,} bad; {summary.seconds:.1f} s")
     costs = {f"cost {part}": f"cost_{part}" for part in ("p50", "p95", "p99", "max")}
