@@ -218,8 +218,8 @@ QUEUE_AT = '{{"orders": {{"b": {{"0": {}}}}}}}'.format
 @pytest.mark.parametrize(
     ("given", "option", "hint"),
     [
-        ({"startingTimestamp": str(SECONDS)}, "startingTimestamp", f"if these are seconds: {SECONDS}000"),
-        ({"endingTimestamp": str(SECONDS)}, "endingTimestamp", f"if these are seconds: {SECONDS}000"),
+        ({"startingTimestamp": str(SECONDS)}, "startingTimestamp", r"if these are seconds: \d+000"),
+        ({"endingTimestamp": str(SECONDS)}, "endingTimestamp", r"if these are seconds: \d+000"),
         ({"startingOffsetsByTimestamp": QUEUE_AT(SECONDS)}, "startingOffsetsByTimestamp", "seconds"),
         ({"startingTimestamp": f"{SECONDS + 3600}000"}, "startingTimestamp", "not in the future"),
         ({"startingOffsetsByTimestamp": QUEUE_AT(SECONDS * 10**6)}, "startingOffsetsByTimestamp", "future"),
