@@ -1,14 +1,14 @@
-"""`checkpoint`: three time stamps that tell recovery how far the store is known to be durable.
+"""The file `checkpoint`: three time stamps that tell recovery how far the store is known to be durable.
 
-4096 bytes; big-endian i8 at 0 (commit log), 8 (consume queues), 16 (full index files), then zeros; 5.x
-keeps replication fields at 24 and 32, which are carried through unchanged. Milliseconds. The store raises
-a value only after the data up to it has been flushed, so recovery may trust everything below the smaller
-of the first two.
+The file has 4096 bytes: big-endian i8 at 0 (commit log), 8 (consume queues) and 16 (full index files), then
+zeros. 5.x keeps replication fields at 24 and 32, which are preserved. Times are in milliseconds. The store
+raises a value only after the data up to it has been flushed, so recovery may trust everything below the
+smaller of the first two.
 
-Times are a coarse measure (a second may hold a hundred megabytes), so ours adds where exactly the durable
-part ends: a `Mark`, in the zeros from byte 64 on. It repeats the three times and has a CRC: when Apache's
-broker has moved them since, or a byte is damaged, there is no mark. It lies in the sector of the times, so
-a power failure cannot tear the two apart.
+A time stamp is coarse (a second may hold a hundred megabytes), so CometMQ also stores the exact position
+where the durable part ends: a `CheckpointPosition`, in the zeros from byte 64 on. It repeats the three times
+and has a CRC: if Apache's broker has changed the times since, or if a byte is damaged, the checkpoint
+position is ignored. It lies in the same sector as the times, so a power failure cannot separate the two.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from cometmq.store.base.disk import Disk, opened, read_file, write_all
 FILE_SIZE = 4096
 _FIELDS = struct.Struct(">qqq")
 _MARGIN_MS = 3000
-_MARK = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of Mark
+_MARK = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of CheckpointPosition
 _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
-_MARK_AT = 64 - _FIELDS.size  # in `rest`
+_MARK_AT = 64 - _FIELDS.size  # offset in `rest`
 MARK_PLACE = slice(64, 64 + _MARK.size + _CRC.size)
-"""Where the mark lies in the file."""
+"""The location of the checkpoint position in the file."""
 
 
 class Mark(NamedTuple):
-    """Every record before log position `position` is durable, with its queue unit and its index entries.
+    """The log position that ends the durable part, with the queue units and index entries of that part.
 
-    `last` is where one of the last of these records begins (-1: unknown), `queue_ends` the sum of the maximum
-    offsets of all queues (0: unknown). `index_name` is the newest index file (a number; 0: none);
-    its first `index_count` entry numbers are durable and lead up to the record at `index_end`, and its slots
-    lack no entry below `index_slots`.
+    Attributes:
+        position: Every record before this log position is durable.
+        last: The position at which one of the last of these records begins; -1 if unknown.
+        queue_ends: The sum of the maximum offsets of all queues; 0 if unknown.
+        index_name: The newest index file, as a number; 0 if there is none.
+        index_count: The entries of that file with a smaller number are durable.
+        index_end: The position of the record that the last of these entries belongs to.
+        index_slots: The slots of that file lack no entry with a smaller number.
     """
 
     position: int
@@ -51,16 +55,21 @@ class Mark(NamedTuple):
 
 
 class Checkpoint:
-    """The file and its values in memory, which are the loop's; `flush` may run in any thread."""
+    """The checkpoint file and its values in memory.
+
+    The values belong to the loop; `flush` may run in any thread.
+    """
 
     __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "mark", "physic_ms")
 
     def __init__(self, disk: Disk, path: str) -> None:
-        """Read the file; a missing, short or nonsensical one counts as all zeros (recovery then starts at the
-        beginning)."""
+        """Read the file.
+
+        A missing, short or invalid file counts as all zeros: recovery then starts at the beginning.
+        """
         self._disk = disk
         self._path = path
-        self._lock = threading.Lock()  # of two flushes the one that comes last writes the newest values
+        self._lock = threading.Lock()  # two flushes must not overlap: the later one writes the newest values
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0
@@ -77,11 +86,10 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """Records stored at or before this are in the log and in their queues, durably."""
+        """The store time (epoch ms) up to which records are durable in the log and in their queues."""
         return max(0, min(self.physic_ms, self.logics_ms) - _MARGIN_MS)
 
     def encode(self) -> bytes:
-        """The file's bytes."""
         times = (self.physic_ms, self.logics_ms, self.index_ms)
         mark = b""
         if self.mark is not None:
@@ -92,10 +100,10 @@ class Checkpoint:
         return _FIELDS.pack(*times) + self._rest[:_MARK_AT] + mark + self._rest[_MARK_AT + len(mark) :]
 
     def distrust(self) -> None:
-        """Vouch for nothing any more, on the device when this returns. Raises OSError.
+        """Reset the checkpoint to zeros and sync it. Raises OSError.
 
-        For rebuilds from further back than the checkpoint: should one be interrupted, the next must begin
-        there too.
+        A rebuild that starts before the checkpoint calls this first, so that after an interruption the next
+        recovery starts there, too.
         """
         if self.physic_ms or self.logics_ms or self.index_ms or self.mark is not None:
             self.physic_ms = self.logics_ms = self.index_ms = 0
@@ -103,10 +111,10 @@ class Checkpoint:
             self.flush()
 
     def distrust_index(self) -> None:
-        """Vouch for no entry of the index any more, on the device when this returns. Raises OSError.
+        """Reset the index part of the checkpoint and sync it. Raises OSError.
 
-        For recoveries that write entries over some that the checkpoint covers. They may be others: the keys
-        of topics that have been deleted since are left out.
+        A recovery that overwrites index entries below the checkpoint calls this first: the new entries may
+        differ, because the keys of topics that have been deleted since are left out.
         """
         if self.index_ms or self.mark is not None:
             self.index_ms = 0
@@ -114,8 +122,7 @@ class Checkpoint:
             self.flush()
 
     def lower(self, stored_ms: int) -> None:
-        """Vouch for no record that was stored after `stored_ms`, on the device when this returns. Raises
-        OSError. For a log that is cut."""
+        """Lower the checkpoint to `stored_ms` and sync it, before the log is cut. Raises OSError."""
         self.physic_ms, self.logics_ms, self.index_ms = (
             min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)
         )
@@ -123,7 +130,7 @@ class Checkpoint:
         self.flush()
 
     def flush(self) -> None:
-        """Write and sync. Raises OSError."""
+        """Write and sync the file. Raises OSError."""
         with self._lock:
             made = self._disk.facts(self._path) is None
             with opened(self._disk, self._path, create=True) as fd:
@@ -134,7 +141,7 @@ class Checkpoint:
 
 
 def mark_of(data: bytes) -> Mark | None:
-    """The mark in a checkpoint file's bytes; None if there is none, or none that still holds."""
+    """Return the checkpoint position in a checkpoint file's bytes, or None if there is no valid one."""
     at = MARK_PLACE.start
     if len(data) < MARK_PLACE.stop or not mark_is_whole(data):
         return None
@@ -143,6 +150,9 @@ def mark_of(data: bytes) -> Mark | None:
 
 
 def mark_is_whole(data: bytes) -> bool:
-    """Whether an undamaged mark lies in its place; it may be older than the times."""
+    """Return whether the file holds an undamaged checkpoint position.
+
+    The position may be older than the times.
+    """
     mark = data[MARK_PLACE]
     return mark.startswith(_MAGIC) and _CRC.unpack(mark[-_CRC.size :])[0] == crc32(mark[: -_CRC.size])

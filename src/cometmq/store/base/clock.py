@@ -1,8 +1,8 @@
-"""The one way the store learns what time it is, so that tests can own time.
+"""The store's only source of time, so that tests can control it.
 
-Wall time stamps records and files (Unix epoch milliseconds, as RocketMQ writes them). A wall clock may step
-backwards; nothing in the store relies on it for order. The two others measure intervals (seconds), one with
-and one without the time for which the machine sleeps.
+Wall time is stamped on records and files (Unix epoch milliseconds, as RocketMQ writes them). A wall clock may
+step backwards; nothing in the store relies on it for order. The two other clocks measure intervals in
+seconds, one with and one without the time that the machine is suspended.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from cometmq.clock import boottime
 
 
 class Clock(Protocol):
-    """Source of time."""
+    """A source of time."""
 
     def time_ms(self) -> int:
-        """Wall clock, Unix epoch milliseconds."""
+        """Return the wall clock in Unix epoch milliseconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start, never going back; stands still while the machine sleeps. For how
-        long a peer or a device may take."""
+        """Return the seconds since an arbitrary start, without the time that the machine is suspended.
+
+        For timeouts of peers and devices. The clock never goes backwards.
+        """
         ...
 
     def boottime(self) -> float:
-        """The same, but it counts sleep. For what is due, or runs out."""
+        """Return the seconds since an arbitrary start, including the time that the machine is suspended.
+
+        For due times and expiry. The clock never goes backwards.
+        """
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     __slots__ = ()
 
@@ -46,35 +51,38 @@ class SystemClock:
 
 
 _PROOF_S = 3600.0
-"""As long as a clock must have been ahead before messages are deleted by it. Steps that somebody notices and
-takes back last seconds or minutes; and whoever keeps messages for hours can do with an hour more."""
+"""How long, in seconds, a clock must have been ahead before messages are deleted by it.
+
+Mistaken clock steps are usually corrected within minutes, and an hour more does not matter to a retention
+time of hours.
+"""
 _AT_ONCE_MS = 2_000
-"""As much as time daemons and leap seconds set a clock on; they are right."""
+"""The largest forward step in ms that is adopted immediately: time daemons and leap seconds need it."""
 
 
 class SteadyTime:
-    """Wall time for those who delete or deliver: a clock that jumps forward and comes back takes nothing
-    along.
+    """Wall time for deletion and delivery: a clock that jumps forward and back again has no effect.
 
-    It begins at the newest store time, or at the clock's time if that is earlier, and goes on with time that
-    nobody sets and that counts sleep. A clock that is behind it counts at once, and so does one that is up to
-    2 s ahead. One that is further ahead counts once it has been ahead at every look for `proof_s`, by the
-    least of these. So it is never ahead of the clock.
+    It starts at the store time of the newest record, or at the clock's time if that is earlier, and advances
+    with a clock that cannot be set and that includes suspension. A wall clock that is behind it, or up to 2 s
+    ahead, is adopted immediately. One that is further ahead is adopted once every call of `now_ms` within
+    `proof_s` has seen it ahead, by the smallest of these differences. The steady time is never ahead of the
+    wall clock.
     """
 
     __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _PROOF_S) -> None:
-        """newest_ms: store time of the newest record; 0 without one."""
+        """Start at the store time of the newest record; `newest_ms` is 0 if there is none."""
         self._clock = clock
         self._proof_s = proof_s
         wall_ms = clock.time_ms()
         self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
         self._at = self._since = clock.boottime()
-        self._ahead_ms = wall_ms - self._now_ms  # the least since `_since`
+        self._ahead_ms = wall_ms - self._now_ms  # the smallest difference since `_since`
 
     def now_ms(self) -> int:
-        """The time, in epoch milliseconds; each call is a look at the clock."""
+        """Read the clock and return the steady time in epoch milliseconds."""
         at = self._clock.boottime()
         self._now_ms += (at - self._at) * 1000
         self._at = at
@@ -93,7 +101,7 @@ class SteadyTime:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move: for tests and simulations."""
+    """A clock for tests and simulations that moves only when `advance` or `sleep` is called."""
 
     __slots__ = ("now_ms", "now_s", "slept_s")
 
@@ -117,6 +125,6 @@ class ManualClock:
         self.now_s += seconds
 
     def sleep(self, seconds: float) -> None:
-        """The machine sleeps for `seconds`."""
+        """Simulate that the machine is suspended for `seconds`."""
         self.now_ms += round(seconds * 1000)
         self.slept_s += seconds

@@ -1,11 +1,11 @@
-"""Cold reads: ranges that are not in memory are read by threads, each range once, few at a time.
+"""Uncached reads: threads read file ranges that are not in memory, each range once, a few at a time.
 
-Consumers that drain queues of one topic side by side miss the same range together: they share one read. Only
-a few reads are under way at once: what a thread has read is work for the loop, and live sends wait for that
-too.
+Consumers that drain queues of one topic in parallel need the same range together and share one read. Only a
+few reads run at the same time: each read produces work for the loop, and live sends must not wait for all of
+it.
 
-Where memory does not keep what was read, or the file system never answers without waiting, the bytes go from
-the thread to the question. The loop never waits for the device.
+If the page cache does not keep what was read, or the file system never supports reads without waiting, the
+thread passes the bytes to the query directly. The loop never waits for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_ONCE = 2
 
 
 class ColdReads:
-    """The reads under way in one store. Loop thread only."""
+    """The uncached reads of one store that are in progress. Loop thread only."""
 
     __slots__ = ("_disk", "_handing_over", "_places", "_under_way")
 
@@ -33,10 +33,10 @@ class ColdReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._handing_over = asyncio.Lock()  # held by the one question that is given bytes, for memory's sake
+        self._handing_over = asyncio.Lock()  # held by the one query that is passed bytes, to bound memory
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """The answer to a question for which `missing` was not in memory. Raises OSError."""
+        """Return the result of a query after `missing` was not in memory. Raises OSError."""
         tried: set[FileRange] = set()
         while missing not in tried:
             tried.add(missing)
@@ -48,7 +48,7 @@ class ColdReads:
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                break  # a bad sector somewhere around: what is wanted may be readable by itself
+                break  # a bad sector in the block: the wanted range itself may be readable
         async with self._handing_over:
             return await self._hand_over(question, missing)
 
@@ -68,9 +68,10 @@ class ColdReads:
             await self._read(whole)
 
     async def _hand_over(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Keep what the question misses for it alone until it is answered, so every try gets further than the
-        one before. A range that the device cannot read fails where it is asked for: the question may do
-        with less."""
+        """Collect the ranges that the query needs until it completes, so each try gets further.
+
+        A range that the device cannot read raises inside the query, which may be able to do without it.
+        """
         fetched: dict[FileRange, bytes | OSError] = {}
         while True:
             try:

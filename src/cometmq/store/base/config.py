@@ -1,8 +1,8 @@
-"""Parameters of the store, by RocketMQ's names.
+"""The parameters of the store, by RocketMQ's names.
 
-Field names are the Python spelling of RocketMQ's keys; `WIRE_NAMES` maps one to the other. Defaults are
-those of 4.9.7 (docs/reference/storage.md, Store settings). Intervals are milliseconds, sizes bytes, ratios
-percent, as in RocketMQ's files. `RANGES` says what each number may be.
+Field names are the Python spelling of RocketMQ's keys; `WIRE_NAMES` maps one to the other. Defaults are those
+of 4.9.7 (docs/reference/storage.md, Store settings). Intervals are in milliseconds, sizes in bytes and ratios
+in percent, as in RocketMQ's files. `RANGES` holds the permitted range of each number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ASYNC_MASTER, SYNC_MASTER, SLAVE = "ASYNC_MASTER", "SYNC_MASTER", "SLAVE"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What `MessageStore.open` needs to know. Constructed whole; change with `dataclasses.replace`."""
+    """The settings of a store. Immutable; use `dataclasses.replace` for a changed copy."""
 
     store_path_root_dir: str = "~/store"
     store_path_commit_log: str = ""
@@ -103,12 +103,12 @@ class StoreConfig:
 
     @property
     def root(self) -> str:
-        """Store directory, `~` expanded."""
+        """The store directory, with `~` expanded."""
         return os.path.expanduser(self.store_path_root_dir)
 
     @property
     def directories(self) -> dict[str, tuple[str, ...]]:
-        """The directories of each key that has some."""
+        """The directories of each setting that names some."""
         return {
             "storePathCommitLog": _paths(self.store_path_commit_log),
             "storePathDLedgerCommitLog": _paths(self.store_path_d_ledger_commit_log),
@@ -120,7 +120,7 @@ class StoreConfig:
 
     @property
     def commit_log_dirs(self) -> tuple[str, ...]:
-        """Where segments of the log lie, those that are only read included."""
+        """The directories that hold segments of the log, including the read-only ones."""
         if self.enable_d_leger_commit_log:
             own = _paths(self.store_path_d_ledger_commit_log)
             return own or (os.path.join(self.ledger_dir, "data"),)
@@ -150,17 +150,17 @@ class StoreConfig:
 
     @property
     def ledger_dir(self) -> str:
-        """Where a raft member's own files are."""
+        """The directory of a raft member's own files."""
         return os.path.join(self.root, f"dledger-{self.d_leger_self_id}")
 
     @property
     def has_peers(self) -> bool:
-        """Whether it is one of several members of a raft group."""
+        """Whether the store belongs to one of several members of a raft group."""
         return self.enable_d_leger_commit_log and ";" in self.d_leger_peers.strip("; ")
 
     @property
     def framing(self) -> Framing:
-        """What stands in front of the records of the log."""
+        """The framing of the records in the log."""
         return ENTRIES if self.enable_d_leger_commit_log else PLAIN
 
     @property
@@ -169,7 +169,7 @@ class StoreConfig:
 
     @property
     def consume_queue_file_size(self) -> int:
-        """Configured length rounded up to whole units, as Apache does."""
+        """The configured length, rounded up to whole units as in Apache's broker."""
         size = self.mapped_file_size_consume_queue
         return -(-size // CONSUME_QUEUE_UNIT) * CONSUME_QUEUE_UNIT
 
@@ -179,7 +179,10 @@ class StoreConfig:
 
     @property
     def delay_levels_ms(self) -> dict[int, int]:
-        """Delay by level, from 1 on. Raises ConfigError for anything but numbers with s, m, h or d."""
+        """Return the delay of each level, from level 1.
+
+        Raises ConfigError unless each is a number with s, m, h or d.
+        """
         delays = [_DELAY(text) for text in self.message_delay_level.split()]
         if not 0 < len(delays) <= _LEVELS_MAX or not all(delays):
             expected = f"delays such as 1s 5m 2h, at most {_LEVELS_MAX}"
@@ -187,7 +190,7 @@ class StoreConfig:
         return {level: int(found[1]) * _UNITS_MS[found[2]] for level, found in enumerate(delays, 1) if found}
 
     def replace(self, **changes: object) -> StoreConfig:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
@@ -202,12 +205,12 @@ class StoreConfig:
         return cls(**values)  # type: ignore[arg-type]
 
     def to_properties(self) -> dict[str, str]:
-        """Every parameter by RocketMQ's key, values as RocketMQ prints them."""
+        """Return every parameter by RocketMQ's key, with values as RocketMQ prints them."""
         return {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    """A list of directories, `,` between them as in Apache's broker."""
+    """Return the directories of a list separated by `,`, as in Apache's broker."""
     return tuple(os.path.expanduser(path.strip()) for path in text.split(",") if path.strip())
 
 
@@ -215,22 +218,22 @@ _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
 _DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # at most 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LEVELS_MAX = 256  # each has a queue and a cursor of its own
+_LEVELS_MAX = 256  # each level has its own queue and offset
 
-# What a body, or the messages of a pull, may have at most: what a frame of 16 MiB has room for beside headers
-# and the rest of a record, 64 KiB each.
+# The largest body, or total size of the messages of a pull: a frame of 16 MiB less 64 KiB for the headers and
+# 64 KiB for the rest of the record.
 _BODY_MAX = (16 << 20) - (128 << 10)
 _MS = Range(0, INT_MAX, "milliseconds")
 _PERIOD = Range(1, INT_MAX, "milliseconds")
 _COUNT = Range(1, 1 << 16)
 _PERCENT = Range(0, 100, "percent")
 
-# Limits that Apache applies while using a value (diskMaxUsedSpaceRatio between 10 and 95, say) are applied
-# where it is used.
+# Limits that Apache's broker applies while it uses a value (diskMaxUsedSpaceRatio between 10 and 95, for
+# example) are applied where the value is used.
 RANGES: dict[str, Range] = {
     "mappedFileSizeCommitLog": Range(1024, INT_MAX, "bytes"),
     "mappedFileSizeConsumeQueue": Range(1, INT_MAX, "bytes"),
-    # An index file of more than 2 GiB is none for Java.
+    # Java cannot map an index file of more than 2 GiB.
     "maxHashSlotNum": Range(1, 500_000_000),
     "maxIndexNum": Range(2, 100_000_000),
     "flushIntervalCommitLog": _PERIOD,
@@ -257,7 +260,7 @@ RANGES: dict[str, Range] = {
     "maxMsgsNumBatch": _COUNT,
     "defaultQueryMaxNum": _COUNT,
 }
-"""Key -> what the number may be."""
+"""The permitted range of each number, by key."""
 
 WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
 FIELD_OF_KEY: dict[str, str] = {key: field for field, key in WIRE_NAMES.items()}
@@ -266,8 +269,10 @@ CONSUME_QUEUES, INDEX, CHECKPOINT, ABORT = LOCATION_KEYS = (
     "storePathConsumeQueue", "storePathIndex", "storeCheckpoint", "abortFile",
 )  # fmt: skip
 LOCATIONS = dict(zip(LOCATION_KEYS, ("consumequeue", "index", "checkpoint", "abort"), strict=True))
-"""Keys that put a directory or file of the store elsewhere, with its usual name below the root. Apache's
-brokers of 4.x and 5.x ignore them (docs/reference/storage.md, Store directory)."""
+"""The settings that move a directory or file of the store, with the usual name below the root.
+
+Apache's brokers of 4.x and 5.x ignore them (docs/reference/storage.md, Store directory).
+"""
 
 RAFT_FIELDS = (
     "enable_d_leger_commit_log",
@@ -278,7 +283,7 @@ RAFT_FIELDS = (
     "enable_batch_push",
     "store_path_d_ledger_commit_log",
 )
-"""Settings of a raft member; some are only read by its broker."""
+"""The settings of a raft member. Some are only read by its broker."""
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 64 << 20,
@@ -286,4 +291,4 @@ SMALL_FILES = {
     "max_hash_slot_num": 50_000,
     "max_index_num": 200_000,
 }
-"""Segment sizes of `standalone` and tests; always written to the store's broker.conf too."""
+"""The segment sizes of `standalone` and of tests, always written to the store's broker.conf, too."""

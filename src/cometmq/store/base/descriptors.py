@@ -1,7 +1,7 @@
-"""Open files of the store, bounded however many queues there are: least recently used first out.
+"""The open files of the store: a bounded number, of which the least recently used one is closed first.
 
-The table belongs to the loop's thread; other threads open paths themselves. Deleted paths must be dropped,
-else a new file of that name would be read through the old descriptor.
+The table belongs to the loop's thread; other threads open paths themselves. The descriptor of a deleted path
+must be dropped, or a new file of that name would be read through the old descriptor.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections import OrderedDict
 from cometmq.store.base.disk import Disk
 
 _MOST = 16_384
-_OTHERS = 8_192  # descriptors for connections, where there are many
+_OTHERS = 8_192  # descriptors reserved for connections if the limit is high
 
 
 def fair_share() -> int:
-    """As many files as the store may keep open; the rest of what the process may have open is for others."""
+    """Return how many files the store may keep open. The rest of the process's limit is left for others."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if allowed == resource.RLIM_INFINITY else min(_MOST, max(allowed // 2, allowed - _OTHERS))
 
 
 class DescriptorCache:
-    """Descriptors by path; at most `limit` are open."""
+    """File descriptors by path, of which at most `limit` are open."""
 
     __slots__ = ("_disk", "_limit", "_open", "_write")
 
@@ -36,7 +36,7 @@ class DescriptorCache:
         return len(self._open)
 
     def get(self, path: str) -> int:
-        """Descriptor of an existing file, valid until the next `get`. Raises OSError."""
+        """Return the descriptor of an existing file. It is valid until the next `get`. Raises OSError."""
         table = self._open
         fd = table.get(path)
         if fd is not None:
@@ -47,7 +47,7 @@ class DescriptorCache:
         return fd
 
     def put(self, path: str, fd: int) -> None:
-        """Take over a descriptor that the caller opened."""
+        """Add a descriptor that the caller opened. The cache owns it from then on."""
         self.drop(path)
         self._open[path] = fd
         if len(self._open) > self._limit:

@@ -1,17 +1,17 @@
-"""The one way the store touches files.
+"""The store's only access to files.
 
-Everything the store does to a disk passes through a `Disk`, so a test can fail the n-th write, record every
-operation for power-loss images, or watch that nothing else happens. Methods work on plain descriptors: one
-call more per message would show in the budget. Errors are `OSError` as the system gives them.
+Everything the store does to a disk passes through a `Disk`, so a test can make the n-th write fail, record
+every operation for power-loss images, or verify that nothing else happens. Methods work on plain descriptors:
+one more call per message would be measurable. Errors are `OSError` as the system raises them.
 
-`RWF_NOWAIT` (Linux): a read that would have to wait for the device answers EAGAIN at once; `pread_cached`
-turns that, and a short answer in front of the end of the file, into None. File systems that refuse the
-flag get a plain read.
+`RWF_NOWAIT` (Linux): a read that would have to wait for the device fails with EAGAIN immediately.
+`pread_cached` turns that, and a short read before the end of the file, into None. File systems that do not
+support the flag get a plain read.
 
-What is made is the user's own: files 0600, directories 0700; what is there keeps its mode. Only regular files
-are opened, and none through a link: whoever can write into a store must not be able to send a broker or a
-tool elsewhere, nor to keep it waiting at a pipe. Links further up in a path are followed: a store, or its
-log, may lie on another disk by a link (see docs/store.md).
+New files have mode 0600 and new directories 0700; existing ones keep their mode. Only regular files are
+opened, and never through a link: a user who can write into a store must not be able to redirect a broker or a
+tool, or to block it at a pipe. Links further up in a path are followed: a store, or its log, may lie on
+another disk by a link (see docs/store.md).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from cometmq.private import keep_mode, make_private_directory
 Buffer = bytes | bytearray | memoryview
 
 NO_FILE = "not a file, or a link: below its top level a store follows none (docs/store.md)"
-"""What errors say of a thing that stands where a file or directory of a store should be."""
+"""The error text for anything that is not the expected file or directory of a store."""
 
 NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
-"""What `Disk.open` fails with where something else stands in a file's place."""
+"""The error numbers with which `Disk.open` fails if something other than a regular file is at the path."""
 
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
@@ -43,7 +43,7 @@ _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 class FileFacts(NamedTuple):
-    """Length in bytes, modification time in epoch ms, bytes allocated; whether it is a regular file."""
+    """The length, modification time (epoch ms) and allocated bytes of a file, and whether it is regular."""
 
     size: int
     modified_ms: int
@@ -52,7 +52,7 @@ class FileFacts(NamedTuple):
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of one partition: all, and free to an ordinary user (`usable` in RocketMQ's words)."""
+    """The bytes of one partition: all, and those free to an ordinary user (`usable` in RocketMQ's terms)."""
 
     total: int
     used: int
@@ -60,9 +60,10 @@ class DiskUsage(NamedTuple):
 
 
 class Disk(Protocol):
-    """File access of the store. Paths are strings, offsets and lengths bytes.
+    """The file access of the store. Paths are strings; offsets and lengths are bytes.
 
-    lends_descriptors: another process may sync the commit log through descriptors that `open` gave.
+    Attributes:
+        lends_descriptors: Whether another process may sync the commit log through descriptors from `open`.
     """
 
     lends_descriptors: bool
@@ -94,7 +95,7 @@ class Disk(Protocol):
 
 
 class OsDisk:
-    """The operating system's files."""
+    """The files of the operating system."""
 
     __slots__ = ("_nowait", "lends_descriptors")
 
@@ -103,7 +104,10 @@ class OsDisk:
         self._nowait = bool(_RWF_NOWAIT) and hasattr(os, "preadv")
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
-        """Descriptor of a regular file. Raises OSError, also for anything else that is there."""
+        """Open a regular file and return its descriptor.
+
+        Raises OSError, also if something else is at the path.
+        """
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if create:
             flags |= os.O_CREAT
@@ -124,15 +128,17 @@ class OsDisk:
         os.close(fd)
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """`length` bytes, fewer only at the end of the file. May wait for the device."""
+        """Read `length` bytes, fewer only at the end of the file. May wait for the device."""
         data = os.pread(fd, length, offset)
         while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
             data += more
         return data
 
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
-        """`length` bytes if all of them are in the page cache, else None. At the end of the file the
-        answer is None too: the caller's waiting read then tells the difference."""
+        """Return `length` bytes if all of them are in the page cache, else None.
+
+        The result is None at the end of the file, too: the caller's waiting read then tells the difference.
+        """
         if not self._nowait:
             return self.pread(fd, length, offset)
         buffer = bytearray(length)
@@ -161,8 +167,11 @@ class OsDisk:
             os.close(fd)
 
     def sync_filesystem(self, path: str) -> bool:
-        """Sync the whole file system that holds `path`: one call for thousands of files. False where the
-        system has no such call. Raises OSError."""
+        """Sync the whole file system that holds `path`: one call for thousands of files. Raises OSError.
+
+        Returns:
+            False if the system has no such call.
+        """
         call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
         if call is None:
             return False
@@ -176,14 +185,14 @@ class OsDisk:
         return True
 
     def reserve(self, fd: int, length: int) -> None:
-        """Give the file `length` bytes of real disk space, reading as zeros where nothing was written."""
+        """Allocate `length` bytes of disk space for the file. Bytes that were not written read as zeros."""
         os.posix_fallocate(fd, 0, length)
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
 
     def next_data(self, fd: int, offset: int) -> int | None:
-        """First position from `offset` on that may hold anything but zeros; None when only holes follow."""
+        """Return the first position from `offset` on that may hold data; None if only holes follow."""
         try:
             return os.lseek(fd, offset, os.SEEK_DATA)
         except OSError as failure:
@@ -192,7 +201,7 @@ class OsDisk:
             return offset
 
     def rename(self, source: str, target: str) -> None:
-        """Move; a file that takes another's place takes its mode too."""
+        """Move a file. A file that replaces another one gets the mode of the replaced file."""
         keep_mode(source, target)
         os.replace(source, target)
 
@@ -206,14 +215,14 @@ class OsDisk:
         make_private_directory(path)
 
     def listdir(self, path: str) -> list[str]:
-        """Names in the directory, sorted; an absent directory is empty."""
+        """Return the sorted names in the directory. A directory that does not exist counts as empty."""
         try:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
-        """What lies at the path: the link itself, if it is one. None if nothing does."""
+        """Return the facts of what is at the path (of a link: the link itself); None if nothing is there."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -222,7 +231,7 @@ class OsDisk:
         return FileFacts(status.st_size, status.st_mtime_ns // 1_000_000, status.st_blocks * 512, regular)
 
     def is_dir(self, path: str) -> bool:
-        """Whether it is a directory, or a link to one."""
+        """Return whether the path is a directory, or a link to one."""
         return os.path.isdir(path)
 
     def is_link(self, path: str) -> bool:
@@ -237,7 +246,7 @@ class OsDisk:
         )
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock over byte 0 of Java's `FileChannel.tryLock(0, 1)` (a POSIX record lock)."""
+        """Try to lock byte 0 exclusively, as Java's `FileChannel.tryLock(0, 1)` (a POSIX record lock)."""
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
         except OSError as failure:
@@ -247,7 +256,7 @@ class OsDisk:
         return True
 
     def locked(self, fd: int) -> bool:
-        """Whether another process holds that lock. Where the system cannot tell, the answer is no."""
+        """Return whether another process holds that lock; False if the system cannot tell."""
         if sys.platform != "linux":
             return False
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -256,12 +265,18 @@ class OsDisk:
 
 
 def is_numbered(name: str, digits: int) -> bool:
-    """Whether a name is a number of so many digits: `isdigit` alone also takes what `int` does not."""
+    """Return whether a name is a number of `digits` digits.
+
+    `isdigit` alone accepts digits that `int` does not.
+    """
     return len(name) == digits and name.isascii() and name.isdigit()
 
 
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
-    """Write all of `data`, going on after short writes. Raises OSError; a part may have been written."""
+    """Write all of `data`, continuing after short writes.
+
+    Raises OSError; a part may have been written then.
+    """
     written = disk.pwrite(fd, data, offset)
     length = len(data)
     while written < length:
@@ -277,20 +292,22 @@ _ZEROS = bytes(1 << 16)
 
 
 def is_zero(data: bytes) -> bool:
-    """Whether every byte is zero, at the speed of memory."""
+    """Return whether every byte is zero, at memory speed."""
     length = len(data)
     return data == (_ZEROS[:length] if length <= len(_ZEROS) else bytes(length))
 
 
 def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
-    """Make all of [start, stop) of a file zeros; True if something else stood there, or what cannot be read.
-    Raises OSError.
+    """Overwrite [start, stop) of a file with zeros. Raises OSError.
 
-    The length stays what it is throughout: a file that a power failure leaves short looks like one of
+    The length of the file never changes: a file that a power failure leaves short would look like one of
     another size.
+
+    Returns:
+        Whether something else than zeros, or an unreadable part, was there.
     """
     changed = False
-    length = 1 << 12  # mostly there is a hole behind it
+    length = 1 << 12  # usually followed by a hole
     at: int | None = start
     while at is not None and at < stop:
         length = min(length, stop - at)
@@ -307,8 +324,7 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
 
 
 def make_directory(disk: Disk, path: str) -> None:
-    """Make a directory and those above it that are missing, each name on the device when this returns. Raises
-    OSError."""
+    """Make a directory and its missing parents, and sync each new name. Raises OSError."""
     if not disk.is_dir(path):
         above = os.path.dirname(path) or "."
         make_directory(disk, above)
@@ -317,14 +333,14 @@ def make_directory(disk: Disk, path: str) -> None:
 
 
 def unlink_any(disk: Disk, path: str) -> None:
-    """Unlink a file; an absent one is fine. Raises OSError."""
+    """Unlink a file if it exists. Raises OSError."""
     with suppress(FileNotFoundError):
         disk.unlink(path)
 
 
 @contextmanager
 def opened(disk: Disk, path: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
-    """A descriptor of a file, closed at the end. Raises OSError."""
+    """Open a file for the duration of a `with` block. Raises OSError."""
     fd = disk.open(path, create=create, write=write)
     try:
         yield fd
@@ -333,13 +349,13 @@ def opened(disk: Disk, path: str, *, create: bool = False, write: bool = True) -
 
 
 def read_file(disk: Disk, path: str, limit: int = 64 << 20) -> bytes:
-    """Whole content of a small file. Raises FileNotFoundError and other OSErrors."""
+    """Return the whole content of a small file. Raises FileNotFoundError and other OSErrors."""
     with opened(disk, path, write=False) as fd:
         return disk.pread(fd, limit, 0)
 
 
 def write_new_file(disk: Disk, path: str, data: bytes) -> None:
-    """Make or overwrite a small file with exactly `data`, on the device when this returns."""
+    """Make or overwrite a small file with exactly `data`, and sync it."""
     with opened(disk, path, create=True) as fd:
         disk.truncate(fd, 0)
         write_all(disk, fd, data, 0)
@@ -347,8 +363,10 @@ def write_new_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file in one step, on the device when this returns: at every moment, a power failure
-    included, it holds the old content or the new. Raises OSError; then the old content is still there."""
+    """Replace a small file atomically and sync it. Raises OSError; the old content is still there then.
+
+    At every moment, a power failure included, the file holds either the old content or the new.
+    """
     write_new_file(disk, path + ".tmp", data)
     disk.rename(path + ".tmp", path)
     disk.fsync_dir(os.path.dirname(path))

@@ -1,7 +1,7 @@
-"""Reading store files from the loop without waiting for a device, shared by every reader of the store.
+"""Reading of store files from the loop without waiting for a device, shared by every reader of the store.
 
-Whoever reads is given `Reads` and hands it on, down to the file. Those that may not wait raise `NotInMemory`;
-the question is then asked again once a thread has read what was missing (see cold_reads.py).
+Every reader has a parameter `reads` and passes it on, down to the file. A `Reads` that may not wait raises
+`NotInMemory`; the query is repeated once a thread has read the missing range (see cold_reads.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from cometmq.store.base.disk import NO_FILE, Buffer, Disk, FileFacts, opened, un
 
 
 class FileRange(NamedTuple):
-    """Bytes [offset, offset + length) of a file."""
+    """The bytes [offset, offset + length) of a file."""
 
     path: str
     offset: int
     length: int
 
     def read(self, disk: Disk) -> bytes:
-        """The range; less at the end of the file, nothing when it is gone. For a thread. Raises OSError."""
+        """Read the range in a thread: less at the end of the file, nothing if the file is gone.
+
+        Raises OSError.
+        """
         try:
             with opened(disk, self.path, write=False) as fd:
                 return disk.pread(fd, self.length, self.offset)
@@ -32,11 +35,11 @@ class FileRange(NamedTuple):
 
 
 Fetched = Mapping[FileRange, "bytes | OSError"]
-"""What threads have read for one question, or why the device does not give it."""
+"""The ranges that threads have read for one query, or the error of the device for each."""
 
 
 class NotInMemory(Exception):
-    """A read would wait for the device: a thread reads `missing`, then the question is asked again."""
+    """A read would wait for the device. A thread must read `missing` before the query is repeated."""
 
     def __init__(self, missing: FileRange) -> None:
         super().__init__(missing)
@@ -44,7 +47,7 @@ class NotInMemory(Exception):
 
 
 class Reads:
-    """How one question reads: with `wait` it waits for the device, else from the page cache or `fetched`."""
+    """How one query reads: with `wait` it waits for the device, else it uses the page cache and `fetched`."""
 
     __slots__ = ("_fetched", "_wait")
 
@@ -53,7 +56,7 @@ class Reads:
         self._fetched = fetched or {}
 
     def read(self, disk: Disk, fd: int, path: str, length: int, offset: int) -> Buffer:
-        """`length` bytes of an open file, fewer at its end. Raises NotInMemory, OSError."""
+        """Read `length` bytes of an open file, fewer at its end. Raises NotInMemory, OSError."""
         if self._wait:
             return disk.pread(fd, length, offset)
         cached = disk.pread_cached(fd, length, offset)
@@ -70,12 +73,15 @@ class Reads:
 
 WAITING = Reads(wait=True)
 CACHED = Reads()
-"""Only what is in memory."""
+"""Reads of what is in memory only."""
 
 
 def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | None:
-    """Facts of one of many files of `size` bytes, named by its first position; None if it is gone. Raises
-    StoreError where something else stands, or a file that was written with another size."""
+    """Return the facts of one of many files of `size` bytes; None if the file is gone.
+
+    Raises:
+        StoreError: The path is not a regular file, or the file was written with another size.
+    """
     facts, base = disk.facts(path), int(os.path.basename(path))
     if facts is not None and not facts.regular:
         raise StoreError(NO_FILE, path)
@@ -85,7 +91,7 @@ def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | No
 
 
 class StoreFiles:
-    """Disk and descriptors of one store."""
+    """The disk and the descriptors of one store."""
 
     __slots__ = ("descriptors", "disk")
 
@@ -94,7 +100,7 @@ class StoreFiles:
         self.descriptors = DescriptorCache(disk)
 
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
-        """Exactly `length` bytes; None when the file is gone or too short. Raises NotInMemory, OSError."""
+        """Read exactly `length` bytes; None if the file is gone or too short. Raises NotInMemory, OSError."""
         try:
             fd = self.descriptors.get(path)
         except FileNotFoundError:
@@ -103,6 +109,6 @@ class StoreFiles:
         return data if len(data) == length else None
 
     def delete(self, path: str) -> None:
-        """Unlink a file and forget its descriptor; an absent file is fine."""
+        """Unlink a file if it exists, and drop its descriptor."""
         self.descriptors.drop(path)
         unlink_any(self.disk, path)

@@ -1,4 +1,4 @@
-"""Why a store may not be written to.
+"""The causes for which a store is not writable.
 
 Numbers are the bits of RocketMQ's running flags.
 """
@@ -9,7 +9,7 @@ import enum
 
 
 class Flag(enum.Enum):
-    """A cause; each is raised and cleared by itself."""
+    """A cause. Each cause is raised and cleared independently."""
 
     NOT_WRITEABLE = 2
     WRITE_LOGICS_ERROR = 4
@@ -18,24 +18,23 @@ class Flag(enum.Enum):
 
 
 class RunningFlags:
-    """The flags that are raised, with the reason of each in the words that a refused client gets."""
+    """The raised flags, each with its reason in the words that a refused client receives."""
 
     def __init__(self) -> None:
         self.reasons: dict[Flag, str] = {}
 
     def raise_flag(self, flag: Flag, reason: str) -> None:
-        """Let the store take no messages until the flag is cleared."""
+        """Refuse messages until the flag is cleared."""
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:
-        """The cause is gone."""
+        """Clear the flag: its cause is gone."""
         self.reasons.pop(flag, None)
 
     @property
     def writeable(self) -> bool:
-        """Whether no flag is raised."""
         return not self.reasons
 
     def why(self) -> str:
-        """All reasons; "" when the store is writeable."""
+        """All reasons; "" if the store is writable."""
         return "; ".join(self.reasons.values())

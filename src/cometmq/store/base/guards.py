@@ -1,8 +1,9 @@
-"""`lock` keeps a second broker out of a store, `abort` tells the next start how the last one ended.
+"""The files `lock`, which excludes a second broker from a store, and `abort`, which records an unclean stop.
 
-`lock`: an exclusive lock over byte 0, the kind that Apache's broker takes, then the text `lock`. Apache
-takes it after recovery has already rewritten files; we take it first. `abort`: exists from the end of the
-start to the end of a clean stop; empty in 4.9, a process id in 5.x, so only its existence counts.
+`lock`: an exclusive lock over byte 0, as Apache's broker acquires it, then the text `lock`. Apache's broker
+acquires it after recovery has already rewritten files; CometMQ acquires it first. `abort`: exists from the
+end of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
+existence counts.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ _held: set[str] = set()  # POSIX record locks do not exclude a second owner in t
 
 
 def _lock_path(root: str) -> str:
-    """One path for all paths of a store. Not where a link in place of the file leads: it is written to."""
+    """Return the same path for all paths of a store.
+
+    A link at the file itself is not resolved: the file is written.
+    """
     return os.path.join(os.path.realpath(root), "lock")
 
 
 class StoreLock:
-    """Holds the store directory until `release`."""
+    """The lock of the store directory, held until `release`."""
 
     __slots__ = ("_disk", "_fd", "_path")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Raises StoreError when another process, or another store of this one, holds the directory."""
+        """Lock the directory.
+
+        Raises StoreError if another process, or another store of this process, holds it.
+        """
         self._disk = disk
         self._path = _lock_path(root)
         if self._path in _held:
@@ -52,10 +59,10 @@ class StoreLock:
 
 
 def lock_held(disk: Disk, root: str) -> bool:
-    """Whether somebody holds the store in `root`. Takes nothing and writes nothing."""
+    """Return whether a process holds the store in `root`. Locks nothing and writes nothing."""
     path = _lock_path(root)
     if path in _held:
-        return True  # asked before the file is opened: closing it would give our own lock away
+        return True  # checked before the file is opened: closing the file would release our own lock
     try:
         with opened(disk, path, write=False) as fd:
             return disk.locked(fd)

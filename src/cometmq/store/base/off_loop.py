@@ -1,7 +1,8 @@
-"""Work that must not keep the event loop waiting: cold reads, deletions, syncs.
+"""Work that must not block the event loop: uncached reads, deletions, syncs.
 
-A store without a loop does all of it in place, so the same code serves both: what may wait is a coroutine
-that hands its waits to an `OffLoop`; `in_place` runs such a coroutine to its end where there is no loop.
+A store without a loop does all of it in place, so the same code serves both: work that may wait is a
+coroutine that passes its waits to an `OffLoop`, and `in_place` runs such a coroutine to its end without a
+loop.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LARGE_ANSWERS = 2
 
 
 def in_place(work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of a coroutine none of whose waits is one: that of a store without a loop."""
+    """Run a coroutine that never suspends, as in a store without a loop, and return its result."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -34,29 +35,31 @@ def in_place(work: Coroutine[Any, Any, T]) -> T:
 
 
 class OffLoop:
-    """Where one store does what waits. Loop thread only.
+    """The executor and the loop in which one store does work that may wait. Loop thread only.
 
-    large_answers: held by whoever puts an answer of many megabytes together; two may at once."""
+    Attributes:
+        large_answers: Held while an answer of many megabytes is assembled; at most two at the same time.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._cold_reads = ColdReads(disk)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
-        self._turns = asyncio.Lock()  # long work takes turns, else each would lengthen every turn of the loop
+        self._turns = asyncio.Lock()  # one long task per loop iteration
         self.large_answers = asyncio.Semaphore(_LARGE_ANSWERS)
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
-        """From now on, work runs in `pool`, and reads of what is not in memory in the loop's own threads."""
+        """Use `pool` for work from now on, and the loop's default executor for uncached reads."""
         self._loop, self._pool = loop, pool
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Ask whoever works in many steps to come to an end; pauses are over at once."""
+        """Request that tasks of many steps end, and end their pauses immediately."""
         self._ending.set()
 
     def detach(self) -> None:
-        """From now on everything runs in place."""
+        """Run everything in place from now on."""
         self._loop = self._pool = None
 
     @property
@@ -64,19 +67,20 @@ class OffLoop:
         return self._ending.is_set()
 
     async def run(self, work: Callable[[*Given], T], *given: *Given) -> T:
-        """`work(*given)`, in the thread."""
+        """Run `work(*given)` in the executor and return its result."""
         if self._loop is None:
             return work(*given)
         return await self._loop.run_in_executor(self._pool, partial(work, *given))
 
     async def tick_end(self) -> None:
-        """Go on when a tick of the broker's has just ended; at once without a loop."""
+        """Wait until a tick of the broker has just ended. Returns immediately without a loop."""
         if self._loop is not None:
-            # A timer runs after the reads of its turn, and who waits for it after the tick they asked for.
+            # A timer runs after the reads of its loop iteration, and its waiters after the tick that those
+            # reads requested.
             await asyncio.sleep(0.001)
 
     async def pause(self, ms: int) -> None:
-        """Let so much time pass; 0 gives the loop's other work a turn. Nothing without a loop."""
+        """Wait for `ms` milliseconds; 0 yields to the loop's other work. Does nothing without a loop."""
         if self._loop is None:
             return
         if ms <= 0:
@@ -89,10 +93,17 @@ class OffLoop:
             pass
 
     async def ask(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
-        """The answer to a question whose reads would wait for the device where something is not in memory.
+        """Return the result of a query, without waiting on the loop for ranges that are not in memory.
 
-        Then a thread reads that, and the question is asked again, from its beginning: it changes nothing
-        before its last read that it could not change twice. `miss`: what it has met already. Raises OSError.
+        A thread reads a missing range, then the query is repeated from its beginning. So before its last
+        read, a query must not change anything that it could not change twice.
+
+        Args:
+            question: The query.
+            miss: The miss that the caller has already met in this query.
+
+        Raises:
+            OSError: A read failed.
         """
         if self._loop is None:
             return question(WAITING)

@@ -1,7 +1,7 @@
-"""Reading a store from outside: descriptors that cannot write, records and queue units by position.
+"""Read-only access to a store from outside: read-only descriptors, records and queue units by position.
 
-For the operator's tools, which look at directories that a broker may be using. A file that goes away between
-two looks reads as empty, and so does what is none: a link, a pipe, a device.
+For the operator's tools, which read directories that a broker may be using. A file that disappears between
+two reads counts as empty, and so does anything that is not a regular file: a link, a pipe, a device.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ class ReadOnlyFiles:
         self._descriptors.close()
 
     def read(self, path: str, length: int, offset: int) -> bytes:
-        """Up to `length` bytes; fewer at the end of the file, none when it is gone. Raises other OSErrors."""
+        """Read up to `length` bytes: fewer at the end of the file, none if it is gone.
+
+        Raises other OSErrors.
+        """
         fd = self._descriptor(path)
         return b"" if fd is None else self.disk.pread(fd, length, offset)
 
     def next_data(self, path: str, offset: int) -> int | None:
-        """Where the next bytes lie that are no hole, from `offset` on; None if there are none."""
+        """Return the start of the next bytes from `offset` on that are not a hole; None if there are none."""
         fd = self._descriptor(path)
         return None if fd is None else self.disk.next_data(fd, offset)
 
@@ -52,7 +55,10 @@ class ReadOnlyFiles:
 
 
 def first_byte(files: ReadOnlyFiles, path: str, start: int, stop: int) -> int | None:
-    """Where in [start, stop) of a file the first byte is that is not zero; holes are passed over."""
+    """Return the position of the first nonzero byte in [start, stop) of a file; None if there is none.
+
+    Holes are skipped.
+    """
     at: int | None = start
     while at is not None and at < stop:
         data = files.read(path, min(_BLOCK, stop - at), at)

@@ -1,4 +1,4 @@
-"""The store's way to say no, in the protocol's words."""
+"""The store's refusals, with the protocol's response codes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from cometmq.text import printable
 
 
 class StoreRefused(StoreError, Transient):
-    """Nothing was stored. `response_code` and `remark` are the answer to the client."""
+    """A refusal: nothing was stored. `response_code` and `remark` are the answer to the client."""
 
     def __init__(self, response_code: int, remark: str) -> None:
-        # BaseException.args are what pickle calls the class with.
+        # BaseException.args are the arguments with which pickle calls the class.
         super().__init__(remark)
         self.args = (response_code, remark)
         self.response_code = response_code
@@ -22,7 +22,7 @@ class StoreRefused(StoreError, Transient):
 
 
 class QueueRefused(StoreRefused):
-    """No queue is made with such a topic or queue id: its directory would lie anywhere."""
+    """A topic or queue id with which no queue is made: its directory would lie outside of the store."""
 
     def __init__(self, topic: str, queue_id: int) -> None:
         super().__init__(

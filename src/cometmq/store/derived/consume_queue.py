@@ -1,8 +1,8 @@
 """One consume queue: 20-byte units (i8 record position, i4 record size, i8 tags code) in equal files.
 
-New units go to a window in memory and are written in batches, so that ten thousand queues do not cost a
-system call a message; the newest few dozen stay there after the write, for consumers that keep up. Offsets
-are unit numbers, positions are bytes. Files are named by the position of their first byte.
+New units go to a window in memory and are written in batches, so that ten thousand queues do not need a
+system call per message. The newest few dozen units stay in memory after the write, for consumers that keep
+up. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
 
 Invariant: window_start <= written <= max_offset; units from window_start on are in memory, units below
 `written` are in the files.
@@ -26,10 +26,10 @@ UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
-_KEEP = 64  # units left in memory behind a write
-_BATCH = 64  # units that are read together where only a few may be wanted
-_AT_ONCE = 1024  # units that are read together where an end is looked for
-_PAGE = 205 * UNIT  # bytes; a page, in whole units
+_KEEP = 64  # units kept in memory after a write
+_BATCH = 64  # units per read if only a few may be needed
+_AT_ONCE = 1024  # units per read in a search for the end
+_PAGE = 205 * UNIT  # bytes: a page, in whole units
 
 
 def file_name(position: int) -> str:
@@ -37,7 +37,7 @@ def file_name(position: int) -> str:
 
 
 class ConsumeQueue:
-    """Index of one (topic, queue id). Loop thread only."""
+    """The units of one (topic, queue id). Loop thread only."""
 
     __slots__ = (
         "_dir_made", "_files", "_last_base", "_last_path", "damaged", "deleted", "dirty", "file_size",
@@ -55,42 +55,43 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        # Of records: length and bytes of the topic, the magic that goes with them, the topic's `key_prefix`.
+        # For records: the length and bytes of the topic, the magic that goes with them, and the topic's
+        # `key_prefix`.
         self.record_topic = b""  # until it is asked for; then one object for all queues of the topic
         self.magic = 0
         self.key_prefix = 0
         self.positions: list[int] = []  # first bytes of the existing files, ascending
-        self.next_offset = 0  # next queue offset to hand out
-        self.max_offset = 0  # end of what readers see
+        self.next_offset = 0  # the queue offset of the next message
+        self.max_offset = 0  # the end that is visible to readers
         self.min_offset = 0
-        self.max_physical = 0  # commit-log position behind the last unit's record
+        self.max_physical = 0  # the commit-log position after the last unit's record
         self.window = bytearray()
         self.window_start = 0
         self.written = 0
         self.dirty = False
         self.deleted = False
-        self.damaged = False  # units have certainly been lost from its files
-        self.tidy = False  # nothing but zeros lay behind the end when the files were loaded
+        self.damaged = False  # whether units have certainly been lost from the files
+        self.tidy = False  # whether only zeros followed the end when the files were loaded
         self.unsynced_files: set[int] = set()
-        self.new_names = False  # names made or deleted since the directories were last synced
+        self.new_names = False  # whether names were made or deleted since the directories were last synced
 
     def path_of(self, base: int) -> str:
-        """Path of the file that starts at a position; that of the last one asked for is kept."""
+        """Return the path of the file that starts at a position. The last path is cached."""
         if base != self._last_base:
             self._last_base, self._last_path = base, os.path.join(self.path, file_name(base))
         return self._last_path
 
     @property
     def begin(self) -> int:
-        """Offset at which its files begin. Units before it are expired, and have been there."""
+        """The offset at which the files begin. Units before it existed and have expired."""
         return self.positions[0] // UNIT if self.positions else 0
 
     # -- writing ----------------------------------------------------------------------------------
 
     def push(self, physical: int, size: int, tags_code: int, offset: int) -> None:
-        """Add the unit of queue offset `offset`, which must be at or behind the end.
+        """Add the unit of queue offset `offset`, which must not be less than the end.
 
-        Units between the end and `offset` (of lost records) become Apache's fillers, which readers pass over.
+        Units between the end and `offset` (of lost records) become Apache's fillers, which readers skip.
         """
         if offset != self.max_offset:
             self.skip_to(offset)
@@ -99,19 +100,19 @@ class ConsumeQueue:
         self.max_physical = physical + size
 
     def skip_to(self, offset: int) -> None:
-        """Let the queue go on at a later offset, with fillers between (see `push`)."""
+        """Continue the queue at a later offset, with fillers in between (see `push`)."""
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if self.max_offset == 0:
-            # A queue that continues at `offset` on a fresh disk, or with files of which no unit holds;
-            # write() fills the start of its first file.
+            # The queue continues at `offset` on an empty disk, or with files that hold no valid unit. write()
+            # fills the start of its first file.
             self._begin_at(offset)
         else:
             self.window += FILLER * (offset - self.max_offset)
             self.max_offset = offset
 
     def forget_all(self) -> None:
-        """No record of the queue is left: it goes on at any offset, without fillers."""
+        """Forget all units: no record is left, and the queue may continue at any offset without fillers."""
         self._begin_at(0)
 
     def _begin_at(self, offset: int) -> None:
@@ -124,7 +125,7 @@ class ConsumeQueue:
         self.window_start = self.written = self.min_offset = self.max_offset = offset
 
     def write(self) -> None:
-        """Write what the files lack. Raises OSError; the next call tries again."""
+        """Write the units that the files lack. Raises OSError; the next call tries again."""
         if self.deleted:
             return
         while self.written < self.max_offset:
@@ -133,7 +134,8 @@ class ConsumeQueue:
             count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
             fd = self._open(base, position)
             begin = (self.written - self.window_start) * UNIT
-            # A copy, not a view: a view kept alive by a failure's traceback would forbid the window to grow.
+            # A copy, not a view: a view that a failure's traceback keeps alive would prevent the window from
+            # growing.
             write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
@@ -143,15 +145,19 @@ class ConsumeQueue:
             self.window_start += surplus
 
     def make_last_file(self) -> None:
-        """Give a queue without files, which does not begin at 0, one that ends where it does, with fillers:
-        else the next start takes its end for a loss. Raises OSError."""
+        """Give a queue without files, which does not begin at 0, a file of fillers that ends at its end.
+
+        Raises OSError.
+
+        Without that file the next start would treat the end as a loss.
+        """
         last = (self.max_offset - 1) * UNIT
         base = last - last % self.file_size
         self._open(base, last + UNIT)
         self.unsynced_files.add(base)
 
     def _open(self, base: int, position: int) -> int:
-        """Descriptor of the file that starts at `base`, made at its full (sparse) length if need be."""
+        """Return the descriptor of the file that starts at `base`, made (sparse) if it is missing."""
         path = self.path_of(base)
         if base in self.positions:
             return self._files.descriptors.get(path)
@@ -180,16 +186,23 @@ class ConsumeQueue:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, count: int, reads: Reads = WAITING) -> Buffer | None:
-        """Units [offset, offset + count), clipped at the end of the queue, and at that of the file unless
-        memory goes on there; at least one. Raises NotInMemory, OSError.
+        """Read the units [offset, offset + count), at least one. Raises NotInMemory, OSError.
 
-        `offset` must lie in [min_offset, max_offset). None: the file is missing.
+        The result ends at the end of the queue, or at the end of the file unless memory holds what follows.
+
+        Args:
+            offset: The first unit, in [min_offset, max_offset).
+            count: The maximum number of units.
+            reads: How to read.
+
+        Returns:
+            The units, or None if the file is missing.
         """
         if offset >= self.window_start:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
         if self.deleted:
-            return None  # another queue's files may lie at its path by now
+            return None  # files of another queue may be at this path now
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -200,12 +213,12 @@ class ConsumeQueue:
         return bytes(data) + self.window[: (offset + count - stop) * UNIT]
 
     def unit(self, offset: int, reads: Reads = WAITING) -> tuple[int, int, int] | None:
-        """(record position, record size, tags code) of one unit; None if its file is missing."""
+        """Return (record position, record size, tags code) of one unit; None if its file is missing."""
         data = self.read(offset, 1, reads)
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 
     def units(self, offset: int, stop: int, reads: Reads = WAITING) -> Iterator[tuple[int, int, int, int]]:
-        """(offset, position, size, tags code) of all units in a range, in batches."""
+        """Yield (offset, position, size, tags code) of all units in a range, read in batches."""
         while offset < stop:
             data = self.read(offset, min(stop - offset, _BATCH), reads)
             if not data:
@@ -216,18 +229,20 @@ class ConsumeQueue:
                 offset += 1
 
     def first_position(self) -> int:
-        """Log position of the first record that is still there; -1 without one."""
+        """Return the log position of the first record that still exists; -1 if there is none."""
         units = self.units(self.min_offset, self.max_offset)
         return next((position for _, position, size, _ in units if size != FILLER_SIZE), -1)
 
     def next_file_offset(self, offset: int) -> int:
-        """First offset of the file behind the one that holds `offset`."""
+        """Return the first offset of the file after the one that holds `offset`."""
         per_file = self.file_size // UNIT
         return (offset // per_file + 1) * per_file
 
     def search(self, low: int, high: int, physical: int, reads: Reads) -> int:
-        """First offset in [low, high) whose record lies at or behind `physical`; `high` if none does.
-        Fillers are passed over: they say nothing about order."""
+        """Return the first offset in [low, high) with a record at `physical` or later; `high` if none.
+
+        Fillers are skipped because they are not in the order of positions.
+        """
         best = high
         while low < high:
             middle = (low + high) // 2
@@ -241,7 +256,7 @@ class ConsumeQueue:
         return best
 
     def _first_real(self, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
-        """(offset, record position) of the first unit in a range that is no filler."""
+        """Return (offset, record position) of the first unit in a range that is not a filler."""
         count = 64
         while low < high:
             data = self.read(low, min(high - low, count), reads)
@@ -259,13 +274,13 @@ class ConsumeQueue:
     # -- retention --------------------------------------------------------------------------------
 
     def raise_min(self, floor: int) -> int:
-        """Raise the minimum offset, to the end at most. Returns the number of messages this hides."""
+        """Raise the minimum offset, to the end at most. Return the number of messages that this hides."""
         hidden = max(0, min(floor, self.max_offset) - self.min_offset)
         self.min_offset += hidden
         return hidden
 
     def correct_min(self, log_min: int, reads: Reads = WAITING) -> None:
-        """Raise min_offset to the first unit whose record still exists (min = max when none does)."""
+        """Raise min_offset to the first unit whose record still exists (min = max if there is none)."""
         if self.max_offset > self.min_offset:
             first = self.unit(self.min_offset, reads)
             if first is not None and first[0] >= log_min and first[1] != FILLER_SIZE:
@@ -273,7 +288,7 @@ class ConsumeQueue:
         self.min_offset = self.search(self.min_offset, self.max_offset, log_min, reads)
 
     def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
-        """Paths of files, oldest first, all of whose records lie before `log_min`; never the last file."""
+        """Return the files, oldest first, whose records all lie before `log_min`; never the last file."""
         expired: list[str] = []
         for base in self.positions[:-1]:
             last_unit = (base + self.file_size) // UNIT - 1
@@ -291,7 +306,7 @@ class ConsumeQueue:
         self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
 
     def let_go(self) -> None:
-        """The queue's topic is deleted and its files are elsewhere: units that still arrive go nowhere."""
+        """Detach the queue from the files of its deleted topic: units that still arrive are dropped."""
         self.deleted = True
         for base in self.positions:
             self._files.descriptors.drop(self.path_of(base))
@@ -301,9 +316,13 @@ class ConsumeQueue:
     # -- loading ----------------------------------------------------------------------------------
 
     def load(self, log_end: int) -> list[str]:
-        """Take over the files on disk: units of records below `log_end`, up to the first that is none.
+        """Load the files on disk: the units of records below `log_end`, up to the first invalid one.
 
-        Returns notes about damage (wrong lengths, holes). Units behind the end are left for `cut`."""
+        Units after the end are left for `cut`.
+
+        Returns:
+            Notes about damage (wrong lengths, holes).
+        """
         notes: list[str] = []
         disk = self._files.disk
         self._dir_made = True
@@ -341,8 +360,10 @@ class ConsumeQueue:
         return notes
 
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
-        """How many units at the start of a file have records below `log_end`. `allocated`: bytes on the
-        device, from which the search begins."""
+        """Return how many units at the start of a file have records below `log_end`.
+
+        The search begins at `allocated`, the bytes of the file on the device.
+        """
         fd = self._files.descriptors.get(self.path_of(base))
         pages: dict[int, bytes] = {}
 
@@ -361,8 +382,11 @@ class ConsumeQueue:
         return bisect_left(range(count), True, low, high, key=beyond)
 
     def _position_before(self, offset: int) -> int:
-        """Log position of the last unit before `offset` that is no filler, which stands for the fillers
-        behind it; 0 if there is none, -1 if something is missing there."""
+        """Return the log position of the last unit before `offset` that is not a filler.
+
+        Returns:
+            0 if there is no such unit, -1 if a unit is missing there.
+        """
         disk = self._files.disk
         for base in reversed(self.positions):
             stop = min(offset * UNIT - base, self.file_size)
@@ -378,7 +402,7 @@ class ConsumeQueue:
         return 0
 
     def _look_behind(self, end: int, log_end: int) -> None:
-        """Units of older records behind the end mean that what ended the queue is damage."""
+        """Detect damage: units of older records after the end show that the end is not the true one."""
         disk = self._files.disk
         self.tidy = True
         for base in self.positions:
@@ -401,7 +425,10 @@ class ConsumeQueue:
                 at = None if following is None else following - following % UNIT
 
     def cut(self) -> bool:
-        """Zero everything behind the end, or a stale unit could come back. True if there was anything."""
+        """Overwrite everything after the end with zeros, so that no stale unit reappears.
+
+        Return whether there was any.
+        """
         changed = False
         end = self.max_offset * UNIT
         if self.tidy and (len(self.positions) < 2 or end > self.positions[-1]):
@@ -411,7 +438,7 @@ class ConsumeQueue:
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                self.new_names = changed = True  # it must not come back with a power failure
+                self.new_names = changed = True  # the unit must not reappear after a power failure
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

@@ -5,10 +5,10 @@ in use, i4 next entry number, which starts at 1), `slots` x i4 newest entry of t
 entries (i4 key hash, i8 position, i4 seconds since begin time, i4 previous entry of the chain). Entry 0 is
 never used.
 
-The newest file keeps its slots and its unwritten entries in memory. Entries and header are written in
-batches; the slots only now and then, when the file is full and when the store stops, because after an
-unclean stop what they lack is computed from the entries (one vector operation). Readers of other processes
-therefore see the newest keys only after a stop.
+The slots and the unwritten entries of the newest file are in memory. Entries and header are written in
+batches. The slots are written only occasionally, when the file is full and when the store stops, because
+after an unclean stop the missing slots are computed from the entries (one vector operation). Readers of other
+processes therefore see the newest keys only after a stop.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOTS_A_STEP = 1 << 19
-_CHECKED = 1_000_000  # entries; the newest of a file that are looked at although a checkpoint covers them
+_CHECKED = 1_000_000  # number of newest entries checked although a checkpoint covers them
 _MAX_SECONDS = 0x7FFFFFFF
 ENTRIES_A_TURN = 256
-"""Entries of a chain that a search visits in one turn of the loop; 1 to 2 ms, at 5 us each."""
+"""The maximum number of entries that a search visits per iteration of the loop: 1 to 2 ms at 5 us each."""
 
 IntArray = NDArray[np.int64]
 
@@ -42,11 +42,13 @@ def file_length(slots: int, capacity: int) -> int:
 
 
 def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[Any]:
-    """The entry before each in its chain, 0 for none; `slots`, the newest entry of each chain, is brought up
-    to date. Negative hashes (damage) share the slot that their remainder names."""
+    """Return the previous entry of each entry in its chain (0 for none), and update `slots` in place.
+
+    `slots` holds the newest entry of each chain. Negative hashes (damage) share the slot of their remainder.
+    """
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
-    slots[slot] = numbers  # of equal slots the last one stays
+    slots[slot] = numbers  # of equal slots the last assignment wins
     if not np.array_equal(slots[slot], numbers):  # some of these entries share a slot
         order = np.argsort(slot, kind="stable")
         later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
@@ -55,7 +57,7 @@ def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[A
 
 
 class IndexFile:
-    """Header in memory, entries appended in batches. Loop thread, except `search`, which only reads."""
+    """An index file with its header in memory. Loop thread, except `search`, which only reads."""
 
     __slots__ = (
         "_files", "_pending", "_slots", "begin_ms", "begin_position", "capacity", "count", "end_ms",
@@ -70,7 +72,7 @@ class IndexFile:
         self.begin_ms = self.end_ms = 0
         self.begin_position = self.end_position = 0
         self.slots_in_use = 0
-        self.count = 1  # number of the next entry
+        self.count = 1  # the number of the next entry
         self.written = 1  # entries below this number are in the file
         self.slots_written = True
         self.slots_lack = 1  # the slots in the file may lack entries from this number on
@@ -88,8 +90,10 @@ class IndexFile:
     # -- making, loading --------------------------------------------------------------------------
 
     def create(self, seed_ms: int, seed_position: int) -> None:
-        """Make the (sparse) file; as in Apache's, the previous one's end seeds it. Raises OSError without a
-        file."""
+        """Make the (sparse) file. As in Apache's broker, the end of the previous file seeds it.
+
+        Raises OSError.
+        """
         disk = self._files.disk
         fd = disk.open(self.path, create=True, exclusive=True)
         try:
@@ -104,7 +108,7 @@ class IndexFile:
         self._slots = np.zeros(self.slot_count, np.int32)
 
     def load(self) -> bool:
-        """Read the header. False when length or header cannot be those of an index file."""
+        """Read the header. Return False if the length or the header cannot be those of an index file."""
         facts = self._files.disk.facts(self.path)
         if facts is None or facts.size != file_length(self.slot_count, self.capacity):
             return False
@@ -117,9 +121,16 @@ class IndexFile:
         return self.begin_ms <= self.end_ms or self.count == 1
 
     def load_marked(self, count: int, slots_lack: int, end_position: int) -> bool:
-        """Read the header of a file whose entries below `count` are known to be there, and slots below
-        `slots_lack`; forget newer ones. False when the file does not bear that out, as far as its newest
-        entries tell."""
+        """Read the header of a file that a checkpoint position covers, and forget newer entries.
+
+        Args:
+            count: Entries with a smaller number are known to be durable.
+            slots_lack: The slots contain all entries with a smaller number.
+            end_position: The record position of the last durable entry.
+
+        Returns:
+            False if the newest of these entries contradict that.
+        """
         if not self.load() or not 1 <= slots_lack <= count <= self.count:
             return False
         self.count = self.written = count
@@ -137,7 +148,7 @@ class IndexFile:
         self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
 
     def entries(self, first: int = 1) -> NDArray[np.void]:
-        """The written entries from a number on. Reads up to the whole file."""
+        """Return the written entries from number `first` on. Reads up to the whole file."""
         data = self._files.disk.pread(
             self._files.descriptors.get(self.path),
             (self.written - first) * ENTRY.size,
@@ -146,9 +157,12 @@ class IndexFile:
         return np.frombuffer(data, ENTRY_DTYPE)
 
     def check_entries(self, first: int = 1) -> int:
-        """Number of leading entries that can be true, those below number `first` taken for granted: hash and
-        time not negative, position inside the header's range and never falling, chain pointing backwards.
-        Equal to `count - 1` when nothing is damaged."""
+        """Return how many leading entries are plausible, equal to `count - 1` if nothing is damaged.
+
+        Entries below number `first` are not checked. A plausible entry has a hash and time that are not
+        negative, a position within the header's range and not below the previous one, and a chain that points
+        backwards.
+        """
         entries = self.entries(first)
         position = entries["position"].astype(np.int64)
         number = np.arange(first, first + len(entries))
@@ -164,10 +178,10 @@ class IndexFile:
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
-        """Slots brought up to date by the entries from a number on: each holds the newest of its chain."""
+        """Return the slots updated by the entries from `first` on: each is the newest entry of its chain."""
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
-        slots[hashes % self.slot_count] = numbers  # the last of equals wins
+        slots[hashes % self.slot_count] = numbers  # of equal slots the last one wins
         return slots
 
     def _slots_on_disk(self) -> NDArray[np.int32]:
@@ -176,7 +190,7 @@ class IndexFile:
         return np.frombuffer(data, ">i4").astype(np.int32)
 
     def cut(self, position: int) -> None:
-        """Forget the entries of records at or behind `position`. Only on a loaded file, before `resume`."""
+        """Forget the entries of records at or after `position`. Only on a loaded file, before `resume`."""
         self._pending = []
         self.count = self.written
         low, high = 1, self.written
@@ -193,7 +207,10 @@ class IndexFile:
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded file writable. rebuild_slots: what its slots may lack comes from its entries."""
+        """Make a loaded file writable.
+
+        With `rebuild_slots` the missing slots are computed from the entries.
+        """
         if not rebuild_slots:
             self._slots = self._slots_on_disk()
             self.slots_lack = self.count
@@ -202,7 +219,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # written for entries that have been forgotten
+                slots = None  # the slots include entries that were forgotten
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -213,7 +230,7 @@ class IndexFile:
     # -- writing ----------------------------------------------------------------------------------
 
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
-        """Append entries (absolute hashes, positions not falling). Returns how many found room."""
+        """Append entries (absolute hashes, ascending positions). Return how many the file had room for."""
         added = min(len(hashes), self.capacity - self.count)
         if added <= 0:
             return 0
@@ -225,7 +242,7 @@ class IndexFile:
             self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
         seconds = self._seconds(times_ms, self.begin_ms)
         if first == 1:
-            # Computed before the header moved, as in Apache's.
+            # Computed before the header changes, as in Apache's broker.
             seconds[0] = self._seconds(times_ms[:1], seed_ms)[0]
         previous = chain(self._slots, hashes, np.arange(first, first + added, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
@@ -248,13 +265,16 @@ class IndexFile:
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
     def write(self, *, slots: bool) -> bool:
-        """Write entries, header and, if asked, slots. False if nothing was to be written. Raises OSError."""
+        """Write entries, header and optionally slots. Return False if there was nothing to write.
+
+        Raises OSError.
+        """
         if self.written == self.count and (self.slots_written or not slots):
             return False
         fd = self._files.descriptors.get(self.path)
         disk = self._files.disk
         if self._pending:
-            # Not np.concatenate: it would turn the entries into the machine's byte order.
+            # Not np.concatenate, which would convert the entries to the machine's byte order.
             data = b"".join([batch.tobytes() for batch in self._pending])
             write_all(disk, fd, data, self._entries_at + self.written * ENTRY.size)
         if slots and not self.slots_written and self._slots is not None:
@@ -271,11 +291,11 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots a part a step, with or without entries that come meanwhile. Raises OSError."""
+        """Write the slots, one part per step. Entries may be added between the steps. Raises OSError."""
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
-                return  # full, and written as a whole
+                return  # full, and written completely
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
             fd = self._files.descriptors.get(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
@@ -283,7 +303,7 @@ class IndexFile:
         self.slots_lack = max(self.slots_lack, count)
 
     def release(self) -> None:
-        """Forget the slots of a full, written file."""
+        """Free the slots of a full, written file."""
         self._slots = None
 
     # -- searching --------------------------------------------------------------------------------
@@ -305,13 +325,16 @@ class IndexFile:
         found: list[int],
         before: int,
     ) -> None:
-        """Add positions before this one of entries with this hash and a time in [begin, end] to `found`,
-        newest first, until it holds `limit`. In steps: a key may have as many entries as the file holds."""
+        """Add the positions of matching entries to `found`, newest first, until it holds `limit`.
+
+        An entry matches if it has this hash, a time in [begin, end] and a position less than `before`. The
+        search runs in steps because a key may have as many entries as the file holds.
+        """
         count = self.count
         number: int | None = None
 
         def step(reads: Reads) -> bool:
-            """False at the end of the chain. Goes on where it was when something was not in memory."""
+            """Visit some entries, resuming after a miss. Return False at the end of the chain."""
             nonlocal number
             if number is None:
                 number = self._newest_of(key_hash % self.slot_count, reads)
@@ -334,7 +357,7 @@ class IndexFile:
             await off_loop.pause(0)
 
     def _newest_of(self, slot: int, reads: Reads) -> int:
-        """Number of the newest entry of a chain, 0 if there is none."""
+        """Return the number of the newest entry of a chain, 0 if there is none."""
         if self._slots is not None:
             return int(self._slots[slot])
         data = self._read(HEADER.size + slot * SLOT_SIZE, SLOT_SIZE, reads)

@@ -1,7 +1,7 @@
-"""All index files of a store: keys of dispatched records go in, commit-log positions come out.
+"""All index files of a store, from the keys of dispatched records to commit-log positions.
 
 Keys wait in a list and are hashed and chained together (numpy), at the latest when the index is written or
-searched. A record's keys are its unique key, then each of its KEYS split at blanks; what is hashed is
+searched. A record's keys are its unique key, then each of its KEYS, separated by blanks. The hashed text is
 `topic#key`.
 """
 
@@ -30,14 +30,14 @@ from cometmq.store.derived.index_file import IndexFile, IntArray
 
 _LONGEST_KEY = 255 + PROPERTIES_MAX_BYTES  # characters of topic and key: no record has more
 NO_POSITION = 1 << 63
-"""Behind all records."""
-_BATCH = 1024  # records hashed together, at least
-_SLOTS_BEHIND = 2_000_000  # entries; chained anew in 0.1 s by a recovery
+"""A position after all records."""
+_BATCH = 1024  # minimum number of records hashed together
+_SLOTS_BEHIND = 2_000_000  # entries: a recovery chains them again in 0.1 s
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Dispatched records whose keys are still to be hashed, in columns of equal length."""
+    """Dispatched records whose keys are not hashed yet, in columns of equal length."""
 
     keys: list[Keys] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class IndexService:
-    """Files of the `index` directory, oldest first. Loop thread, except `search`."""
+    """The files of the `index` directory, oldest first. Loop thread, except `search`."""
 
     def __init__(self, files: StoreFiles, clock: Clock, config: StoreConfig) -> None:
         self._files = files
@@ -57,18 +57,18 @@ class IndexService:
         self.capacity = config.max_index_num
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
-        self.full_until_ms = 0  # end time of the newest full file that `write` has written out
+        self.full_until_ms = 0  # end time of the newest full file that `write` has written
         self._waiting = _Waiting()
         # Hashes, positions and times of the oldest records, whose keys are not all in a file.
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unproven: list[IndexFile] = []
-        self._doomed: list[str] = []  # damaged files, and those behind the mark
+        self._doomed: list[str] = []  # files to delete: damaged ones, and those after the checkpoint position
         self._new_names = False
 
     @property
     def end_position(self) -> int:
-        """Position of the last record whose keys are in the files; 0 for an empty index."""
+        """The position of the last record whose keys are in the files; 0 for an empty index."""
         return self.files[-1].end_position if self.files else 0
 
     # -- writing ----------------------------------------------------------------------------------
@@ -81,8 +81,10 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Index dispatched records, in the order of their positions; `index_waiting_keys` hashes their keys.
-        Properties count only where no keys are given."""
+        """Index dispatched records, in the order of their positions. `index_waiting_keys` hashes their keys.
+
+        The properties of a record are used only if its `keys` are not given.
+        """
         waiting = self._waiting
         waiting.prefixes += prefixes
         waiting.positions += positions
@@ -98,14 +100,16 @@ class IndexService:
         return len(self._waiting.positions) >= _BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash and chain the waiting keys, in new files as they fill up. Raises OSError; what is not in a
-        file then keeps waiting."""
+        """Hash and chain the waiting keys, in new files as they fill up.
+
+        Raises OSError; the rest then keeps waiting.
+        """
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
                 self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
-                self._roll()  # even without a key: a store without an index file is one that has lost it
+                self._roll()  # even without a key: a missing index file counts as lost
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
@@ -115,7 +119,7 @@ class IndexService:
             self._hashed = None
 
     def add_hashed(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> None:
-        """Chain keys of `hashed_keys`, behind those that wait. Raises OSError."""
+        """Chain keys of `hashed_keys`, after those that wait. Raises OSError."""
         self.index_waiting_keys()
         self._hashed = hashes, positions, times_ms
         self.index_waiting_keys()
@@ -136,7 +140,7 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """A name from the local time, `yyyyMMddHHmmssSSS`, behind the newest one whatever the clock says."""
+        """Return a name from the local time, `yyyyMMddHHmmssSSS`, greater than the newest one always."""
         now = self._clock.time_ms()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
         if self.files:
@@ -147,13 +151,13 @@ class IndexService:
         return os.path.join(self._directory, name)
 
     def write(self, *, slots: bool = False) -> None:
-        """Index the waiting keys and write. Raises OSError."""
+        """Index the waiting keys and write them. Raises OSError."""
         self.index_waiting_keys()
         if self.files and self.files[-1].write(slots=slots):
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots of the newest file, if they lack many entries, a part a step. Raises OSError."""
+        """Write the slots of the newest file in steps if they lack many entries. Raises OSError."""
         if self.files and self.files[-1].count - self.files[-1].slots_lack >= _SLOTS_BEHIND:
             file = self.files[-1]
             for _ in file.write_slots():
@@ -161,7 +165,7 @@ class IndexService:
             self._unsynced.add(file.path)
 
     def mark(self, position: int, last: int, queue_ends: int) -> Mark:
-        """What the next sync makes durable, beside everything before `position`. After `write`."""
+        """Return the checkpoint position that the next sync makes durable. Must follow `write`."""
         if not self.files:
             return Mark(position, last, queue_ends)
         file = self.files[-1]
@@ -169,7 +173,7 @@ class IndexService:
         return Mark(position, last, queue_ends, name, file.written, file.slots_lack, file.end_position)
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """(files written, directories with new names) since the last call, for a sync in a thread."""
+        """Return (files written, directories with new names) since the last call, for a later sync."""
         paths, self._unsynced = sorted(self._unsynced), set()
         names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
         self._new_names = False
@@ -187,8 +191,11 @@ class IndexService:
         end: int,
         before: int = NO_POSITION,
     ) -> list[int]:
-        """Ascending positions of the newest `limit` records that may have this key (or one with its hash),
-        lie before a position, and were stored in [begin, end] (ms)."""
+        """Return the ascending positions of the newest `limit` records that may have this key.
+
+        The records lie before position `before` and were stored in [begin, end] (ms). Records with another
+        key of the same hash are included.
+        """
         if len(topic) + len(key) > _LONGEST_KEY:
             return []
         key_hash = index_hash(f"{topic}#{key}")
@@ -204,14 +211,19 @@ class IndexService:
     # -- opening, retention -----------------------------------------------------------------------
 
     def load(self, *, clean: bool, checkpoint_ms: int, mark: Mark | None = None) -> tuple[list[str], bool]:
-        """Read the headers of the files on disk. Returns notes about damage, and whether entries have been
-        lost: then the log behind `end_position` must be dispatched again. `resume` must follow. An index that
-        is switched off is loaded too, for searches and retention, but nothing is made anew for it.
+        """Read the headers of the files on disk. `resume` must follow.
 
-        After an unclean stop Apache deletes every file that ends behind the checkpoint; here a mark tells
-        how far the files can be trusted, and what is newer is forgotten. Without a mark such a file is
-        checked entry by entry, and deleted only if something is wrong with it. Files go in `resume`: before
-        that the caller must see to it that the checkpoint vouches for none of them.
+        An index that is switched off is loaded, too, for searches and retention, but no file of it is
+        rebuilt.
+
+        After an unclean stop, Apache's broker deletes every file that ends after the checkpoint. Here the
+        checkpoint position tells which entries are durable, and newer ones are forgotten. Without one, such a
+        file is checked entry by entry and deleted only if it is damaged. `resume` deletes the files: before
+        that, the caller must make sure that the checkpoint covers none of them.
+
+        Returns:
+            Notes about damage, and whether entries have been lost: then the log after `end_position` must be
+                dispatched again.
         """
         notes: list[str] = []
         marked = self._trusted(mark)
@@ -223,7 +235,7 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if marked is not None and mark is not None and path >= marked.path:
                 if path > marked.path:
-                    self._doomed.append(path)  # made behind the mark
+                    self._doomed.append(path)  # made after the checkpoint position
                     continue
                 file, good = marked, True
                 if file.full and file.slots_lack < file.count:
@@ -235,7 +247,7 @@ class IndexService:
                 self._unproven.append(file)
             self.files.append(file)
             if not good:
-                # Whatever is newer goes too: positions must not fall from file to file.
+                # All newer files go, too: positions must ascend from file to file.
                 notes.append(f"{path}: damaged, deleted and built anew from the log")
                 break
         else:
@@ -249,7 +261,7 @@ class IndexService:
         return notes, self.enabled
 
     def _trusted(self, mark: Mark | None) -> IndexFile | None:
-        """The file that was the newest when the mark was made, as it was then; None if there is none."""
+        """Return the newest file at the checkpoint position, as it was then; None if there was none."""
         if mark is None or mark.index_name <= 0:
             return None
         path = os.path.join(self._directory, f"{mark.index_name:017d}")
@@ -257,10 +269,10 @@ class IndexService:
         return file if file.load_marked(mark.index_count, mark.index_slots, mark.index_end) else None
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
-        """Make the newest file writable; entries of records at or behind `cut_at` are forgotten first."""
+        """Make the newest file writable. Entries of records at or after `cut_at` are forgotten first."""
         for path in self._doomed:
             self._files.delete(path)
-            self._new_names = True  # they must not come back with a power failure
+            self._new_names = True  # the files must not reappear after a power failure
         self._doomed.clear()
         if cut_at is not None:
             while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):
@@ -271,17 +283,20 @@ class IndexService:
             self.files[-1].resume(rebuild_slots=not clean)
         for file in self._unproven:
             if file in self.files and file.full:
-                file.resume(rebuild_slots=True)  # its entries are there, its slots may not be
+                file.resume(rebuild_slots=True)  # its entries are valid, its slots may not be
                 file.write(slots=True)
                 file.release()
                 self._unsynced.add(file.path)
         self._unproven.clear()
         self.full_until_ms = max((file.end_ms for file in self.files if file.full), default=0)
-        # After an unclean stop files may be there whose names have not been synced yet.
+        # After an unclean stop there may be files whose names have not been synced yet.
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Drop the oldest file if its records are gone; never the newest. The caller unlinks its path."""
+        """Drop the oldest file if its records are gone, but never the newest.
+
+        The caller unlinks the returned path.
+        """
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
             self._files.descriptors.drop(path)
@@ -297,30 +312,33 @@ def hashed_keys(
     properties: Iterable[bytes],
     keys: Iterable[Keys],
 ) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-    """The keys of records, given as to `IndexService.add`: hashes, positions and times, for `add_hashed`."""
+    """Yield hashes, positions and times of the keys of records, for `add_hashed`.
+
+    The arguments are those of `IndexService.add`.
+    """
     waiting = _Waiting([*keys], [*positions], [*prefixes], [*properties], [*times_ms])
     while waiting.positions:
         yield _hash(waiting)
 
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
-    """Hashes, positions and store times of the keys of the oldest records, which then wait no longer."""
+    """Remove the oldest waiting records; return hashes, positions and times of their keys."""
     columns: list[list[Any]] = []
     for each in fields(waiting):
         column = getattr(waiting, each.name)
         columns.append(column[:_BATCH])
         del column[:_BATCH]
     given, found_positions, found_prefixes, properties, found_times = columns
-    # struct makes an array of a list of numbers in half of numpy's time.
+    # struct converts a list of numbers to an array in half of numpy's time.
     prefixes = np.frombuffer(struct.pack(f"={len(given)}I", *found_prefixes), np.uint32)
     positions = np.frombuffer(struct.pack(f"={len(given)}q", *found_positions), np.int64)
     times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
     try:
         hashes = hash_equal(given)
-    except TypeError:  # they are not all bytes
+    except TypeError:  # not all of them are bytes
         hashes = None
     if hashes is None:
-        # Callers that know the keys hand them over; in the form of properties they all go one way.
+        # Given keys are encoded as properties, so that all keys take the same path.
         texts = map(_as_properties, properties, given)
         hashes, lengths, owners = hash_keys(list(texts))
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
@@ -330,14 +348,14 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
-    """The hashes of keys behind their topics' prefixes, as entries have them."""
+    """Return the absolute hashes of keys combined with their topics' prefixes, as entries contain them."""
     absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
-    absolute[absolute > 0x7FFFFFFF] = 0  # Java's absolute value of the smallest number, made 0 by Apache
+    absolute[absolute > 0x7FFFFFFF] = 0  # Apache's value for the smallest number
     return absolute
 
 
 def _as_properties(properties: bytes, keys: Keys) -> bytes:
-    """A string of properties with the keys of a record."""
+    """Encode the keys of a record as a properties string."""
     if keys is None:
         return properties
     return UNIQUE_KEY + keys if isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()

@@ -1,9 +1,9 @@
-"""Ext units: what Apache's broker keeps of a message beside its queue unit with `enableConsumeQueueExt`.
+"""Ext units: the data that Apache's broker stores beside a queue unit with `enableConsumeQueueExt`.
 
 The unit's tags code is then an address: a byte position in the files of consumequeue_ext/<topic>/<queue id>,
 plus the smallest i8. An ext unit is i2 size (20 + bitmap), i8 tags code, i8 store time, i2 length of the
 bitmap, bitmap (docs/reference/storage.md, Queue extension). CometMQ reads such queues, deletes their files
-with what refers to them, and writes none.
+together with the units that refer to them, and writes none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import file_name
 
 LEAST_CODE = -0x80000000
-"""The least tags code that is a hash; what is less is an address."""
+"""The smallest tags code that is a hash; smaller ones are addresses."""
 HEAD = struct.Struct(">hqqh")
 _LOWEST = -(1 << 63)
 
 
 def ext_directory(root: str) -> str:
-    """Where a store keeps its ext files."""
+    """Return the directory of a store's ext files."""
     return os.path.join(root, "consumequeue_ext")
 
 
@@ -37,7 +37,7 @@ class ExtFiles:
         self._root = ext_directory(root)
 
     def queues(self) -> list[tuple[str, int]]:
-        """(topic, queue id) of what has a directory here."""
+        """Return (topic, queue id) of each queue that has a directory here."""
         return [
             (topic, int(name))
             for topic in self._disk.listdir(self._root)
@@ -47,11 +47,11 @@ class ExtFiles:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Whether a directory is the store's: what lies behind a link is not deleted."""
+        """Return whether a directory belongs to the store: nothing that a link points to is deleted."""
         return self._disk.is_dir(path) and not self._disk.is_link(path)
 
     def paths(self, topic: str, queue_id: int) -> list[str]:
-        """All files of a queue, oldest first."""
+        """Return the paths of all files of a queue, oldest first."""
         directory = os.path.join(self._root, topic, str(queue_id))
         if not self._is_own(directory):
             return []
@@ -59,8 +59,11 @@ class ExtFiles:
         return [os.path.join(directory, name) for name in names if is_numbered(name, 20)]
 
     def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
-        """Those that lie before the ext unit which a tags code is the address of: of units before it readers
-        see none. Nothing for a hash, as in Apache's broker, nor for an address that lies in none of them."""
+        """Return the files of a queue before the ext unit that a tags code is the address of.
+
+        Readers do not see units before it. The result is empty for a hash, as in Apache's broker, and for an
+        address outside of all files.
+        """
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST
         last = self._disk.facts(paths[-1]) if paths else None
@@ -77,7 +80,7 @@ class ExtFiles:
                 self._disk.rmdir(path)
 
     def remove(self, topics: Collection[str]) -> None:
-        """Delete everything of some topics."""
+        """Delete all ext files of some topics."""
         for topic, queue_id in self.queues():
             if topic in topics:
                 for path in self.paths(topic, queue_id):
@@ -96,7 +99,7 @@ class ExtUnits:
         self._bases: dict[str, list[int]] = {}
 
     def tags_code(self, topic: str, queue_id: int, address: int) -> int | None:
-        """The tags code that a unit with this address means; None if no ext unit is there."""
+        """Return the tags code of the ext unit at this address; None if no ext unit is there."""
         if address >= LEAST_CODE:
             return None
         directory = os.path.join(self._root, topic, str(queue_id))

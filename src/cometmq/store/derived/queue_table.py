@@ -1,4 +1,4 @@
-"""All consume queues of a store, by topic and queue id, and the batched writing of their units."""
+"""All consume queues of a store, by topic and queue id, with the batched writing of their units."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from cometmq.text import is_utf8
 log = logs.logger(__name__)
 
 TRASH = ".deleted"
-"""Where files of deleted topics wait for their end, as gone-<n>/<queue id>/...: no queue ids for Apache's
-broker, which passes over them."""
+"""The directory of deleted topics' files until they are removed, as gone-<n>/<queue id>/....
+
+Apache's broker ignores it because the names are not queue ids.
+"""
 _LONGEST_NAME = 255  # bytes, of a directory
-_EAGER_UNITS = 256  # a queue with this many unwritten units is written at once
+_EAGER_UNITS = 256  # a queue with this many unwritten units is written immediately
 
 
 def names_a_directory(topic: str) -> bool:
-    """Whether a topic, which a record may have made up, names a directory right below that of all queues."""
+    """Return whether a topic (from a record: any text) names a directory below that of all queues."""
     return (
         topic not in ("", ".", "..", TRASH)
         and "/" not in topic
@@ -38,7 +40,7 @@ def names_a_directory(topic: str) -> bool:
 
 
 class QueueTable:
-    """Loop thread only."""
+    """The consume queues of one store. Loop thread only."""
 
     def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
         self._files = files
@@ -48,7 +50,7 @@ class QueueTable:
         self.file_size = config.consume_queue_file_size
         self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # read in hot code, not to be changed
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
-        self._dirty: deque[ConsumeQueue] = deque()  # the one that waits longest first
+        self._dirty: deque[ConsumeQueue] = deque()  # the queue that waits longest comes first
 
     def __len__(self) -> int:
         return len(self.by_key)
@@ -60,7 +62,10 @@ class QueueTable:
         return self.by_key.get((topic, queue_id))
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made (in memory only) if it is not there. Raises QueueRefused for what cannot be one."""
+        """Return the queue, made (in memory only) if missing.
+
+        Raises QueueRefused for an invalid topic or queue id.
+        """
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
             if not (topic in self._topics or is_legal_name(topic, STORED_LENGTH_MAX)) or queue_id < 0:
@@ -69,7 +74,10 @@ class QueueTable:
         return queue
 
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The same for a record, maybe of another broker. Raises QueueRefused for what names no directory."""
+        """Return the queue of a record, which another broker may have written.
+
+        Raises QueueRefused if it names no directory.
+        """
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)
         return self._add(topic, queue_id)
@@ -77,7 +85,7 @@ class QueueTable:
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
-            topic = sys.intern(topic)  # one object for all queues: each that a message touches costs
+            topic = sys.intern(topic)  # one object for all queues, which saves memory accesses per message
             path = os.path.join(self.directory, topic, str(queue_id))
             queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
             self.by_key[topic, queue_id] = queue
@@ -85,7 +93,7 @@ class QueueTable:
         return queue
 
     def topics(self) -> list[str]:
-        """Topics that have, or had, a message here."""
+        """Return the topics that have, or had, a message here."""
         return sorted(
             topic for topic, queues in self._topics.items() if any(q.max_offset for q in queues.values())
         )
@@ -95,24 +103,24 @@ class QueueTable:
 
     @property
     def max_physical(self) -> int:
-        """Log position behind the last record that has a unit in any queue."""
+        """The log position after the last record that has a unit in any queue."""
         return max((queue.max_physical for queue in self), default=0)
 
     @property
     def offset_sum(self) -> int:
-        """Sum of the maximum offsets of all queues, as far as their files tell."""
+        """The sum of the maximum offsets of all queues, as far as their files show."""
         return sum(queue.max_offset or queue.begin for queue in self)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def add_dirty(self, queue: ConsumeQueue) -> None:
-        """The queue has got units that are not written yet."""
+        """Register that the queue has unwritten units."""
         queue.dirty = True
         self._dirty.append(queue)
 
     @property
     def waiting(self) -> int:
-        """Queues with units that are not written yet."""
+        """The number of queues with unwritten units."""
         return len(self._dirty)
 
     def write_eager(self) -> None:
@@ -122,7 +130,10 @@ class QueueTable:
                 queue.write()
 
     def write_dirty(self, limit: int | None = None) -> bool:
-        """Write up to `limit` dirty queues. True when none is left. Raises OSError; the rest stay dirty."""
+        """Write up to `limit` dirty queues. Return True if none is left.
+
+        Raises OSError; the rest stay dirty.
+        """
         dirty = self._dirty
         count = len(dirty) if limit is None else min(limit, len(dirty))
         for _ in range(count):
@@ -133,7 +144,7 @@ class QueueTable:
         return not dirty
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """(files written, directories with new names) since the last call, for a sync in a thread."""
+        """Return (files written, directories with new names) since the last call, for a later sync."""
         paths: list[str] = []
         directories: set[str] = set()
         for queue in self:
@@ -148,14 +159,18 @@ class QueueTable:
     # -- loading, deleting ------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget every queue; files stay."""
+        """Forget every queue. The files stay."""
         self.by_key.clear()
         self._topics.clear()
         self._dirty.clear()
 
     def load(self, log_end: int) -> list[str]:
-        """Take over every queue directory. Returns notes about damage. Raises StoreError where a link stands
-        for a directory: what is deleted by its path would be somebody else's."""
+        """Load every queue directory and return notes about damage.
+
+        Raises:
+            StoreError: A link is in the place of a directory. Deletions by its path would affect foreign
+                files.
+        """
         notes: list[str] = []
         disk = self._files.disk
         self._refuse_link(self._trash)
@@ -183,20 +198,28 @@ class QueueTable:
             raise StoreError(NO_FILE, path)
 
     def delete_topic(self, topic: str, keep: Container[int] = ()) -> int:
-        """Destroy the queues of a topic but for those in `keep`, in place; returns how many there were.
-        Raises OSError."""
+        """Delete the queues of a topic in place, except those in `keep`. Return their number.
+
+        Raises OSError.
+        """
         count = self.move_to_trash(topic, keep)
         self.empty_trash()
         self.drop_trash()
         return count
 
     def next_offsets(self, topic: str) -> dict[int, int]:
-        """Queue id -> the offset that the next message of a topic gets there."""
+        """Return the offset of the topic's next message, by queue id."""
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
     def move_to_trash(self, topic: str, keep: Container[int] = ()) -> int:
-        """Forget a topic's queues, but for those with an id in `keep`, and move their files into the trash.
-        Returns how many there were. Raises OSError; then nothing has changed, unless some are kept."""
+        """Forget a topic's queues and move their files into the trash, except the queue ids in `keep`.
+
+        Returns:
+            The number of queues moved.
+
+        Raises:
+            OSError: Nothing has changed, unless some queues are kept.
+        """
         disk = self._files.disk
         queues = self._topics.get(topic, {})
         gone = [queue_id for queue_id in queues if queue_id not in keep]
@@ -211,7 +234,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).let_go()  # if it is among the dirty ones, it is passed over there
+            queues.pop(queue_id).let_go()  # the dirty list skips it
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)
@@ -225,17 +248,18 @@ class QueueTable:
         disk.fsync_dir(topic_dir)
 
     def empty_trash(self) -> None:
-        """Remove the files of deleted topics, for good. Raises OSError. Any thread."""
+        """Remove the files of deleted topics permanently. Raises OSError. Any thread."""
         disk = self._files.disk
         if not disk.is_dir(self._trash) or disk.is_link(self._trash):
             return
-        # The moves come first: a topic's directory that came back with half its files would be a short one.
+        # The moves must be durable first: a topic's directory that reappeared with half its files would be
+        # damaged.
         disk.fsync_dir(self.directory)
         disk.fsync_dir(self._trash)
         for name in disk.listdir(self._trash):
             topic_dir = os.path.join(self._trash, name)
             if disk.is_link(topic_dir):
-                disk.unlink(topic_dir)  # itself; what it points to is no part of the store
+                disk.unlink(topic_dir)  # the link itself; its target is not part of the store
                 continue
             for queue_id in disk.listdir(topic_dir):
                 self._remove_files(os.path.join(topic_dir, queue_id))
