@@ -108,7 +108,7 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
     parts = cluster.broker.parts
     peer = cluster.peer()
     start = parts.tables.topics.registered_bytes
-    for number, name in enumerate(("BYTES_BY_SEND", "BYTES_BY_GROUPS", "BYTES_MAX"), 1):
+    for number, name in enumerate(("BYTES_BY_SEND", "BYTES_BY_GROUPS", "MAX_REGISTRATION_BYTES"), 1):
         monkeypatch.setattr(f"cometmq.broker.tables.topics.{name}", start + number * 5000)
     table = parts.tables.topics.table
 

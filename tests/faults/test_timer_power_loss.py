@@ -38,7 +38,7 @@ HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(timers, "CLOCK_CHECK_INTERVAL_MS", 1)
 
 
 class World:

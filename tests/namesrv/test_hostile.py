@@ -78,7 +78,7 @@ class TestKeyValues:
         assert caught.value.field == field
 
     def test_namespaces_are_bounded_and_room_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kv, "NAMESPACES_MAX", 2)
+        monkeypatch.setattr(kv, "MAX_NAMESPACES", 2)
         monkeypatch.setattr(kv, "MAX_NAMESPACE_BYTES", 10)
         values = KvTables({"a": {"k": "1"}, "b": {}})
         with pytest.raises(KvRefused):
@@ -202,7 +202,7 @@ class TestRegistrations:
 
     def test_the_tables_have_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "MAX_BROKERS", 2)
-        monkeypatch.setattr(tables, "TOPICS_MAX", 3)
+        monkeypatch.setattr(tables, "MAX_TOPICS", 3)
         routes = RouteTables()
 
         def register_broker(number: int, *topics: str) -> tuple[bool, int]:

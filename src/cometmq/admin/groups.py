@@ -43,7 +43,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.subscriptions import (
-    MOST_RETRIES,
+    MAX_RETRIES_KEY,
     Wants,
     differences,
     setting_differences,
@@ -241,7 +241,7 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
         wants: Wants = frozenset((member.subscriptions or {}).items())
         settings = member.settings or {}
         if member.max_reconsume_times is not None:
-            settings[MOST_RETRIES] = str(member.max_reconsume_times)
+            settings[MAX_RETRIES_KEY] = str(member.max_reconsume_times)
         problem, queues = "", None
         if not wants or not pulling:
             try:
@@ -268,7 +268,7 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
     known = {each.client_id: frozenset(each.subscriptions.items()) for each in found if not each.problem}
     settings = {each.client_id: frozenset(each.settings.items()) for each in found}
     if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
-        settings[""] = frozenset({(MOST_RETRIES, str(connected.retry_max_times))})
+        settings[""] = frozenset({(MAX_RETRIES_KEY, str(connected.retry_max_times))})
     return GroupSubscriptions(
         group=group,
         members=list(found),
@@ -312,8 +312,9 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
     ordered = properties.get("PROP_CONSUMEORDERLY")
     if ordered is not None:
         found["consumeOrderly"] = ordered
-    if most := properties.get(MOST_RETRIES):
-        found[MOST_RETRIES] = most if most != "-1" else str(INT_MAX if ordered == "true" else RETRY_MAX_TIMES)
+    if retries := properties.get(MAX_RETRIES_KEY):
+        default = INT_MAX if ordered == "true" else RETRY_MAX_TIMES
+        found[MAX_RETRIES_KEY] = retries if retries != "-1" else str(default)
     return found
 
 

@@ -18,8 +18,8 @@ from cometmq.errors import CometError, CommandError
 from cometmq.filtersrv.filters import Filter
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import (
-    GROUP_LENGTH_MAX,
-    TOPIC_LENGTH_MAX,
+    MAX_GROUP_LENGTH,
+    MAX_TOPIC_LENGTH,
     PullSysFlag,
     RequestCode,
     ResponseCode,
@@ -141,11 +141,11 @@ class FilterServer:
     def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
         """Return the source of an upload. Raises CommandError for an invalid one."""
         problem = ""
-        if not is_legal_name(header.consumer_group, GROUP_LENGTH_MAX):
+        if not is_legal_name(header.consumer_group, MAX_GROUP_LENGTH):
             problem = "consumerGroup is no name of a group"
-        elif not is_legal_name(header.topic, TOPIC_LENGTH_MAX):
+        elif not is_legal_name(header.topic, MAX_TOPIC_LENGTH):
             problem = "topic is no name of a topic"
-        elif not header.class_name.isidentifier() or len(header.class_name) > GROUP_LENGTH_MAX:
+        elif not header.class_name.isidentifier() or len(header.class_name) > MAX_GROUP_LENGTH:
             problem = "className is no name of a Python class"
         elif len(source) > MAX_SOURCE_BYTES:
             problem = f"the source has {len(source)} bytes, at most {MAX_SOURCE_BYTES} are taken"

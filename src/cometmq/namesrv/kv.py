@@ -17,7 +17,7 @@ from cometmq.protocol.lenient import loads
 # contains ORDER_TOPIC_CONFIG, and every change rewrites the whole file.
 MAX_NAME_CHARACTERS = 255  # for a namespace or a key
 MAX_NAMESPACE_BYTES = 1 << 20  # keys and values of one namespace together: 20,000 ordered topics
-NAMESPACES_MAX = 256
+MAX_NAMESPACES = 256
 
 
 class KvRefused(CometError):
@@ -49,8 +49,8 @@ class KvTables:
             if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
                 raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are wanted")
         pairs = self._tables.get(namespace, {})
-        if not pairs and len(self._tables) >= NAMESPACES_MAX and namespace not in self._tables:
-            raise KvRefused("namespace", f"there are {NAMESPACES_MAX} of them, and no more are kept")
+        if not pairs and len(self._tables) >= MAX_NAMESPACES and namespace not in self._tables:
+            raise KvRefused("namespace", f"there are {MAX_NAMESPACES} of them, and no more are kept")
         size = self._sizes.get(namespace, 0) + _size(key, value)
         if key in pairs:
             size -= _size(key, pairs[key])

@@ -23,10 +23,10 @@ from cometmq.protocol.bodies import (
     TopicRouteData,
 )
 from cometmq.protocol.codes import (
+    MAX_QUEUES_PER_TOPIC,
+    MAX_STORED_TOPIC_LENGTH,
     NAME_PATTERN,
     ORDER_TOPIC_CONFIG,
-    STORED_LENGTH_MAX,
-    TOPIC_QUEUES_MAX,
     VERSION_4_9_4,
     VERSION_5_0_0,
     ResponseCode,
@@ -45,7 +45,7 @@ CRC_MASK = 0x7FFF_FFFF
 MAX_NAME_CHARACTERS = 255  # for the name of a broker, a cluster or a zone
 MAX_ROUTE_BODY_BYTES = 64 << 10  # for a request that lists the queues of one topic: 600 brokers
 MAX_FILTER_SERVERS = 64  # for one broker
-HEARTBEAT_TIMEOUT_MAX_MS = 3_600_000
+MAX_HEARTBEAT_TIMEOUT_MS = 3_600_000
 
 Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
 
@@ -323,7 +323,7 @@ def registration(
             del topics[topic]
     timeout_ms = asked.heartbeat_timeout_millis
     if timeout_ms is not None:
-        timeout_ms = min(max(0, timeout_ms), HEARTBEAT_TIMEOUT_MAX_MS)
+        timeout_ms = min(max(0, timeout_ms), MAX_HEARTBEAT_TIMEOUT_MS)
     return Registration(
         cluster=asked.cluster_name,
         broker_name=asked.broker_name,
@@ -346,10 +346,10 @@ def _refused(field: str, value: str | None, problem: str) -> CommandError:
 
 def topic_problem(topic: str, *queue_nums: int) -> str:
     """Return why a topic cannot be registered, or ""."""
-    if not is_legal_name(topic, STORED_LENGTH_MAX):
-        return f"a topic has 1 to {STORED_LENGTH_MAX} of the characters {NAME_PATTERN.pattern}"
-    if not all(0 <= number <= TOPIC_QUEUES_MAX for number in queue_nums):
-        return f"a topic has 0 to {TOPIC_QUEUES_MAX} queues"
+    if not is_legal_name(topic, MAX_STORED_TOPIC_LENGTH):
+        return f"a topic has 1 to {MAX_STORED_TOPIC_LENGTH} of the characters {NAME_PATTERN.pattern}"
+    if not all(0 <= number <= MAX_QUEUES_PER_TOPIC for number in queue_nums):
+        return f"a topic has 0 to {MAX_QUEUES_PER_TOPIC} queues"
     return ""
 
 

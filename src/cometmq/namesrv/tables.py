@@ -33,7 +33,7 @@ from cometmq.protocol.codes import MASTER_ID, Perm
 EXPIRY_MS = 120_000
 # Limits of the tables, far beyond any cluster: without access control, any client may register brokers.
 MAX_BROKERS = 5_000
-TOPICS_MAX = 200_000
+MAX_TOPICS = 200_000
 MAX_QUEUES = 2_000_000  # one per topic and broker: 100 brokers with 20,000 topics, 400 MB
 
 
@@ -384,7 +384,7 @@ class RouteTables:
         """Set a queue entry. Return False if it would exceed the limits."""
         queues = self._topics.get(topic)
         if queues is None or queue.broker_name not in queues:
-            if self._queue_count >= MAX_QUEUES or (queues is None and len(self._topics) >= TOPICS_MAX):
+            if self._queue_count >= MAX_QUEUES or (queues is None and len(self._topics) >= MAX_TOPICS):
                 return False
             self._queue_count += 1
             if queues is None:

@@ -20,9 +20,9 @@ ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 UNIQUE_QUERY = "_UNIQUE_KEY_QUERY"
-KEY_LENGTH_MIN = 7
+MIN_KEY_LENGTH = 7
 """The minimum length of an access key and of a secret: more than 6 characters (Apache's AclConstants)."""
-KEY_LENGTH_MAX = 1024
+MAX_KEY_LENGTH = 1024
 
 _UNSIGNED = frozenset({SIGNATURE})
 _UNSIGNED_BY_4_9 = frozenset({SIGNATURE, UNIQUE_QUERY})
@@ -54,8 +54,8 @@ def credentials_of(
     for key, value in (("access_key", access_key), ("secret_key", secret_key)):
         if not value:
             raise ConfigError(key, "", "a value: a client signs with an access key and its secret")
-        if len(value) > KEY_LENGTH_MAX:
-            raise ConfigError(key, f"{len(value)} characters", f"at most {KEY_LENGTH_MAX}")
+        if len(value) > MAX_KEY_LENGTH:
+            raise ConfigError(key, f"{len(value)} characters", f"at most {MAX_KEY_LENGTH}")
     return Credentials(access_key or "", secret_key or "", security_token or "")
 
 

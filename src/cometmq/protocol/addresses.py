@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-HOST_MAX = 253
+MAX_HOST_LENGTH = 253
 """The maximum length of a host name in characters (RFC 1035)."""
 VIP_OFFSET = -2
 """The offset from a broker's port to its VIP channel, where old brokers serve everything except pulls."""
@@ -26,8 +26,8 @@ def parse_address(text: str) -> tuple[str, int] | None:
         return None
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-        return (host, int(port)) if len(host) <= HOST_MAX and _ipv6(host) else None
-    if len(host) <= HOST_MAX and (_host_name(host) or _ipv6(host)):
+        return (host, int(port)) if len(host) <= MAX_HOST_LENGTH and _ipv6(host) else None
+    if len(host) <= MAX_HOST_LENGTH and (_host_name(host) or _ipv6(host)):
         return host, int(port)
     return None
 

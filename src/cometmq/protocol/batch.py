@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cometmq.errors import BodyError, MessageIllegal
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 ITEM_HEAD = struct.Struct(">iiiii")
 """The fixed fields of an item: size, magic, CRC, flag, body length."""
@@ -40,9 +40,9 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
     """
     parts: list[Buffer] = []
     for flag, body, properties in items:
-        if len(properties) > PROPERTIES_MAX_BYTES:
+        if len(properties) > MAX_PROPERTIES_BYTES:
             problem = (
-                f"the properties have {len(properties)} bytes, at most {PROPERTIES_MAX_BYTES} are possible"
+                f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are possible"
             )
             raise MessageIllegal(problem, field="properties")
         size = MIN_ITEM + len(body) + len(properties)

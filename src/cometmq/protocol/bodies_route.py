@@ -17,7 +17,7 @@ from cometmq.protocol.codes import VERSION_5_0_0
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.json_body import (
     BYTES_OF_A_VALUE,
-    SERVER_MAX,
+    MAX_SERVER_BYTES,
     Body,
     Buffer,
     IntegerKeyed,
@@ -325,7 +325,7 @@ class _Counted:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._pos = 0
-        self._lenient_left = SERVER_MAX
+        self._lenient_left = MAX_SERVER_BYTES
 
     @property
     def left(self) -> int:
@@ -357,5 +357,6 @@ class _Counted:
             values = 1 + text.count(b",") + text.count(b"{") + text.count(b"[")
             self._lenient_left -= max(len(text), BYTES_OF_A_VALUE * values)
         if self._lenient_left < 0:
-            raise BodyError("compressed registration", f"{SERVER_MAX} bytes are not standard JSON", what)
+            problem = f"{MAX_SERVER_BYTES} bytes are not standard JSON"
+            raise BodyError("compressed registration", problem, what)
         return loads(text, what)

@@ -337,7 +337,7 @@ def version_name(number: int) -> str:
 # Reserved names of topics and groups.
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
-HAND_OVER_PREFIX = "%HANDOVER%"
+HANDOFF_PREFIX = "%HANDOVER%"
 """The prefix of groups that exist only for the locks of a queue handoff (client/consumer/hand_over.py)."""
 TBW102 = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -390,14 +390,14 @@ TRANS_GROUP = "CID_RMQ_SYS_TRANS"
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 
-TOPIC_LENGTH_MAX = 127
-GROUP_LENGTH_MAX = 255
-STORED_LENGTH_MAX = 255
+MAX_TOPIC_LENGTH = 127
+MAX_GROUP_LENGTH = 255
+MAX_STORED_TOPIC_LENGTH = 255
 """The maximum length of a topic name in a store: 5.x creates retry topics longer than clients may name.
 
 See docs/reference/storage.md, Names.
 """
-TOPIC_QUEUES_MAX = 1 << 16
+MAX_QUEUES_PER_TOPIC = 1 << 16
 """The maximum number of queues of a topic for brokers (maxTopicQueueNums is lower) and name servers.
 
 Clients keep an object for each queue.
@@ -432,17 +432,17 @@ def is_legal_name(name: str, longest: int) -> bool:
 
 def has_retry_topic(group: str) -> bool:
     """Return whether the names of a group's retry and dead-letter topics are short enough."""
-    return len(RETRY_PREFIX) + len(group) <= TOPIC_LENGTH_MAX
+    return len(RETRY_PREFIX) + len(group) <= MAX_TOPIC_LENGTH
 
 
 def check_topic_name(topic: str) -> None:
     """Raise MessageIllegal for a topic name that clients may not use."""
-    _check_name(topic, "topic", TOPIC_LENGTH_MAX)
+    _check_name(topic, "topic", MAX_TOPIC_LENGTH)
 
 
 def check_group_name(group: str) -> None:
     """Raise MessageIllegal for a group name that clients may not use."""
-    _check_name(group, "group", GROUP_LENGTH_MAX)
+    _check_name(group, "group", MAX_GROUP_LENGTH)
 
 
 def _check_name(name: str, kind: str, longest: int) -> None:

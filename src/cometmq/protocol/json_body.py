@@ -21,9 +21,9 @@ from cometmq.protocol.lenient import Json, LenientError, ObjectKey, read_lenient
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
-SERVER_MAX = 1 << 20
+MAX_SERVER_BYTES = 1 << 20
 """The maximum size of a non-standard body for servers, so that no body occupies them for seconds."""
-CLIENT_MAX = 16 << 20
+MAX_CLIENT_BYTES = 16 << 20
 """The maximum size of a non-standard body for clients and tools. A table of queues may fill a frame."""
 
 BYTES_OF_A_VALUE = 16
@@ -59,7 +59,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
     STRICT: ClassVar[bool] = True
     # The maximum size in bytes of a body that is not standard JSON. It may have one value per
     # BYTES_OF_A_VALUE bytes, because the number of values determines the time.
-    LENIENT_MAX: ClassVar[int] = SERVER_MAX
+    MAX_LENIENT_BYTES: ClassVar[int] = MAX_SERVER_BYTES
 
     def encode(self) -> bytes:
         """Return the encoded body."""
@@ -79,10 +79,10 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
                 pass  # not JSON, or other types: the lenient reader below reports the error
         if not data:
             raise BodyError(cls.__name__, "there is no body")
-        if len(data) > cls.LENIENT_MAX:
+        if len(data) > cls.MAX_LENIENT_BYTES:
             raise BodyError(cls.__name__, f"{len(data)} bytes are not standard JSON of the expected form")
         try:
-            value = read_lenient(data, most=cls.LENIENT_MAX // BYTES_OF_A_VALUE)
+            value = read_lenient(data, most=cls.MAX_LENIENT_BYTES // BYTES_OF_A_VALUE)
         except LenientError as error:
             raise BodyError(cls.__name__, str(error)) from None
         return cls.from_plain(value)
@@ -108,7 +108,7 @@ class IntegerKeyed(Body):
     """The base class of bodies with integer keys, which mostly tools and slaves read, and may be long."""
 
     FASTJSON: ClassVar[bool] = True
-    LENIENT_MAX: ClassVar[int] = CLIENT_MAX
+    MAX_LENIENT_BYTES: ClassVar[int] = MAX_CLIENT_BYTES
 
 
 class QueueKeyed(IntegerKeyed):

@@ -19,7 +19,7 @@ Wants: TypeAlias = frozenset[tuple[str, str]]
 
 Settings: TypeAlias = frozenset[tuple[str, str]]
 """Settings that all members of a group should share, as name and value in heartbeats."""
-MOST_RETRIES = "maxReconsumeTimes"
+MAX_RETRIES_KEY = "maxReconsumeTimes"
 
 
 def wants_of(subscriptions: Iterable[SubscriptionData]) -> Wants:
@@ -72,8 +72,8 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
     return {name: said for name, said in found.items() if len(said) > 1}
 
 
-_MOST_TOLD = 10  # expressions
-_LONGEST_TOLD = 200  # characters of one expression
+_MAX_SHOWN = 10  # expressions
+_MAX_SHOWN_LENGTH = 200  # characters of one expression
 
 
 def told(said: Mapping[str, Collection[str]]) -> str:
@@ -81,16 +81,16 @@ def told(said: Mapping[str, Collection[str]]) -> str:
 
     Example: `a || b (c1 and 3 more), not subscribed (c2)`.
     """
-    more = len(said) - _MOST_TOLD
+    more = len(said) - _MAX_SHOWN
     parts = [
         f"{_short(expression) or 'not subscribed'} ({next(iter(clients))}"
         + (f" and {len(clients) - 1} more)" if len(clients) > 1 else ")")
-        for expression, clients in islice(said.items(), _MOST_TOLD)
+        for expression, clients in islice(said.items(), _MAX_SHOWN)
     ]
     return ", ".join(parts) + (f", and {more} others" if more > 0 else "")
 
 
 def _short(expression: str) -> str:
-    if len(expression) <= _LONGEST_TOLD:
+    if len(expression) <= _MAX_SHOWN_LENGTH:
         return expression
-    return f"{expression[:_LONGEST_TOLD]}... ({len(expression)} characters)"
+    return f"{expression[:_MAX_SHOWN_LENGTH]}... ({len(expression)} characters)"

@@ -16,9 +16,9 @@ from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_long
 
 PRECISION_MS = 1000
-_OUT_MAX = 1 << 45  # the year 3084
-_OUT_MIN = 1 << 31  # lower values could be the hash of a tag
-CODES_BEGIN = _OUT_MIN << 2
+_MAX_OUT = 1 << 45  # the year 3084
+_MIN_OUT = 1 << 31  # lower values could be the hash of a tag
+CODES_BEGIN = _MIN_OUT << 2
 """The first tags code that CometMQ uses for timers; those of Apache's broker are 32-bit hashes."""
 _DELAYED, _RECALL = 2, 1
 RECALL_FOUND = b"TIMER_RECALL_FOUND"
@@ -62,7 +62,7 @@ class TimerCode(NamedTuple):
     def of(cls, properties: bytes) -> TimerCode | None:
         """Return the code for a record's properties, or None if they contain no valid time."""
         text = value_of(properties, b"TIMER_OUT_MS")
-        if not text.isdigit() or len(text) > 15 or not _OUT_MIN <= int(text) < _OUT_MAX:
+        if not text.isdigit() or len(text) > 15 or not _MIN_OUT <= int(text) < _MAX_OUT:
             return None
         delayed = value_of(properties, b"TIMER_DELAY_SEC") or value_of(properties, b"TIMER_DELAY_MS")
         return cls(int(text), bool(delayed), bool(value_of(properties, b"TIMER_DEL_UNIQKEY")))

@@ -24,9 +24,9 @@ _EVERY_S = 120.0
 _AT_FIRST_S = 10.0
 """The timeout of the first answer in seconds."""
 _LIMIT_S = 3.0
-_ANSWER_MAX = 64 << 10
+_MAX_ANSWER_BYTES = 64 << 10
 """The maximum size of an answer in bytes."""
-_MOST_ADDRS = 64
+_MAX_ADDRESSES = 64
 _NO_HTTP = (HTTPException, ValueError, ArithmeticError, OSError)
 """The exceptions that the standard library raises for an invalid answer."""
 
@@ -94,8 +94,8 @@ class AddressServer:
             raise self._failed(f"no answer within {seconds(_LIMIT_S)}") from None
         except (OSError, UnicodeError) as error:
             raise self._failed(str(error)) from None
-        if len(answer) > _ANSWER_MAX:
-            raise self._failed(f"its answer has over {_ANSWER_MAX} bytes")
+        if len(answer) > _MAX_ANSWER_BYTES:
+            raise self._failed(f"its answer has over {_MAX_ANSWER_BYTES} bytes")
         try:
             response, body = _parsed(answer)
         except _NO_HTTP as error:
@@ -107,8 +107,8 @@ class AddressServer:
         bad = next((addr for addr in addrs if parse_address(addr) is None), None)
         if not addrs or bad is not None:
             raise self._failed(f"its answer names no host:port: {first_line if bad is None else bad!r}")
-        if len(addrs) > _MOST_ADDRS:
-            raise self._failed(f"its answer names {len(addrs)} name servers, over {_MOST_ADDRS}")
+        if len(addrs) > _MAX_ADDRESSES:
+            raise self._failed(f"its answer names {len(addrs)} name servers, over {_MAX_ADDRESSES}")
         return addrs
 
     def _failed(self, problem: str) -> ConnectError:
@@ -127,7 +127,7 @@ async def _get(host: str, port: int, path: str) -> bytes:
         named = f"[{host}]" if ":" in host else host
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {named}:{port}\r\nConnection: close\r\n\r\n".encode())
         answer = b""
-        while len(answer) <= _ANSWER_MAX and (piece := await reader.read(_ANSWER_MAX)):
+        while len(answer) <= _MAX_ANSWER_BYTES and (piece := await reader.read(_MAX_ANSWER_BYTES)):
             answer += piece
             if _is_whole(answer):
                 break

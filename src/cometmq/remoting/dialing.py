@@ -15,7 +15,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _STAGGER_S = 0.25
 """An address that has not been connected after this is tried beside the next one."""
-_ADDRESSES_MAX = 16
+_MAX_ADDRESSES = 16
 
 Info = tuple[Any, ...]
 """One result of getaddrinfo: (family, type, proto, canonical name, address)."""
@@ -69,7 +69,7 @@ def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
     first = [info for info in infos if info[0] == infos[0][0]]
     others = [info for info in infos if info[0] != infos[0][0]]
     pairs = chain.from_iterable(zip_longest(first, others))
-    return [info for info in pairs if info is not None][:_ADDRESSES_MAX]
+    return [info for info in pairs if info is not None][:_MAX_ADDRESSES]
 
 
 async def _first_connected(infos: Sequence[Info]) -> socket.socket:

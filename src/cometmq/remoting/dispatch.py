@@ -23,7 +23,7 @@ Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | No
 # the connection, the buffer, the start and end of the header, and the end of the frame.
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
-REMARK_MAX = 4096  # characters: errors repeat parts of the request
+MAX_REMARK_LENGTH = 4096  # characters: errors repeat parts of the request
 
 
 class LogBudget:
@@ -112,7 +112,7 @@ class Dispatcher:
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
             if ours and self._budget.allows():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
-        connection.respond(request, code, remark=shortened(remark, REMARK_MAX), ext=ext)
+        connection.respond(request, code, remark=shortened(remark, MAX_REMARK_LENGTH), ext=ext)
 
 
 def _answer(connection: Connection, request: Frame, answer: Frame) -> None:

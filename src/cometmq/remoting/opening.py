@@ -21,7 +21,7 @@ log = logs.logger(__name__)
 HANDSHAKE = 0x16
 """The first byte of a TLS handshake. A plain frame with this byte would have 369 MB."""
 READ_SIZE = 4096
-EARLY_MAX = 1 << 20
+MAX_EARLY_BYTES = 1 << 20
 """The maximum number of bytes after a handshake before its end is noticed, one turn of the loop later."""
 
 
@@ -97,7 +97,7 @@ class Opening(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._early += self._buffer[:nbytes]
         if self._secure:
-            if len(self._early) > EARLY_MAX:
+            if len(self._early) > MAX_EARLY_BYTES:
                 self.abort()
         elif self._early[0] != HANDSHAKE:
             if self._openings.tls.enforcing:

@@ -19,7 +19,7 @@ from cometmq.settings import BOOLEANS, read_properties_file, warn_unknown
 log = logs.logger(__name__)
 
 DISABLED, PERMISSIVE, ENFORCING = MODES = ("disabled", "permissive", "enforcing")
-LOOK_S = 5.0
+FILE_CHECK_INTERVAL_S = 5.0
 """The interval in seconds at which a server checks its files for changes."""
 
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
@@ -154,7 +154,7 @@ class ServerTls:
     def start(self) -> None:
         """Start to check the files for changes."""
         self._looks = Periodic(
-            asyncio.get_running_loop(), LOOK_S, self.look, name="look at the files of certificates"
+            asyncio.get_running_loop(), FILE_CHECK_INTERVAL_S, self.look, name="check certificate files"
         )
         self._looks.start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.broker.access.accounts import Perm, read_acl
-from cometmq.broker.access.decision import HOSTS_MAX, Policy
+from cometmq.broker.access.decision import MAX_HOSTS, Policy
 from cometmq.broker.access.rights import Right, Rights, group_right, needed, topic_right
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
@@ -123,10 +123,10 @@ def test_white_listed_addresses_need_no_signature(
 
 
 def test_what_is_remembered_of_addresses_is_bounded(policy: Policy) -> None:
-    for number in range(HOSTS_MAX + 10):
+    for number in range(MAX_HOSTS + 10):
         policy.decide(None, list, f"h{number}", lambda _account: False)
 
-    assert policy.remembered <= HOSTS_MAX
+    assert policy.remembered <= MAX_HOSTS
 
 
 def frame(code: int, body: bytes = b"", **ext: str) -> Frame:

@@ -10,7 +10,7 @@ import time
 from tests.broker.conftest import Peer, records, refused, running, until
 from tests.ports import free_port
 
-from cometmq.broker.base.protection import LOOK_S
+from cometmq.broker.base.protection import MEASURE_INTERVAL_S
 from cometmq.protocol.bodies import KVTable
 from cometmq.protocol.codes import RequestCode
 from cometmq.testing.faulty_disk import FaultyDisk
@@ -26,7 +26,7 @@ async def loop_held_up(broker, seconds=0.3):
     def hold() -> None:
         if going:
             time.sleep(seconds)
-            asyncio.get_running_loop().call_later(LOOK_S / 4, hold)
+            asyncio.get_running_loop().call_later(MEASURE_INTERVAL_S / 4, hold)
 
     asyncio.get_running_loop().call_soon(hold)
     await until(lambda: broker.parts.protection.why, 20)
@@ -64,7 +64,7 @@ class TestALoopThatLags:
             for _ in range(3):
                 asyncio.get_running_loop().call_soon(time.sleep, 0.4)
                 assert (await peer.send()).code == 0  # it waits for all of it
-                await asyncio.sleep(5 * LOOK_S)
+                await asyncio.sleep(5 * MEASURE_INTERVAL_S)
             assert broker.parts.protection.refused == 0
 
     async def test_nothing_is_refused_without_fast_failure(self, tmp_path):

@@ -70,7 +70,7 @@ async def test_what_is_wrong_is_remembered_too(filters, compiler):
 
 
 async def test_the_table_is_bounded_and_keeps_what_is_used(filters, monkeypatch):
-    monkeypatch.setattr(sql_filters, "MOST_CHARACTERS", 10 * 105)
+    monkeypatch.setattr(sql_filters, "MAX_CHARACTERS", 10 * 105)
     monkeypatch.setattr(sql_filters, "REST", 0.0)
     first = await compiled(filters, "a > 0")
     for number in range(1, 15):

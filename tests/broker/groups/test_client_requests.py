@@ -8,9 +8,11 @@ import pytest
 from tests.broker.conftest import Peer, records, refused, running, subscription, until
 
 from cometmq.broker.base import attributes
-from cometmq.broker.groups.clients import EXPIRED_MS, MOST_GROUPS
+from cometmq.broker.groups.clients import EXPIRED_MS
+from cometmq.broker.groups.clients import MAX_GROUPS_PER_CONNECTION as MAX_GROUPS
 from cometmq.broker.groups.locks import LOCK_LIVE_MS
 from cometmq.broker.groups.notices import REST_S
+from cometmq.broker.tables import subscription_groups
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -199,9 +201,9 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("beat", "words"),
         [
-            ({"groups": [(f"G{n}", ()) for n in range(MOST_GROUPS + 1)]}, "1001 consumer or producer groups"),
-            ({"groups": [("G", ())] * (MOST_GROUPS + 1)}, "at most 1000"),
-            ({"producers": [f"P{n}" for n in range(MOST_GROUPS + 1)]}, "1001 consumer or producer groups"),
+            ({"groups": [(f"G{n}", ()) for n in range(MAX_GROUPS + 1)]}, "1001 consumer or producer groups"),
+            ({"groups": [("G", ())] * (MAX_GROUPS + 1)}, "at most 1000"),
+            ({"producers": [f"P{n}" for n in range(MAX_GROUPS + 1)]}, "1001 consumer or producer groups"),
             ({"groups": [("G", [subscription(f"T{n}") for n in range(1_001)])]}, "1001 topics, at most 1000"),
             (
                 {"groups": [(f"G{n}", [subscription("T", 1, "tag||" * 5_000)]) for n in range(501)]},
@@ -224,7 +226,7 @@ class TestBounds:
         assert (answer.code, answer.remark) == (1, said)
 
     async def test_many_heartbeats_bring_no_more_groups_than_one(self, cluster, peer):
-        for start in range(0, MOST_GROUPS, 250):
+        for start in range(0, MAX_GROUPS, 250):
             names = [f"{start + n}" for n in range(250)]
             assert (await self.beat(peer, [("G" + n, ()) for n in names], ["P" + n for n in names])).code == 0
         assert (await self.beat(peer, [("one more", ())])).code == 1
@@ -234,7 +236,7 @@ class TestBounds:
         assert (await peer.call(RequestCode.UNREGISTER_CLIENT, leaving)).code == 0
         assert (await self.beat(peer, [("one-more", ())], ["one-more"])).code == 0
         parts = cluster.broker.parts
-        assert len(parts.consumers.groups) == len(parts.producers.groups) == MOST_GROUPS
+        assert len(parts.consumers.groups) == len(parts.producers.groups) == MAX_GROUPS
         await peer.close()
         await until(lambda: not parts.producers.groups)
         assert parts.consumers.groups == {}
@@ -243,7 +245,7 @@ class TestBounds:
     async def test_groups_and_topics_come_by_themselves_up_to_a_number(self, cluster, peer, monkeypatch):
         parts = cluster.broker.parts
         monkeypatch.setattr(
-            "cometmq.broker.tables.subscription_groups.MOST_BY_ITSELF", len(parts.tables.groups.table) + 3
+            subscription_groups, "MAX_AUTO_CREATED_GROUPS", len(parts.tables.groups.table) + 3
         )
         monkeypatch.setattr(
             "cometmq.broker.tables.topics.BYTES_BY_SEND", parts.tables.topics.registered_bytes + 1000
@@ -261,13 +263,13 @@ class TestBounds:
         assert (await peer.set_group(b'{"groupName":"G9"}')).code == 0
         assert len(records(await peer.pull("T0", group="G9"))) == 1
         monkeypatch.setattr(
-            "cometmq.broker.tables.subscription_groups.MOST_GROUPS", len(parts.tables.groups.table)
+            "cometmq.broker.tables.subscription_groups.MAX_GROUPS", len(parts.tables.groups.table)
         )
         assert (await peer.set_group(b'{"groupName":"G9"}')).code == 0
         refused(await peer.set_group(b'{"groupName":"G10"}'), 1, "no more are kept")
 
     async def test_offsets_beyond_what_there_is_room_for_are_refused(self, peer, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MOST_OFFSETS", 3)
+        monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MAX_OFFSETS", 3)
         codes = []
         for queue_id in (0, 1, 2, 3, 1):
             header = UpdateConsumerOffsetRequestHeader("G", "Nowhere", queue_id, 5)

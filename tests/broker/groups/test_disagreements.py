@@ -108,7 +108,7 @@ def group(**members: str) -> ConsumerGroup:
 
 
 def test_the_oldest_is_forgotten_where_too_many_were_said(said, monkeypatch):
-    monkeypatch.setattr(disagreements, "MOST_KEPT", 2)
+    monkeypatch.setattr(disagreements, "MAX_KEPT", 2)
     table = disagreements.Disagreements()
     for other in ("x", "y", "z", "y", "x"):
         table.look("G", group(c1="a", c2=other))
@@ -154,8 +154,8 @@ async def test_the_broker_looks_again_by_itself(cluster, said, monkeypatch):
 
 
 def test_one_round_looks_at_few_groups_and_few_are_kept(said, monkeypatch):
-    monkeypatch.setattr(disagreements, "MOST_KEPT", 3)
-    monkeypatch.setattr(disagreements, "AGAIN", 2)
+    monkeypatch.setattr(disagreements, "MAX_KEPT", 3)
+    monkeypatch.setattr(disagreements, "MAX_REPEATED_CHECKS", 2)
     table = disagreements.Disagreements()
     groups = {f"G differ in {number}": group(c1="a", c2="b") for number in range(5)}
     with monkeypatch.context() as patch:

@@ -45,7 +45,7 @@ class TestLocks:
         assert len(locks) == 0
 
     def test_there_are_so_many_locks_and_no_more(self, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.groups.locks.MOST_LOCKS", 2)
+        monkeypatch.setattr("cometmq.broker.groups.locks.MAX_LOCKS", 2)
         locks = QueueLocks()
         queues = [MessageQueue("T", "broker-a", n) for n in range(4)]
         assert locks.lock("G", "c1", queues, T0) == queues[:2]
@@ -55,7 +55,7 @@ class TestLocks:
         assert locks.lock("H", "c1", queues, T0) == queues[:1]
 
     def test_hand_overs_leave_half_of_the_room_to_orderly_groups(self, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.groups.locks.MOST_LOCKS", 4)
+        monkeypatch.setattr("cometmq.broker.groups.locks.MAX_LOCKS", 4)
         locks = QueueLocks()
         queues = [MessageQueue("T", "broker-a", n) for n in range(4)]
         assert locks.lock("%HANDOVER%G", "c1", queues, T0) == queues[:2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.broker.groups import subscriptions
-from cometmq.broker.groups.subscriptions import LONGEST_EXPRESSION, ExpressionError, tag_codes
+from cometmq.broker.groups.subscriptions import MAX_EXPRESSION_LENGTH, ExpressionError, tag_codes
 from cometmq.protocol.properties.values import java_hash
 
 
@@ -22,9 +22,9 @@ class TestSubscriptions:
             tag_codes("||")
 
     def test_an_expression_is_taken_up_to_a_length_and_long_ones_are_not_hoarded(self):
-        longest = "tag||" * (LONGEST_EXPRESSION // 5)
+        longest = "tag||" * (MAX_EXPRESSION_LENGTH // 5)
         assert tag_codes(longest) == {java_hash("tag")}
-        with pytest.raises(ExpressionError, match=f"at most {LONGEST_EXPRESSION}"):
+        with pytest.raises(ExpressionError, match=f"at most {MAX_EXPRESSION_LENGTH}"):
             tag_codes(longest + "tag||")
         for number in range(200):
             tag_codes(f"{number}||{longest[:-10]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.broker.pull.backlog import AT_ONCE, CALM_S, MOST_READERS, MOST_WAITING, PART, Backlog
+from cometmq.broker.pull.backlog import AT_ONCE, CALM_S, MAX_READERS, MAX_WAITING_REQUESTS, PART, Backlog
 
 PULL_S = 60e-6
 
@@ -41,7 +41,7 @@ def loop() -> Loop:
 
 @pytest.mark.parametrize("tick_s", [30e-6, 600e-6, 5e-3])
 def test_beside_sends_a_part_of_their_time_is_used_for_the_backlog(loop: Loop, tick_s: float) -> None:
-    for number in range(MOST_WAITING):
+    for number in range(MAX_WAITING_REQUESTS):
         loop.backlog.wait(number)
     sending = 0.0
     while sending < 2.0:
@@ -90,7 +90,7 @@ def test_just_after_a_send_the_loop_looks_for_the_next_one_after_every_pull(loop
 
 
 def test_what_was_used_without_sends_is_owed_to_a_bounded_amount(loop: Loop) -> None:
-    for number in range(MOST_WAITING):
+    for number in range(MAX_WAITING_REQUESTS):
         loop.backlog.wait(number)
     loop.work(1.0)
     for _ in range(1000):
@@ -104,7 +104,7 @@ def test_what_was_used_without_sends_is_owed_to_a_bounded_amount(loop: Loop) -> 
 
 def test_misses_count_as_work_and_readers_are_bounded(loop: Loop) -> None:
     loop.tick(1.0)
-    for number in range(MOST_READERS + 10):
+    for number in range(MAX_READERS + 10):
         loop.backlog.missed(("G", "T", number))
     assert len(loop.backlog.readers) == 10
     loop.backlog.wait(1)
@@ -112,12 +112,12 @@ def test_misses_count_as_work_and_readers_are_bounded(loop: Loop) -> None:
 
 
 def test_those_who_wait_are_bounded(loop: Loop) -> None:
-    assert [loop.backlog.wait(number) for number in range(MOST_WAITING)] == [True] * MOST_WAITING
+    assert all(loop.backlog.wait(number) for number in range(MAX_WAITING_REQUESTS))
     assert not loop.backlog.wait(-1)
     loop.tick()
     assert loop.backlog.wait(-2)
     loop.backlog.serve_all()
-    assert loop.served == [*range(MOST_WAITING), -2]
+    assert loop.served == [*range(MAX_WAITING_REQUESTS), -2]
 
 
 def test_at_the_end_everyone_is_served(loop: Loop) -> None:

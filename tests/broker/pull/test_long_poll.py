@@ -176,7 +176,7 @@ def test_a_message_is_held_against_each_filter_once_however_many_wait_with_it():
 def test_there_is_room_for_so_many_pulls_of_a_connection_and_on_a_queue(
     monkeypatch, owner, queue_id, codes, weight, room
 ):
-    monkeypatch.setattr("cometmq.broker.pull.long_poll.MOST_FILTERS", 2)
+    monkeypatch.setattr("cometmq.broker.pull.long_poll.MAX_FILTERS", 2)
     table = LongPoll()
     for other, where, filtered in (("c1", 3, None), ("c4", 3, None), ("c4", 3, None), ("c1", 4, None)):
         table.park("Orders", where, held(other, codes=filtered), T0, 15_000)

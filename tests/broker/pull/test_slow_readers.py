@@ -63,7 +63,7 @@ def test_a_group_that_pulls_no_more_is_forgotten_and_one_that_is_enabled_again_g
 
 
 def test_no_more_readers_are_kept_than_there_is_room_for(groups, monkeypatch):
-    monkeypatch.setattr(slow_readers, "MOST_READERS", 1)
+    monkeypatch.setattr(slow_readers, "MAX_SLOW_READERS", 1)
     slow = readers(groups)
     slow.note(("first", "T", 0), 5000)
     slow.note(("G", "T", 0), 5000)

@@ -186,7 +186,7 @@ class TestHolding:
 class TestShares:
     async def test_a_look_ends_with_its_time_and_the_next_goes_on(self, peer, monkeypatch):
         await send(peer, 1, 2, 5, 3)
-        monkeypatch.setattr(pull_module, "LOOK_S", 0.0)
+        monkeypatch.setattr(pull_module, "FILTER_SCAN_S", 0.0)
         seen, offset = [], 0
         while offset < 4:
             answer = await pull(peer, FIVES, offset)
@@ -198,7 +198,7 @@ class TestShares:
         """Eight readers for whom nothing passes, each message a look; sends and pulls by tag are answered
         between their looks."""
         await send(peer, *range(200))
-        monkeypatch.setattr(pull_module, "LOOK_S", 0.0)
+        monkeypatch.setattr(pull_module, "FILTER_SCAN_S", 0.0)
         looks = 0
 
         async def read(number):

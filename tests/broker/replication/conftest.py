@@ -16,8 +16,8 @@ from cometmq.broker.server import Broker
 
 @pytest.fixture
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(ha_slave, "PAUSE_S", 0.05)
-    monkeypatch.setattr(ha_slave, "STOPPED_S", 0.2)
+    monkeypatch.setattr(ha_slave, "RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr(ha_slave, "COMPARE_INTERVAL_S", 0.2)
 
 
 class Group:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cometmq.broker.replication.ha_slave import (
-    PAUSE_S,
-    STOPPED_S,
+    COMPARE_INTERVAL_S,
+    RETRY_INTERVAL_S,
     Compare,
     Connect,
     Disconnect,
@@ -79,14 +79,14 @@ def test_what_fails_is_tried_again_after_a_pause(way):
     slave = following()
     slave.lost(1.0, "gone")
     if way != "later":
-        assert slave.turn(1.0 + PAUSE_S, 500, 500) == [Compare("m:1")]
+        assert slave.turn(1.0 + RETRY_INTERVAL_S, 500, 500) == [Compare("m:1")]
         if way == "connect":
             slave.compared(6.0, "")
             assert slave.turn(6.0, 500, 500) == [Connect("m:2")]
         slave.lost(6.0, "still gone")
     begun = 1.0 if way == "later" else 6.0
-    assert slave.turn(begun + PAUSE_S - 0.1, 500, 500) == []
-    assert slave.turn(begun + PAUSE_S, 500, 500) == [Compare("m:1")]
+    assert slave.turn(begun + RETRY_INTERVAL_S - 0.1, 500, 500) == []
+    assert slave.turn(begun + RETRY_INTERVAL_S, 500, 500) == [Compare("m:1")]
     assert slave.problem == ("gone" if way == "later" else "still gone")
 
 
@@ -97,8 +97,8 @@ def test_a_contradiction_stops_it_until_one_of_the_logs_has_changed():
     slave.compared(6.0, "they differ")
     assert (slave.phase, slave.problem) == (Phase.STOPPED, "they differ")
     assert slave.diverged
-    assert slave.turn(6.0 + STOPPED_S - 0.1, 500, 500) == []
-    assert slave.turn(6.0 + STOPPED_S, 500, 500) == [Compare("m:1")]
+    assert slave.turn(6.0 + COMPARE_INTERVAL_S - 0.1, 500, 500) == []
+    assert slave.turn(6.0 + COMPARE_INTERVAL_S, 500, 500) == [Compare("m:1")]
     assert slave.diverged
     slave.compared(36.0, "")
     assert not slave.diverged
@@ -111,7 +111,7 @@ def test_a_master_with_another_log_is_left_while_it_is_followed():
     assert [type(effect) for effect in slave.turn(10, 500, 500)] == [Disconnect]
     assert (slave.phase, slave.diverged) == (Phase.STOPPED, True)
     assert "500" in slave.problem
-    assert slave.turn(10 + STOPPED_S, 500, 500) == [Compare("m:1")]
+    assert slave.turn(10 + COMPARE_INTERVAL_S, 500, 500) == [Compare("m:1")]
     slave.report_divergence(41, "another look")  # the one that is under way will tell
     assert slave.phase is Phase.COMPARING
 
@@ -163,7 +163,7 @@ def test_what_a_former_connection_said_of_the_masters_end_is_forgotten():
     slave = following()
     slave.received(1.0, 1 << 62)
     slave.lost(1.0, "gone")
-    slave.turn(1.0 + PAUSE_S, 500, 500)
+    slave.turn(1.0 + RETRY_INTERVAL_S, 500, 500)
     slave.compared(6.0, "")
     slave.connected(6.0)
     assert slave.master_end == -1

@@ -103,7 +103,7 @@ async def test_a_master_that_comes_back_empty_takes_nothing_from_its_slave(group
     await pair.equal()
     await sync(pair)
     core = pair.brokers["slave"].parts.replication.slave.core
-    monkeypatch.setattr(ha_slave, "PAUSE_S", 600)  # it does not look before the next connection
+    monkeypatch.setattr(ha_slave, "RETRY_INTERVAL_S", 600)  # it does not look before the next connection
     await pair.stop("master")
     await until(lambda: core.phase is Phase.PAUSING)
     shutil.rmtree(pair.root / "master")

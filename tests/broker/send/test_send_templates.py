@@ -177,14 +177,14 @@ async def test_headers_that_differ_in_a_tag_are_known_beside_each_other(ways):
 
 
 async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypatch):
-    monkeypatch.setattr(send_templates, "REST", 2_000)
+    monkeypatch.setattr(send_templates, "PAUSE_HEADERS", 2_000)
     looked: list[bytes] = []
     parts = send_templates.PARTS
     fullmatch = SimpleNamespace(fullmatch=lambda text: (looked.append(text), parts.fullmatch(text))[1])
     monkeypatch.setattr(send_templates, "PARTS", fullmatch)
-    for number in range(send_templates.PATIENCE + 1_000):
+    for number in range(send_templates.MAX_MISSES + 1_000):
         ways.long(filled(HEADER.replace("TAGS\\u0001A", f"KEYS\\u0001k{number:05d}")))
-    assert len(looked) == send_templates.PATIENCE - 1  # the one that made the topic came first
+    assert len(looked) == send_templates.MAX_MISSES - 1  # the one that made the topic came first
     ways.learn(HEADER)
     assert ways.short(filled()) is None
     for _ in range(1_000):
@@ -192,7 +192,7 @@ async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypa
     assert ways.short(filled()) is not None
 
 
-@pytest.mark.parametrize(("limit", "room"), [("MOST_KNOWN", 3), ("MOST_BYTES", 3 * len(filled()))])
+@pytest.mark.parametrize(("limit", "room"), [("MAX_TEMPLATES", 3), ("MAX_BYTES", 3 * len(filled()))])
 async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch, limit, room):
     monkeypatch.setattr(send_templates, limit, room)
     templates = [HEADER.replace('"e":"2"', f'"e":"0","l":"{number}"') for number in range(5)]
@@ -204,7 +204,7 @@ async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch
 
 
 async def test_headers_of_one_length_that_are_cut_elsewhere_are_known_beside_each_other(ways, monkeypatch):
-    monkeypatch.setattr(send_templates, "MOST_CUTS", 2)
+    monkeypatch.setattr(send_templates, "MAX_CUTS", 2)
     templates = [HEADER.replace("TAGS\\u0001A", f"TAGS\\u0001{'A' * length}") for length in (1, 2, 3)]
     numbers = (99_991, 9_991, 991)
     for template, number in zip(templates, numbers, strict=True):

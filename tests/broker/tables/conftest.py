@@ -16,4 +16,4 @@ def disk() -> FaultyDisk:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_file, "RETRY_S", 0.01)
-    monkeypatch.setattr(table_file, "MOST_RETRY_S", 0.05)
+    monkeypatch.setattr(table_file, "MAX_RETRY_INTERVAL_S", 0.05)

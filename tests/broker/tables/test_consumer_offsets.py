@@ -36,7 +36,7 @@ class TestOffsets:
         assert offsets.to_table() == {"offsetTable": {}}
 
     def test_there_are_so_many_offsets_and_no_more(self, monkeypatch):
-        monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MOST_OFFSETS", 4)
+        monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MAX_OFFSETS", 4)
         offsets = ConsumerOffsets()
         offsets.load({"offsetTable": {"T@G": {0: 4, "1": 9}}})
         offsets.clone("G", "H", "T")

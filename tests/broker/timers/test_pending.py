@@ -242,7 +242,7 @@ class TestMark:
 
     def test_what_came_out_of_turn_takes_little_memory(self, monkeypatch):
         """A message with an old time waits for days, as after a step of the clock. Many come behind it."""
-        monkeypatch.setattr("cometmq.broker.timers.pending._MOST_DONE", 1_000)
+        monkeypatch.setattr("cometmq.broker.timers.pending._MAX_DONE", 1_000)
         pending = Pending()
         pending.add(0, TimerCode(WALL, delayed=True, recall=False), 0)
         tracemalloc.start()

@@ -349,7 +349,7 @@ class TestClocks:
     async def run(self, tmp_path, monkeypatch, properties, steps=(), sleeps=()):
         """How long (s, without sleep) a message waits. After how long steps come (ms), and sleeps (s)."""
         steps, sleeps = dict(steps), dict(sleeps)
-        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr("cometmq.broker.timers.timers.CLOCK_CHECK_INTERVAL_MS", 1)
         clock = ManualClock(now_ms=WALL)
         async with running(tmp_path, clock=clock) as (broker, peer):
             await peer.send(body=b"first")
@@ -373,7 +373,7 @@ class TestClocks:
 
     async def test_a_delay_that_was_stored_while_the_clock_was_ahead(self, tmp_path, monkeypatch):
         """As by a leader whose clock is: the next one, which stores with its own, knows it all the same."""
-        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr("cometmq.broker.timers.timers.CLOCK_CHECK_INTERVAL_MS", 1)
         clock = ManualClock(now_ms=WALL + 3_600_000)
         async with running(tmp_path, clock=clock) as (broker, peer):
             await peer.send(body=b"later", properties={"TIMER_DELAY_SEC": "60"})
@@ -411,7 +411,7 @@ class TestClocks:
     @pytest.mark.parametrize("restarts", [1, 2])
     async def test_what_came_before_a_step_back_does_not_come_again(self, tmp_path, monkeypatch, restarts):
         """Another comes then that is due before it, by its time."""
-        monkeypatch.setattr("cometmq.broker.timers.timers.LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr("cometmq.broker.timers.timers.CLOCK_CHECK_INTERVAL_MS", 1)
         clock = ManualClock(now_ms=WALL)
         async with running(tmp_path, clock=clock) as (broker, peer):
             await peer.send(body=b"late", properties={"TIMER_DELAY_SEC": "36000"})

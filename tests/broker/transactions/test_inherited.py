@@ -19,7 +19,7 @@ from tests.broker.transactions.conftest import (
     stored,
 )
 
-from cometmq.broker.transactions.inherited import MOST_FILLERS
+from cometmq.broker.transactions.inherited import MAX_FILLERS
 from cometmq.protocol.properties.values import encode_properties
 
 TAG_D = b"TAGS\x01d"
@@ -147,7 +147,7 @@ async def test_the_offset_of_a_lost_half_message_is_used_up(cluster):
 
 
 async def test_an_op_that_names_nonsense_costs_nothing(cluster):
-    store_raw(cluster, OP, TAG_D, b"%d" % (2 * MOST_FILLERS))
+    store_raw(cluster, OP, TAG_D, b"%d" % (2 * MAX_FILLERS))
     peer = await restarted(cluster)
     assert (await prepare(peer)).offset == 0
 

@@ -76,7 +76,7 @@ def test_a_copy_stands_for_the_older_ones():
 
 
 def test_only_so_many_copies_are_remembered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MOST_COPIED", 2)
+    monkeypatch.setattr(module, "MAX_COPIES", 2)
     book = Ledger()
     for first in range(3):
         book.close(first)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.protocol.properties.strategies import PROPERTIES
 
 from cometmq.protocol.properties.template import (
-    LONGEST,
-    MOST_TEMPLATES,
+    MAX_BYTES,
+    MAX_TEMPLATES,
     Template,
     TemplateCache,
     code_and_key,
@@ -50,7 +50,7 @@ def test_long_strings_are_not_remembered():
     forms = cache()
     for number in range(100):
         short = b"UNIQ_KEY\x01A1\x02TAGS\x01%d" % number
-        long = short + b"\x02mine\x01" + b"m" * LONGEST
+        long = short + b"\x02mine\x01" + b"m" * MAX_BYTES
         for text in (short, long, short, long):
             template, unique = forms.find(text)
             assert template.before + unique + template.behind == text
@@ -59,7 +59,7 @@ def test_long_strings_are_not_remembered():
 
 def test_properties_that_always_differ_are_not_remembered_for_long():
     forms = cache()
-    for number in range(3 * MOST_TEMPLATES):
+    for number in range(3 * MAX_TEMPLATES):
         text = b"KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02TAGS\x01a" % (number, number)
         template, unique = forms.find(text)
         assert template.before + unique + template.behind == text

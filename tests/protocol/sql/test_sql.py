@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.errors import SqlError
-from cometmq.protocol.sql import LONGEST, SqlFilter, compile_sql
+from cometmq.protocol.sql import MAX_EXPRESSION_LENGTH, SqlFilter, compile_sql
 from cometmq.protocol.sql.expressions import DEEPEST
-from cometmq.protocol.sql.grammar import MOST_OPERANDS
+from cometmq.protocol.sql.grammar import MAX_OPERANDS
 from cometmq.protocol.sql.java_values import Long, Mismatch, order, to_bool, to_double, to_int, to_long
 
 T, F, N = True, False, None
@@ -88,7 +88,7 @@ def test_only_true_matches() -> None:
         ("a = 1 AND 5", 11, "a condition is wanted here"),
         ("TRUE = 5", 8, "compared with TRUE and FALSE only"),
         ("5 IN ('5')", 1, "IN needs a property before it"),
-        ("x" * (LONGEST + 1), LONGEST + 1, f"at most {LONGEST}"),
+        ("x" * (MAX_EXPRESSION_LENGTH + 1), MAX_EXPRESSION_LENGTH + 1, f"at most {MAX_EXPRESSION_LENGTH}"),
     ],
 )
 def test_an_error_names_the_column_and_the_problem(text: str, column: int, words: str) -> None:
@@ -102,11 +102,11 @@ def test_an_error_names_the_column_and_the_problem(text: str, column: int, words
     ("fits", "exceeds"),
     [
         ("NOT " * (DEEPEST - 1) + "TRUE", "NOT " * DEEPEST + "TRUE"),
-        (" OR ".join(["a = 5"] * (MOST_OPERANDS // 2)), " OR ".join(["a = 5"] * (MOST_OPERANDS // 2 + 1))),
-        (f"a IN ({','.join(['5'.join(2 * chr(39))] * (MOST_OPERANDS - 1))})",
-         f"a IN ({','.join(['5'.join(2 * chr(39))] * MOST_OPERANDS)})"),
+        (" OR ".join(["a = 5"] * (MAX_OPERANDS // 2)), " OR ".join(["a = 5"] * (MAX_OPERANDS // 2 + 1))),
+        (f"a IN ({','.join(['5'.join(2 * chr(39))] * (MAX_OPERANDS - 1))})",
+         f"a IN ({','.join(['5'.join(2 * chr(39))] * MAX_OPERANDS)})"),
         (" = ".join(["a"] * DEEPEST), " = ".join(["a"] * (DEEPEST + 1))),
-        ("a = -1 OR " * 200 + "NOT " * 60 + "a IS NOT NULL", "-" * LONGEST),
+        ("a = -1 OR " * 200 + "NOT " * 60 + "a IS NOT NULL", "-" * MAX_EXPRESSION_LENGTH),
     ],
     ids=["depth", "operands", "list", "chain", "signs"],
 )  # fmt: skip

@@ -17,14 +17,14 @@ import msgspec
 from cometmq import yaml_file
 from cometmq.broker.access.addresses import AddressPattern
 from cometmq.errors import ConfigError, YamlError
-from cometmq.protocol.acl import KEY_LENGTH_MAX, KEY_LENGTH_MIN
+from cometmq.protocol.acl import MAX_KEY_LENGTH, MIN_KEY_LENGTH
 from cometmq.protocol.bodies import DataVersion
 from cometmq.settings import show_value
 from cometmq.text import shortened
 from cometmq.yaml_file import Node
 
-BYTES_MAX = 1 << 20
-NODES_MAX = 50_000
+MAX_FILE_BYTES = 1 << 20
+MAX_YAML_NODES = 50_000
 """The maximum number of YAML nodes of one file: about 3,500 accounts with a few permissions each."""
 _SHOWN = 80  # characters of an invalid value in an error
 
@@ -85,7 +85,7 @@ def read_acl(path: str, data: bytes) -> AclFile:
         ConfigError: The file is invalid. The error has file and line, and never a secret.
     """
     try:
-        root = yaml_file.load(data, BYTES_MAX, NODES_MAX)
+        root = yaml_file.load(data, MAX_FILE_BYTES, MAX_YAML_NODES)
         return _Reader().file(root)
     except YamlError as error:
         raise ConfigError("aclEnable", "true", error.problem, f"{path} line {error.line}") from None
@@ -113,8 +113,8 @@ def parse_perm(text: str) -> Perm | None:
 
 def check_key(name: str, key: str) -> str:
     """Return the problem of an access key or a secret, or ""."""
-    if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX:
-        return f"{name} needs {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} characters"
+    if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
+        return f"{name} needs {MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} characters"
     return (
         f"{name} must not have blanks or control characters" if re.search(r"[\s\x00-\x1f\x7f]", key) else ""
     )

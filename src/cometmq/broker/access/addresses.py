@@ -18,7 +18,7 @@ from cometmq.errors import ConfigError
 
 ALL = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 EXPECTED = "an address, or a pattern such as 192.168.0.*, 192.168.0.1-20, 192.168.0.{1,4}, fe80::*"
-LENGTH_MAX = 4096
+MAX_LENGTH = 4096
 _BETWEEN = re.compile(r",(?![^{]*\})")
 
 Part = tuple[tuple[int, int], ...]
@@ -32,7 +32,7 @@ class AddressPattern:
 
     def __init__(self, text: str) -> None:
         self.text = text.strip()
-        if not self.text or len(self.text) > LENGTH_MAX:
+        if not self.text or len(self.text) > MAX_LENGTH:
             raise _wrong(self.text)
         self._all = self.text in ALL
         self._patterns = [] if self._all else [_parts(item.strip()) for item in _BETWEEN.split(self.text)]

@@ -10,7 +10,7 @@ from cometmq.broker.access.addresses import AddressPattern
 from cometmq.broker.access.rights import Right, Rights, by_default, is_trace
 from cometmq.protocol.codes import DLQ_PREFIX
 
-HOSTS_MAX = 10_000
+MAX_HOSTS = 10_000
 """The maximum number of addresses whose matching white list entries are cached."""
 
 
@@ -91,7 +91,7 @@ class Policy:
                 if pattern.matches(host):
                     found = Verdict(True, f"globalWhiteRemoteAddresses: {pattern.text}")
                     break
-        if len(self._known) >= HOSTS_MAX:
+        if len(self._known) >= MAX_HOSTS:
             self._known.clear()
         self._known[key] = found
         return found

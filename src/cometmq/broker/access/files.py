@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cometmq import logs, yaml_file
-from cometmq.broker.access.accounts import BYTES_MAX, Account, AclFile, read_acl, to_plain
+from cometmq.broker.access.accounts import MAX_FILE_BYTES, Account, AclFile, read_acl, to_plain
 from cometmq.broker.access.addresses import AddressPattern
 from cometmq.broker.access.decision import Policy
 from cometmq.errors import ConfigError
@@ -24,8 +24,8 @@ log = logs.logger(__name__)
 
 DEFAULT_FILE = "plain_acl.yml"
 DIRECTORY = "acl"
-FILES_MAX = 64
-DEPTH_MAX = 8
+MAX_FILES = 64
+MAX_DEPTH = 8
 WITHOUT = {"tools.yml", "tools.yaml"}
 READABLE_BY_OTHERS = 0o077
 
@@ -183,7 +183,7 @@ class AclFiles:
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(BYTES_MAX + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
         if mode & READABLE_BY_OTHERS:
             log.warning(
                 "%s holds secrets and is not its owner's alone (mode %o): chmod 600", path, mode & 0o777
@@ -192,10 +192,10 @@ class AclFiles:
 
     def _paths(self) -> list[str]:
         paths = [self.default] if os.path.exists(self.default) else []
-        for path in _below(os.path.join(self.conf, DIRECTORY), DEPTH_MAX):
+        for path in _below(os.path.join(self.conf, DIRECTORY), MAX_DEPTH):
             paths.append(path)
-            if len(paths) > FILES_MAX:
-                raise ConfigError("aclEnable", "true", f"at most {FILES_MAX} files below {self.conf}")
+            if len(paths) > MAX_FILES:
+                raise ConfigError("aclEnable", "true", f"at most {MAX_FILES} files below {self.conf}")
         return paths
 
 

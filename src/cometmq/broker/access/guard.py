@@ -25,7 +25,7 @@ from cometmq.remoting import Connection, Handler, LogBudget
 
 log = logs.logger(__name__)
 
-LOOK_S = 1.0
+FILE_CHECK_INTERVAL_S = 1.0
 """The interval in seconds at which the files are checked for changes."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 """The text of Apache's 4.9 before a refusal, by which clients recognise it."""
@@ -48,7 +48,7 @@ class Guard:
         self._accounts: dict[Connection, str | None] = {}
         """The account that signed the last heartbeat of each client connection."""
         loop = asyncio.get_running_loop()
-        self._looks = Periodic(loop, LOOK_S, self.look, name="look at the files of accounts")
+        self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.look, name="look at the files of accounts")
 
     def start(self) -> None:
         """Start to check the files for changes."""

@@ -15,7 +15,7 @@ from cometmq.errors import BodyError
 from cometmq.protocol.bodies import CheckClientRequestBody, HeartbeatData, LockBatchBody
 from cometmq.protocol.codes import (
     CID_RMQ_SYS_PREFIX,
-    HAND_OVER_PREFIX,
+    HANDOFF_PREFIX,
     REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
     TRACE_TOPIC,
@@ -26,7 +26,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
 
 EITHER = Perm.PUB | Perm.SUB
-RESOURCES_MAX = 10_000
+MAX_RESOURCES = 10_000
 """The maximum number of topics and groups of one heartbeat."""
 
 
@@ -53,7 +53,7 @@ def topic_right(perm: Perm, name: str) -> Right:
 
 def group_right(name: str) -> Right:
     """Return the right to consume as a group."""
-    return Right(Perm.SUB, name.removeprefix(HAND_OVER_PREFIX), True)
+    return Right(Perm.SUB, name.removeprefix(HANDOFF_PREFIX), True)
 
 
 def by_default(right: Right) -> bool:
@@ -127,8 +127,8 @@ def _heartbeat(frame: Frame) -> Rights:
         rights[group_right(consumer.group_name)] = None
         for wanted in consumer.subscription_data_set:
             rights[topic_right(Perm.SUB, wanted.topic)] = None
-        if len(rights) > RESOURCES_MAX:
-            raise BodyError("HeartbeatData", f"more than {RESOURCES_MAX} topics and groups")
+        if len(rights) > MAX_RESOURCES:
+            raise BodyError("HeartbeatData", f"more than {MAX_RESOURCES} topics and groups")
     return list(rights)
 
 

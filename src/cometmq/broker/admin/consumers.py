@@ -26,7 +26,7 @@ from cometmq.protocol.headers import (
     ResetOffsetRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.json_body import SERVER_MAX
+from cometmq.protocol.json_body import MAX_SERVER_BYTES
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
@@ -43,7 +43,7 @@ STATUS_TIMEOUT_S = 5.0
 class ClientStatus(GetConsumerStatusBody):
     """The answer of one client."""
 
-    LENIENT_MAX = SERVER_MAX
+    MAX_LENIENT_BYTES = MAX_SERVER_BYTES
 
 
 @dataclass(eq=False, kw_only=True)

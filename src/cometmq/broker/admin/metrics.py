@@ -34,7 +34,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.store import Clock, MessageStore
 
-LATENCIES_MAX = 2_000
+MAX_LATENCIES = 2_000
 """The maximum number of queues whose oldest waiting message one collection reads.
 
 For further queues only the number of messages is reported.
@@ -308,7 +308,7 @@ class BrokerMetrics:
     async def _groups(self, families: Families, turns: Turns) -> list[Lag]:
         """Add the metrics of groups. Return the lag of each of their queues."""
         lags: list[Lag] = []
-        latencies = LATENCIES_MAX
+        latencies = MAX_LATENCIES
         offsets = self.tables.offsets
         async for group in turns.each(sorted(offsets.groups() | self.consumers.groups.keys())):
             online = self.consumers.groups.get(group)

@@ -22,7 +22,7 @@ from cometmq.broker.base.members import check_member
 from cometmq.errors import ConfigError
 from cometmq.metrics import METRICS_RANGES, MetricsSettings
 from cometmq.protocol.addresses import parse_address
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TOPIC_QUEUES_MAX, TRACE_TOPIC, is_legal_name
+from cometmq.protocol.codes import MAX_QUEUES_PER_TOPIC, MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP
 from cometmq.settings import (
     INT_MAX,
@@ -76,7 +76,7 @@ AT_NEXT_START = frozenset(
 """Settings that UPDATE_BROKER_CONFIG accepts and writes, but that only the next start uses."""
 MASTER_ID = 0
 """The brokerId of every master."""
-HELD_PULLS_MAX = 1 << 20
+MAX_PARKED_PULLS = 1 << 20
 """The maximum of the settings for parked pulls: each pull takes about a kilobyte."""
 
 
@@ -210,10 +210,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         DelayLevels.of(self.store)
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
             # Both names become topic names, too.
-            if not 0 < len(name.strip()) <= TOPIC_LENGTH_MAX or "/" in name or name in (".", ".."):
-                expected = f"a name that is not blank, of at most {TOPIC_LENGTH_MAX} characters, without /"
+            if not 0 < len(name.strip()) <= MAX_TOPIC_LENGTH or "/" in name or name in (".", ".."):
+                expected = f"a name that is not blank, of at most {MAX_TOPIC_LENGTH} characters, without /"
                 raise ConfigError(key, name, expected)
-        if not is_legal_name(self.msg_trace_topic_name, TOPIC_LENGTH_MAX):
+        if not is_legal_name(self.msg_trace_topic_name, MAX_TOPIC_LENGTH):
             raise ConfigError("msgTraceTopicName", self.msg_trace_topic_name, "the name of a topic")
         check_host("brokerIP1", self.broker_ip1)
         for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
@@ -222,7 +222,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         domain = self.rmq_address_server_domain
         if parse_address(domain if ":" in domain else f"{domain}:8080") is None:
             raise ConfigError("rmqAddressServerDomain", domain, "a host, or host:port")
-        if not is_legal_name(self.rmq_address_server_sub_group, TOPIC_LENGTH_MAX):
+        if not is_legal_name(self.rmq_address_server_sub_group, MAX_TOPIC_LENGTH):
             raise ConfigError("rmqAddressServerSubGroup", self.rmq_address_server_sub_group, "a name")
         if self.ha_master_address and parse_address(self.ha_master_address) is None:
             raise ConfigError("haMasterAddress", self.ha_master_address, "host:port of a master's HA port")
@@ -293,12 +293,12 @@ RANGES: dict[str, Range] = {
     "brokerId": Range(0, LONG_MAX, "0 for a master, a positive number for a slave"),
     "listenPort": Range(0, 65_535, "a port (0: any free one)"),
     "brokerPermission": Range(0, 7, "2 write, 4 read, 6 both"),
-    "defaultTopicQueueNums": Range(1, TOPIC_QUEUES_MAX),
-    "maxTopicQueueNums": Range(1, TOPIC_QUEUES_MAX),
+    "defaultTopicQueueNums": Range(1, MAX_QUEUES_PER_TOPIC),
+    "maxTopicQueueNums": Range(1, MAX_QUEUES_PER_TOPIC),
     "flushConsumerOffsetInterval": _PERIOD,
     "shortPollingTimeMills": _MS,
-    "maxHeldPullsPerConnection": Range(1, HELD_PULLS_MAX),
-    "maxHeldPullsPerQueue": Range(1, HELD_PULLS_MAX),
+    "maxHeldPullsPerConnection": Range(1, MAX_PARKED_PULLS),
+    "maxHeldPullsPerQueue": Range(1, MAX_PARKED_PULLS),
     "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
     "waitTimeMillsInSendQueue": _MS,
     "waitTimeMillsInPullQueue": _MS,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from cometmq.broker.base import compat
 from cometmq.errors import CommandError
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, TOPIC_LENGTH_MAX, RequestCode, is_legal_name
+from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, RequestCode, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Handler
 
@@ -28,12 +28,12 @@ CHECK_BY_THEMSELVES = frozenset(
 
 def check_topic(topic: str | None, version: int) -> str:
     """Return a valid topic name. Raises CommandError with code 1, or 29 for requests of 5.x."""
-    return _checked(topic, "topic", TOPIC_LENGTH_MAX, version)
+    return _checked(topic, "topic", MAX_TOPIC_LENGTH, version)
 
 
 def check_group(group: str | None, version: int) -> str:
     """Return a valid group name. Raises CommandError with code 1, or 29 for requests of 5.x."""
-    return _checked(group, "group", GROUP_LENGTH_MAX, version)
+    return _checked(group, "group", MAX_GROUP_LENGTH, version)
 
 
 def _checked(name: str | None, kind: str, longest: int, version: int) -> str:

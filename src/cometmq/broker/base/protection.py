@@ -21,8 +21,8 @@ from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
-LOOK_S = 0.02
-REST_S = 10.0  # the minimum interval between two log lines about refusals
+MEASURE_INTERVAL_S = 0.02
+WARNING_INTERVAL_S = 10.0  # the minimum interval between two log lines about refusals
 
 
 @dataclass(eq=False, kw_only=True)
@@ -40,14 +40,14 @@ class Protection:
         self._due = 0.0
         self._late_ms = 0  # at the last measurement
         self._exceeded: dict[int, list[Excess]] = {}
-        self._said_at = -REST_S
+        self._said_at = -WARNING_INTERVAL_S
         self.load = Load()
         self.refused = 0
         """The number of refused requests since the start."""
 
     def start(self) -> None:
         """Start to measure."""
-        self._due = self._loop.time() + LOOK_S
+        self._due = self._loop.time() + MEASURE_INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._look)
 
     def stop(self) -> None:
@@ -83,7 +83,7 @@ class Protection:
             return
         self.divert(found.keys(), self._answer)
         now = self._loop.time()
-        if found and now - self._said_at >= REST_S:
+        if found and now - self._said_at >= WARNING_INTERVAL_S:
             self._said_at = now
             log.warning("the broker is busy and refuses requests: %s; %d so far", self.why, self.refused)
 

@@ -17,7 +17,7 @@ SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
 GROUP_SPAN_MS = 10_000  # the interval at which the counts of groups start again
 GROUP_SPANS = 7
-GROUP_TOTALS_MAX = 100_000
+MAX_GROUP_TOTALS = 100_000
 """The maximum number of totals by group and topic. Above it all totals are reset, as at a start."""
 
 
@@ -68,7 +68,7 @@ class Stats:
             self.group_counts.add(self.group_get, mono_ms)
             self.broker_counts.add({name: self._since(name) for name in self._counted}, mono_ms)
             self._counted = {name: getattr(self, name) for name in self._counted}
-            if len(self.group_totals) > GROUP_TOTALS_MAX:
+            if len(self.group_totals) > MAX_GROUP_TOTALS:
                 self.group_totals.clear()
             for key, count in self.group_get.items():
                 self.group_totals[key] = self.group_totals.get(key, 0) + count

@@ -19,11 +19,11 @@ from cometmq.errors import CommandError, RecordError, SqlError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.values import decode_properties, value_of
 from cometmq.protocol.record.one import properties_of
-from cometmq.protocol.sql import LONGEST, SqlFilter, compile_sql
+from cometmq.protocol.sql import MAX_EXPRESSION_LENGTH, SqlFilter, compile_sql
 from cometmq.store import Buffer
 
 SQL92 = "SQL92"
-MOST_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 20
 """The maximum number of characters of all cached expressions; each counts for some more.
 
 A compiled character takes up to 60 bytes.
@@ -31,8 +31,8 @@ A compiled character takes up to 60 bytes.
 _EXTRA_CHARACTERS = 100
 REST = 4.0
 """The pause after a compilation as a multiple of its duration, because the thread slows the loop."""
-_LONGEST_REST_S = 0.1
-_MOST_SINGLE = 3  # properties of a record that are read without decoding the others
+_MAX_REST_S = 0.1
+_MAX_SINGLE_READS = 3  # properties of a record that are read without decoding the others
 
 Key = tuple[str, bool]  # expression, and whether CONTAINS and the like are operators
 
@@ -78,7 +78,7 @@ class SqlFilters:
             )
         if expression_type != SQL92:
             raise SqlError(1, f"filters are of type TAG or {SQL92}, not {expression_type}")
-        if not expression or len(expression) > LONGEST:
+        if not expression or len(expression) > MAX_EXPRESSION_LENGTH:
             return compile_sql(expression or "")
         key = expression, compat.is_5x(version)
         found = self._table.get(key)
@@ -120,10 +120,10 @@ class SqlFilters:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
                 found = SqlError(error.column, error.problem)  # without the traceback
-            self._not_before = loop.time() + min(REST * (loop.time() - began), _LONGEST_REST_S)
+            self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
-            while self._characters > MOST_CHARACTERS:
+            while self._characters > MAX_CHARACTERS:
                 (oldest, _), _ = self._table.popitem(last=False)
                 self._characters -= len(oldest) + _EXTRA_CHARACTERS
 
@@ -163,9 +163,9 @@ class Look:
     def _get(self, name: str) -> str | None:
         """Return a property of the record. For a few properties this costs a third of decoding all."""
         self._asked += 1
-        if self._asked <= _MOST_SINGLE:
+        if self._asked <= _MAX_SINGLE_READS:
             value = value_of(self._properties, name.encode("utf-8", "replace"))
             return value.decode("utf-8", "replace") or None
-        if self._asked == _MOST_SINGLE + 1:
+        if self._asked == _MAX_SINGLE_READS + 1:
             self._decoded = decode_properties(self._properties)
         return self._decoded.get(name)

@@ -10,9 +10,9 @@ from cometmq.broker.base.times import awake_ms, mono_ms
 from cometmq.broker.base.turns import encoded, slices
 from cometmq.broker.filters.sql_filters import NotCompiled, SqlFilters
 from cometmq.broker.groups.clients import (
-    LONGEST_CLIENT_ID,
-    MOST_GROUPS,
-    MOST_TOPICS,
+    MAX_CLIENT_ID_LENGTH,
+    MAX_GROUPS_PER_CONNECTION,
+    MAX_TOPICS_PER_GROUP,
     WEIGHT_CHARACTERS,
     Client,
     ConsumerTable,
@@ -34,8 +34,8 @@ from cometmq.protocol.bodies import (
     LockBatchResult,
 )
 from cometmq.protocol.codes import (
+    MAX_TOPIC_LENGTH,
     RETRY_PREFIX,
-    TOPIC_LENGTH_MAX,
     ResponseCode,
     has_retry_topic,
     is_legal_name,
@@ -47,9 +47,9 @@ from cometmq.store import Clock, MessageStore
 
 # The maximum number of groups and subscriptions of a heartbeat. They are counted before decoding, which takes
 # 2 µs for each.
-MOST_OBJECTS = 50_000
-LONGEST_LANGUAGE = 32  # characters
-LONGEST_BROKER = 255  # characters of a broker's name; queues with a longer one cannot be locked
+MAX_OBJECTS = 50_000
+MAX_LANGUAGE_LENGTH = 32  # characters
+MAX_BROKER_NAME_LENGTH = 255  # characters of a broker's name; queues with a longer one cannot be locked
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,13 +69,13 @@ class ClientProcessor:
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:
         """Register the client's groups and subscriptions."""
         objects = bytes(frame.body).count(b"{")
-        if objects > MOST_OBJECTS:
-            raise refused(f"a heartbeat with {objects} groups and subscriptions, at most {MOST_OBJECTS}")
+        if objects > MAX_OBJECTS:
+            raise refused(f"a heartbeat with {objects} groups and subscriptions, at most {MAX_OBJECTS}")
         data = HeartbeatData.decode(frame.body)
         _check_names(data, frame.version)
         weights = self._check(connection, data)
         now_ms = awake_ms(self.clock)
-        client = (data.client_id, str(frame.language)[:LONGEST_LANGUAGE], frame.version)
+        client = (data.client_id, str(frame.language)[:MAX_LANGUAGE_LENGTH], frame.version)
         for consumer in data.consumer_data_set:
             self._consumer(connection, client, consumer, now_ms, weights[consumer.group_name])
         for producer in data.producer_data_set:
@@ -90,9 +90,9 @@ class ClientProcessor:
         """
         check_client_id(data.client_id)
         for consumer in data.consumer_data_set:
-            if len(consumer.subscription_data_set) > MOST_TOPICS:
-                count = len(consumer.subscription_data_set)
-                raise refused(f"group {consumer.group_name} subscribes {count} topics, at most {MOST_TOPICS}")
+            if len(consumer.subscription_data_set) > MAX_TOPICS_PER_GROUP:
+                count, limit = len(consumer.subscription_data_set), MAX_TOPICS_PER_GROUP
+                raise refused(f"group {consumer.group_name} subscribes {count} topics, at most {limit}")
         weights = {each.group_name: weight_of(each) for each in data.consumer_data_set}
         producers = {each.group_name: 1 for each in data.producer_data_set}
         in_all = max(
@@ -101,10 +101,10 @@ class ClientProcessor:
             self.consumers.weight_with(connection, weights),
             self.producers.weight_with(connection, producers),
         )
-        if in_all > MOST_GROUPS:
+        if in_all > MAX_GROUPS_PER_CONNECTION:
             raise refused(
                 f"the connection would be in {in_all} consumer or producer groups (those with long "
-                f"subscriptions count for several), at most {MOST_GROUPS}"
+                f"subscriptions count for several), at most {MAX_GROUPS_PER_CONNECTION}"
             )
         return weights
 
@@ -217,8 +217,8 @@ def refused(why: str) -> CommandError:
 
 def check_client_id(client_id: str) -> None:
     """Raise CommandError for a client id that is too long to be stored."""
-    if len(client_id) > LONGEST_CLIENT_ID:
-        raise refused(f"the client id has {len(client_id)} characters, at most {LONGEST_CLIENT_ID}")
+    if len(client_id) > MAX_CLIENT_ID_LENGTH:
+        raise refused(f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID_LENGTH}")
 
 
 def weight_of(data: ConsumerData) -> int:
@@ -254,4 +254,4 @@ def _queues(frame: Frame) -> LockBatchBody:
 
 def _may_be_locked(queue: MessageQueue) -> bool:
     """Return whether such a queue can exist. Others are not stored."""
-    return is_legal_name(queue.topic, TOPIC_LENGTH_MAX) and len(queue.broker_name) <= LONGEST_BROKER
+    return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH

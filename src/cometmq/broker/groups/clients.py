@@ -23,10 +23,10 @@ log = logs.logger(__name__)
 EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and of producer groups, of one connection. A group with long
 # subscriptions counts as several. Real clients have a few groups.
-MOST_GROUPS = 1_000
+MAX_GROUPS_PER_CONNECTION = 1_000
 WEIGHT_CHARACTERS = 16_384  # of a group's description that count as one more group
-MOST_TOPICS = 1_000  # subscriptions of a group
-LONGEST_CLIENT_ID = 1_024  # characters; clients create about 40
+MAX_TOPICS_PER_GROUP = 1_000  # subscriptions of a group
+MAX_CLIENT_ID_LENGTH = 1_024  # characters; clients create about 40
 
 Client = tuple[str, str, int]  # client id, language, version
 

@@ -14,8 +14,8 @@ from cometmq.remoting import LogBudget
 
 log = logs.logger(__name__)
 
-MOST_KEPT = 1_000  # differences already logged; the oldest is dropped and may be logged again
-AGAIN = 10  # groups compared again at a time: each may be large
+MAX_KEPT = 1_000  # differences already logged; the oldest is dropped and may be logged again
+MAX_REPEATED_CHECKS = 10  # groups compared again at a time: each may be large
 
 
 @dataclass(eq=False)
@@ -41,17 +41,17 @@ class Disagreements:
             if key in self._said:
                 continue
             if not self._budget.allows():
-                if len(self._owed) < MOST_KEPT:
+                if len(self._owed) < MAX_KEPT:
                     self._owed[group] = None
                 return
             self._said[key] = None
-            if len(self._said) > MOST_KEPT:
+            if len(self._said) > MAX_KEPT:
                 del self._said[next(iter(self._said))]
             log.warning("members of group %s differ in %s: %s", group, in_what, told(said))
 
     def look_again(self, groups: Mapping[str, ConsumerGroup]) -> None:
         """Log differences that the rate limit held back, if they still exist."""
-        for group in list(islice(self._owed, AGAIN)):
+        for group in list(islice(self._owed, MAX_REPEATED_CHECKS)):
             del self._owed[group]
             if group in groups:
                 self.look(group, groups[group])

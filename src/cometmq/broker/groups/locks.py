@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from cometmq.message import MessageQueue
-from cometmq.protocol.codes import HAND_OVER_PREFIX
+from cometmq.protocol.codes import HANDOFF_PREFIX
 
 # A lock that is not renewed for this time is free. Clients renew it every 20 s and rely on it for 30 s
 # (client/consumer/orderly_queue.py), so no client relies on a lock that another one holds.
 LOCK_LIVE_MS = 60_000
 # The maximum number of locks of a broker: a hundred groups on two thousand queues each, 70 MB. Locks for
 # handoffs may take half of it.
-MOST_LOCKS = 200_000
+MAX_LOCKS = 200_000
 
 
 class LockEntry(msgspec.Struct):
@@ -50,15 +50,15 @@ class QueueLocks:
     ) -> list[MessageQueue]:
         """Take or renew locks. Return the queues that `client_id` holds now, in the given order.
 
-        At most MOST_LOCKS queues are locked.
+        At most MAX_LOCKS queues are locked.
         """
         held = self.groups.get(group, {})
-        hands_over = group.startswith(HAND_OVER_PREFIX)
+        hands_over = group.startswith(HANDOFF_PREFIX)
         got = []
         for queue in queues:
             entry = held.get(queue)
             if entry is None:
-                if self._count >= MOST_LOCKS or (hands_over and self._handing_over >= MOST_LOCKS // 2):
+                if self._count >= MAX_LOCKS or (hands_over and self._handing_over >= MAX_LOCKS // 2):
                     continue
                 held[queue] = LockEntry(client_id, now_ms)
                 self._count += 1
@@ -93,7 +93,7 @@ class QueueLocks:
         for queue in queues:
             del held[queue]
         self._count -= len(queues)
-        if group.startswith(HAND_OVER_PREFIX):
+        if group.startswith(HANDOFF_PREFIX):
             self._handing_over -= len(queues)
         if not held:
             self.groups.pop(group, None)

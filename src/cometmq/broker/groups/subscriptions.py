@@ -9,9 +9,9 @@ from cometmq.protocol.properties.values import java_hash
 ALL = "*"
 SEPARATOR = "||"
 TAG = "TAG"
-LONGEST_EXPRESSION = 32_767
+MAX_EXPRESSION_LENGTH = 32_767
 """The maximum length of an expression in characters: no tag is longer. Hashing takes 40 ns per character."""
-_LONGEST_REMEMBERED = 256
+_MAX_CACHED_LENGTH = 256
 """The maximum length of expressions that are cached by the thousand, which takes at most 30 MB.
 
 Longer expressions are rare; a few dozen are cached.
@@ -34,11 +34,11 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
     """
     if not expression or expression == ALL:
         return None
-    if len(expression) <= _LONGEST_REMEMBERED:
+    if len(expression) <= _MAX_CACHED_LENGTH:
         return _known_codes(expression)
-    if len(expression) > LONGEST_EXPRESSION:
+    if len(expression) > MAX_EXPRESSION_LENGTH:
         raise ExpressionError(
-            f"the subscription has {len(expression)} characters, at most {LONGEST_EXPRESSION} are read"
+            f"the subscription has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are read"
         )
     return long_codes(expression)
 

@@ -22,14 +22,14 @@ Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # group, topic, queue id
 
 PART = 0.08  # of the CPU time of everything else; reading requests and writing responses cost as much again
-LEAST_SAVED_S = 0.0003  # the minimum CPU time saved before serving begins beside sends
+MIN_SAVED_S = 0.0003  # the minimum CPU time saved before serving begins beside sends
 NEAR = 64 << 20  # the distance to the log's end, in bytes, at which a reader has nearly caught up
 MISS_S = 0.0003  # the CPU time of a miss in addition to the pull: a task, a thread, the second read
-MOST_SAVED_S = 0.001
-MOST_OWED_S = 0.002
+MAX_SAVED_S = 0.001
+MAX_OWED_S = 0.002
 CALM_S = 0.005  # after this time without sends, several requests are served per tick
 AT_ONCE = 16
-MOST_READERS = MOST_WAITING = 1 << 14
+MAX_READERS = MAX_WAITING_REQUESTS = 1 << 14
 
 
 class Backlog(Generic[Request]):
@@ -76,7 +76,7 @@ class Backlog(Generic[Request]):
     def missed(self, reader: Reader) -> None:
         """Make the requests of this reader wait from now on: it requested what is not in memory."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MOST_READERS:  # readers that still miss will return
+        if len(self.readers) >= MAX_READERS:  # readers that still miss will return
             self.readers.clear()
         self.readers.add(reader)
 
@@ -86,7 +86,7 @@ class Backlog(Generic[Request]):
         Returns:
             False if too many requests wait already. Its sender is best kept busy with responses.
         """
-        if len(self._line) >= MOST_WAITING:
+        if len(self._line) >= MAX_WAITING_REQUESTS:
             return False
         self._line.append(request)
         return True
@@ -100,21 +100,21 @@ class Backlog(Generic[Request]):
         if not line:
             return False
         at, now, end = self._cpu_s(), self._now_s(), self._log_end()
-        self._saved_s = min(self._saved_s + self._part * (at - self._left_at), MOST_SAVED_S)
+        self._saved_s = min(self._saved_s + self._part * (at - self._left_at), MAX_SAVED_S)
         sends = end != self._end
         if sends:
             self._end, self._sent_at = end, now
             most = len(line)
         else:
             most = 1 if now - self._sent_at < CALM_S else self._at_once
-        self._begun |= self._saved_s >= LEAST_SAVED_S
+        self._begun |= self._saved_s >= MIN_SAVED_S
         while line and most > 0 and (self._begun or not sends):
             most -= 1
             self._serve(line.popleft())
             before, at = at, self._cpu_s()
             self._saved_s -= at - before
             self._begun &= self._saved_s > 0
-        self._saved_s = max(self._saved_s, -MOST_OWED_S)
+        self._saved_s = max(self._saved_s, -MAX_OWED_S)
         self._left_at = at
         return bool(line)
 

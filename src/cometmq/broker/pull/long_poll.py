@@ -26,7 +26,7 @@ RECHECK_MS = 5_000
 MAX_HOLD_MS = 300_000
 # The maximum number of filters on one queue, for groups with different tags. Each message is compared with
 # all of them; 256 cost 25 µs.
-MOST_FILTERS = 256
+MAX_FILTERS = 256
 
 Key = tuple[str, int]  # topic, queue id
 Codes = frozenset[int] | None
@@ -99,7 +99,7 @@ class LongPoll:
         here = self.queues.get((topic, queue_id))
         if here is None:
             return most_here > 0
-        return here.count < most_here and (len(here.filters) < MOST_FILTERS or pull.codes in here.filters)
+        return here.count < most_here and (len(here.filters) < MAX_FILTERS or pull.codes in here.filters)
 
     def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
         """Park `pull` for `hold_ms`. Return the time (ms) at which `expire` must run for it."""

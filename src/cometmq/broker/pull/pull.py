@@ -7,8 +7,8 @@ changed. A parked pull is served once more when it is woken, and is then answere
 offset is stored once, on arrival.
 
 A pull with an SQL92 filter waits (`_looks`) and then checks the properties of each record, for at most
-LOOK_S; its client pulls again for the rest. A bulk pull, which costs as much, waits there, too. So does a
-parked one that an arrival has woken; it is parked again if nothing matches up to the end of its queue.
+FILTER_SCAN_S; its client pulls again for the rest. A bulk pull, which costs as much, waits there, too. So
+does a parked one that an arrival has woken; it is parked again if nothing matches up to the end of its queue.
 
 The number of parked pulls of a connection, and on a queue, is limited. Further ones are answered "nothing
 found" as if long polling were off, after a short wait, because clients pull again immediately.
@@ -73,14 +73,14 @@ WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
 # The maximum wait of a pull above the limits, which is also at most shortPollingTimeMills: its connection may
 # have to wait with it.
-MOST_ASIDE_MS = 1_000
+MAX_SUSPENSION_MS = 1_000
 # This many characters of a parked pull's subscription count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
-LOOK_S = 0.001
+FILTER_SCAN_S = 0.001
 """The maximum time of one filter scan with an SQL92 filter, in seconds of the loop."""
-LOOKS_PART = 0.5
+FILTER_SCAN_SHARE = 0.5
 """The share of the CPU time of everything else that filter scans get beside sends: consumers must keep up."""
-LOOKS_AT_ONCE = 4
+MAX_FILTER_SCANS_PER_TICK = 4
 """The number of filter scans per tick without sends."""
 
 
@@ -134,8 +134,8 @@ class PullProcessor:
             self.serve_late,
             lambda: self.store.log.end,
             self._loop.time,
-            part=LOOKS_PART,
-            at_once=LOOKS_AT_ONCE,
+            part=FILTER_SCAN_SHARE,
+            at_once=MAX_FILTER_SCANS_PER_TICK,
         )
         self._backlog_due = False  # _serve_backlog is scheduled
         self._stopping = False
@@ -191,7 +191,7 @@ class PullProcessor:
         header, codes = request.header, request.wanted
         look: Look | None = None
         if isinstance(codes, SqlFilter):
-            look, codes = Look(codes, LOOK_S), None
+            look, codes = Look(codes, FILTER_SCAN_S), None
         return self.store.get_messages(
             header.topic,
             header.queue_id,
@@ -368,7 +368,7 @@ class PullProcessor:
             request.until_ms = 0  # the pull is answered then
             connection.hold()  # a connection with too many of these is not read until some are answered
             at_ms = self.long_poll.put_aside(
-                held, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MOST_ASIDE_MS))
+                held, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
         self._arm(at_ms, now_ms)
 

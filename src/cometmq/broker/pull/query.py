@@ -18,7 +18,7 @@ from cometmq.store import MessageStore
 # The bytes that a query counts as among the requests of its connection in progress. So the responses of at
 # most four queries by key, or fifteen by id, are in memory together.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
-_MOST_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of a response's records
+_MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of a response's records
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,7 +44,7 @@ class QueryProcessor:
         store = self.store
         maximum = store.config.default_query_max_num if header.unique_key_query else header.max_num
         span = header.begin_timestamp, header.end_timestamp
-        records = await store.lookups.by_key(header.topic, header.key, maximum, *span, _MOST_BYTES)
+        records = await store.lookups.by_key(header.topic, header.key, maximum, *span, _MAX_BYTES)
         files = store.index.files
         answer = {
             "indexLastUpdateTimestamp": str(files[-1].end_ms if files else 0),

@@ -13,7 +13,7 @@ from cometmq.protocol.codes import is_system_group
 log = logs.logger(__name__)
 
 CHECK_S = 180.0
-MOST_READERS = 10_000  # further readers are recorded when these have gone
+MAX_SLOW_READERS = 10_000  # further readers are recorded when these have gone
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class SlowReaders:
         """Record that a pull returned messages which lie this many bytes before the end of the log."""
         if behind <= self.config.consumer_fallbehind_threshold:
             self._behind.pop(reader, None)
-        elif len(self._behind) < MOST_READERS:
+        elif len(self._behind) < MAX_SLOW_READERS:
             self._behind[reader] = behind
 
     def check(self) -> None:

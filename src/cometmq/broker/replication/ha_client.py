@@ -38,7 +38,7 @@ from cometmq.store import Arrivals, Clock, MessageStore
 
 log = logs.logger(__name__)
 
-LOOK_S = 0.5
+TURN_INTERVAL_S = 0.5
 _READ_BYTES = 1 << 20
 _CONNECT_S = 5.0
 
@@ -98,7 +98,7 @@ class HaClient:
         self._link: MasterLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._said = ""
-        self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the master")
+        self._look = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the master")
 
     def configure(self) -> None:
         """Apply changed settings."""

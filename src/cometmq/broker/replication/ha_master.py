@@ -1,8 +1,8 @@
 """The decisions of a master: what slaves are sent, which reports count, and for how many a write waits.
 
 A function of time and events, without I/O: the shell (ha_server.py, or a simulation) reports connections,
-positions and bytes that were sent, calls `turn` at the end of each tick with an event and every LOOK_S, and
-carries out what `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
+positions and bytes that were sent, calls `turn` at the end of each tick with an event and every
+TURN_INTERVAL_S, and carries out what `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
 
 Differences to Apache's master: a report, also the first one, counts only if the master can have sent the
 bytes, so a slave that is ahead of its master never ends a wait; an empty slave receives the whole log, not
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-LOOK_S = 0.5
+TURN_INTERVAL_S = 0.5
 """Maximum interval, in seconds, between two calls of `turn`, which detect heartbeats and timeouts."""
 SEND_BYTES = 1 << 20
 """Maximum of log bytes in one Send. A slave that is behind receives one Send after the other."""

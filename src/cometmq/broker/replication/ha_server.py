@@ -17,8 +17,8 @@ from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.replication.ha_frames import Reports, beat, cut
 from cometmq.broker.replication.ha_master import (
-    LOOK_S,
     SEND_BYTES,
+    TURN_INTERVAL_S,
     Beat,
     Close,
     HaMaster,
@@ -116,7 +116,7 @@ class HaServer:
         self._refused = WarningLimiter(log)
         self._stop_listening: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._look = Periodic(self._loop, LOOK_S, tick.schedule, name="look at the slaves")
+        self._look = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the slaves")
 
     # -- start and stop
 

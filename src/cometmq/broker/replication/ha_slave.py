@@ -1,12 +1,12 @@
 """The decisions of a slave: when it connects, what it reports, when it stops.
 
 A function of time and events, without I/O: the shell (ha_client.py, or a simulation) reports events, calls
-`turn` at the end of each tick with an event and every LOOK_S, and carries out what `turn` returns
-(docs/reference/storage.md, HA port).
+`turn` at the end of each tick with an event and every TURN_INTERVAL_S, and carries out what `turn`
+returns (docs/reference/storage.md, HA port).
 
 Before each connection the slave compares its last record with the master's at that position, and the ends of
 both logs (`find_divergence`): the protocol of the HA port has no check of contents. Divergent logs stop the
-slave until one of them has changed; the slave compares again every STOPPED_S.
+slave until one of them has changed; the slave compares again every COMPARE_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-PAUSE_S = 5.0
+RETRY_INTERVAL_S = 5.0
 """Interval, in seconds, from a lost connection or a failed attempt to the next attempt."""
-STOPPED_S = 30.0
+COMPARE_INTERVAL_S = 30.0
 """Interval, in seconds, from a divergence to the next comparison."""
 
 
@@ -166,7 +166,7 @@ class HaSlave:
     def _stop(self, now: float, why: str) -> None:
         self.problem = why
         self.phase = Phase.STOPPED
-        self._next_at = now + STOPPED_S
+        self._next_at = now + COMPARE_INTERVAL_S
 
     def connected(self, now: float) -> None:
         """Record that the connection to the HA port is open."""
@@ -182,7 +182,7 @@ class HaSlave:
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
             self.problem = reason
             self.phase = Phase.PAUSING
-            self._next_at = now + PAUSE_S
+            self._next_at = now + RETRY_INTERVAL_S
 
     def received(self, now: float, end: int) -> None:
         """Record bytes of the log, or a heartbeat: the master's log reaches `end` at least."""

@@ -44,7 +44,7 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
-from cometmq.protocol.codes import STORED_LENGTH_MAX, RequestCode, ResponseCode, is_legal_name
+from cometmq.protocol.codes import MAX_STORED_TOPIC_LENGTH, RequestCode, ResponseCode, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetMaxOffsetRequestHeader,
@@ -244,7 +244,7 @@ class MetadataSync:
         return {
             topic: end
             for topic, end in (table.deleted_topics or {}).items()
-            if end > known.get(topic, 0) and is_legal_name(topic, STORED_LENGTH_MAX)
+            if end > known.get(topic, 0) and is_legal_name(topic, MAX_STORED_TOPIC_LENGTH)
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:

@@ -24,7 +24,7 @@ from cometmq.protocol.headers import (
     SendMessageResponseHeader,
 )
 from cometmq.protocol.properties.values import (
-    PROPERTIES_MAX_BYTES,
+    MAX_PROPERTIES_BYTES,
     has_stray_separator,
     put,
     stored_tags_code,
@@ -69,10 +69,10 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties hold a stray separator")
-        if len(properties) > PROPERTIES_MAX_BYTES:  # the characters were counted before
+        if len(properties) > MAX_PROPERTIES_BYTES:  # the characters were counted before
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"the properties have {len(properties)} bytes, over the limit of {PROPERTIES_MAX_BYTES}",
+                f"the properties have {len(properties)} bytes, over the limit of {MAX_PROPERTIES_BYTES}",
             )
         problem = await self._push(connection, header, properties, frame.body)
         if problem and self._budget.allows():

@@ -21,7 +21,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.protocol.codes import RETRY_PREFIX, TOPIC_LENGTH_MAX, Perm, ResponseCode, has_retry_topic
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH, RETRY_PREFIX, Perm, ResponseCode, has_retry_topic
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.properties.values import put
@@ -60,7 +60,7 @@ class SendBackProcessor:
             raise CommandError(
                 compat.invalid_parameter(frame.version),
                 f"the group's name has {len(group)} characters: its retry topic's would have "
-                f"{len(RETRY_PREFIX) + len(group)}, more than {TOPIC_LENGTH_MAX}, so it has none",
+                f"{len(RETRY_PREFIX) + len(group)}, more than {MAX_TOPIC_LENGTH}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
         record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, header.offset))

@@ -31,15 +31,15 @@ from cometmq.remoting import Connection
 from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
 
 # The maximum number of stored headers: 2,000 topics of 10 queues.
-MOST_KNOWN = 20_000
-MOST_BYTES = 16 << 20  # of stored headers; the usual 450 each make 9 MB
-MOST_CUTS = 8  # ways to cut headers of one length
+MAX_TEMPLATES = 20_000
+MAX_BYTES = 16 << 20  # of stored headers; the usual 450 each make 9 MB
+MAX_CUTS = 8  # ways to cut headers of one length
 # After this many headers without a hit, nothing is learnt for as many messages, for instance of senders whose
 # other properties differ by message. A check costs 2 µs, which makes 0.25 µs per message. Nearly as many
 # queues, written to in turn, are learnt without a pause.
-PATIENCE = 12_000
-REST = 100_000
-LONGEST = 2_048  # bytes of a header that is checked
+MAX_MISSES = 12_000
+PAUSE_HEADERS = 100_000
+MAX_HEADER_BYTES = 2_048  # bytes of a header that is checked
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
@@ -84,7 +84,7 @@ class SendTemplates:
         self._bytes = 0
         # Hashes of headers that have arrived once. Of two with the same hash, one is learnt slightly early.
         self._seen: set[int] = set()
-        self._patience = PATIENCE
+        self._patience = MAX_MISSES
         self._resting = 0
 
     def __len__(self) -> int:
@@ -142,12 +142,12 @@ class SendTemplates:
             self._resting -= 1
             return
         head, _, rest = frame.raw_header.partition(BORN)
-        found = PARTS.fullmatch(rest) if len(frame.raw_header) <= LONGEST else None
+        found = PARTS.fullmatch(rest) if len(frame.raw_header) <= MAX_HEADER_BYTES else None
         if found is not None and not frame.flag and header.queue_id >= 0:
             parts = cast(Parts, found.groups())
             key = hash((head, *parts[1::2]))
             if key not in self._seen:
-                if len(self._seen) >= MOST_KNOWN:
+                if len(self._seen) >= MAX_TEMPLATES:
                     self._seen.clear()
                 self._seen.add(key)
             elif self._learn(head, rest, parts, sys_flag):
@@ -155,8 +155,8 @@ class SendTemplates:
                 return
         self._patience -= 1
         if self._patience == 0:
-            self._patience = PATIENCE
-            self._resting = REST
+            self._patience = MAX_MISSES
+            self._resting = PAUSE_HEADERS
 
     def _learn(self, head: bytes, rest: bytes, parts: Parts, sys_flag: int) -> bool:
         found = self._long_way(head, parts)
@@ -168,11 +168,11 @@ class SendTemplates:
             return False
         key = head, parts[1], parts[3], parts[5]
         new = key not in self._known
-        if new and (len(self._known) >= MOST_KNOWN or self._bytes >= MOST_BYTES):
+        if new and (len(self._known) >= MAX_TEMPLATES or self._bytes >= MAX_BYTES):
             self.forget()
         cuts = self._cuts.setdefault(len(rest), [])
         if all(cut(rest) != parts for cut in cuts):
-            if len(cuts) >= MOST_CUTS:
+            if len(cuts) >= MAX_CUTS:
                 return False
             cuts.append(_divider(*parts).unpack)
         traits = replace(traits, sys_flag=sys_flag)

@@ -8,8 +8,8 @@ from cometmq.errors import CommandError
 from cometmq.protocol.codes import VERSION_5_0_0, ResponseCode
 from cometmq.protocol.properties.template import Template, TemplateCache, template_fields
 from cometmq.protocol.properties.values import (
+    MAX_PROPERTIES_BYTES,
     NAME_END,
-    PROPERTIES_MAX_BYTES,
     VALUE_END,
     append,
     drop,
@@ -90,11 +90,11 @@ def sent_properties(properties: str | None) -> bytes:
     """
     if not properties:
         return b""
-    if len(properties) > PROPERTIES_MAX_BYTES:
+    if len(properties) > MAX_PROPERTIES_BYTES:
         raise CommandError(
             ResponseCode.MESSAGE_ILLEGAL,
             "the message is illegal, maybe msg body or properties length not matched. msg properties length "
-            f"limit {PROPERTIES_MAX_BYTES}B, these have {len(properties)} characters",
+            f"limit {MAX_PROPERTIES_BYTES}B, these have {len(properties)} characters",
         )
     return properties.encode()
 

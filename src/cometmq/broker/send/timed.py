@@ -14,7 +14,7 @@ from cometmq.broker.base.times import mono_ms
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import RETRY_PREFIX, TIMER_TOPIC, ResponseCode
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, drop, put, value_of
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES, drop, put, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_long
 from cometmq.protocol.timers import RecallHandle, TimerCode, out_ms_of
 from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
@@ -92,10 +92,10 @@ class TimedSends:
             (b"REAL_QID", b"%d" % queue_id),
         ):
             properties = put(properties, name, value)
-        if len(properties) > PROPERTIES_MAX_BYTES - _ROOM:
+        if len(properties) > MAX_PROPERTIES_BYTES - _ROOM:
             raise self._illegal(
                 f"its properties have {len(properties)} bytes, with a delivery time "
-                f"{PROPERTIES_MAX_BYTES - _ROOM} are allowed"
+                f"{MAX_PROPERTIES_BYTES - _ROOM} are allowed"
             )
         code = TimerCode.of(properties)
         if code is None:

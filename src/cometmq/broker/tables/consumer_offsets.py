@@ -9,14 +9,14 @@ import msgspec
 
 from cometmq import logs
 from cometmq.protocol.bodies import DataVersion
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, STORED_LENGTH_MAX, is_legal_name
+from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_STORED_TOPIC_LENGTH, is_legal_name
 
 log = logs.logger(__name__)
 
 SEPARATOR = "@"
 # The maximum number of offsets of all groups in all queues: 1,000 groups on 1,000 queues, 130 MB. Clients of
 # 4.9 may store offsets for topics and queues that do not exist.
-MOST_OFFSETS = 1_000_000
+MAX_OFFSETS = 1_000_000
 NOT_FOUND = -1
 
 
@@ -40,11 +40,11 @@ class ConsumerOffsets:
         return self._count
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Store an offset. Return False if the table is full (MOST_OFFSETS)."""
+        """Store an offset. Return False if the table is full (MAX_OFFSETS)."""
         key = topic + SEPARATOR + group
         queues = self._table.get(key)
         if queues is None or queue_id not in queues:
-            if self._count >= MOST_OFFSETS:
+            if self._count >= MAX_OFFSETS:
                 return False
             self._count += 1
             if queues is None:
@@ -169,7 +169,7 @@ class ConsumerOffsets:
 
 def _is_legal(key: str) -> bool:
     topic, group = split_key(key)
-    return is_legal_name(topic, STORED_LENGTH_MAX) and is_legal_name(group, GROUP_LENGTH_MAX)
+    return is_legal_name(topic, MAX_STORED_TOPIC_LENGTH) and is_legal_name(group, MAX_GROUP_LENGTH)
 
 
 def split_key(key: str) -> tuple[str, str]:

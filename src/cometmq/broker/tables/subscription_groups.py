@@ -14,7 +14,7 @@ from cometmq.errors import CommandError
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
 from cometmq.protocol.codes import (
     BUILT_IN_GROUPS,
-    GROUP_LENGTH_MAX,
+    MAX_GROUP_LENGTH,
     ResponseCode,
     check_group_name,
     is_legal_name,
@@ -24,9 +24,9 @@ from cometmq.protocol.codes import (
 log = logs.logger(__name__)
 
 # The number of groups from which on only administrators create further ones.
-MOST_BY_ITSELF = 15_000
+MAX_AUTO_CREATED_GROUPS = 15_000
 # The number of groups from which on administrators cannot create further ones either: 30 MB.
-MOST_GROUPS = 50_000
+MAX_GROUPS = 50_000
 
 
 @dataclass(eq=False)
@@ -51,14 +51,14 @@ class SubscriptionGroups:
             known is None
             and group
             and (self.config.auto_create_subscription_group or is_system_group(group))
-            and len(self.table) < MOST_BY_ITSELF
-            and is_legal_name(group, GROUP_LENGTH_MAX)
+            and len(self.table) < MAX_AUTO_CREATED_GROUPS
+            and is_legal_name(group, MAX_GROUP_LENGTH)
         ):
             known = SubscriptionGroupConfig(group_name=group)
             log.info("subscription group %s created", group)
             self.put(known)
-            if len(self.table) == MOST_BY_ITSELF:
-                log.warning("there are %d groups: only administrators make more", MOST_BY_ITSELF)
+            if len(self.table) == MAX_AUTO_CREATED_GROUPS:
+                log.warning("there are %d groups: only administrators make more", MAX_AUTO_CREATED_GROUPS)
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
@@ -69,10 +69,10 @@ class SubscriptionGroups:
             CommandError: There are too many groups.
         """
         check_group_name(config.group_name)
-        if len(self.table) >= MOST_GROUPS and config.group_name not in self.table:
+        if len(self.table) >= MAX_GROUPS and config.group_name not in self.table:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
-                f"group {config.group_name} is not created: there are {MOST_GROUPS}, and no more are kept",
+                f"group {config.group_name} is not created: there are {MAX_GROUPS}, and no more are kept",
             )
         self.table[config.group_name] = config
         self.touch()
@@ -98,7 +98,7 @@ class SubscriptionGroups:
         Queue numbers are limited by maxTopicQueueNums. Entries with illegal names are omitted.
         """
         most = self.config.max_topic_queue_nums
-        legal = {name: config for name, config in groups.items() if is_legal_name(name, GROUP_LENGTH_MAX)}
+        legal = {name: config for name, config in groups.items() if is_legal_name(name, MAX_GROUP_LENGTH)}
         if len(legal) < len(groups):
             log.warning("groups with illegal names are left out: %s", ", ".join(groups.keys() - legal.keys()))
         for name, config in legal.items():

@@ -20,7 +20,7 @@ log = logs.logger(__name__)
 
 # The delay before a failed write is repeated. It doubles each time.
 RETRY_S = 1.0
-MOST_RETRY_S = 30.0
+MAX_RETRY_INTERVAL_S = 30.0
 
 
 @dataclass(eq=False)
@@ -112,7 +112,7 @@ class TableFile:
             try:
                 await asyncio.wait_for(self._changed.wait(), wait_s)
             except TimeoutError:
-                wait_s = min(2 * wait_s, MOST_RETRY_S)
+                wait_s = min(2 * wait_s, MAX_RETRY_INTERVAL_S)
 
     async def _write(self) -> OSError | None:
         try:

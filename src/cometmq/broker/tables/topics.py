@@ -20,16 +20,16 @@ from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
     BENCHMARK_TOPIC,
     MAX_FRAME_LENGTH,
+    MAX_QUEUES_PER_TOPIC,
+    MAX_STORED_TOPIC_LENGTH,
     OFFSET_MOVED_EVENT,
     REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
-    STORED_LENGTH_MAX,
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
     TBW102,
-    TOPIC_QUEUES_MAX,
     UNSENDABLE_TOPICS,
     Perm,
     ResponseCode,
@@ -46,7 +46,7 @@ READ_WRITE = Perm.READ | Perm.WRITE
 # topics), then none by administrators.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
-BYTES_MAX = MAX_FRAME_LENGTH - (256 << 10)
+MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)
 # The size of a topic in a registration without its attributes and its name, which occurs twice. Numbers of
 # any length fit. A full frame has fewer topics than the 100,000 that a name server accepts.
 TOPIC_BYTES = 168
@@ -103,7 +103,7 @@ class TopicTable:
                 code,
                 f"topic[{topic}] not exist, and is not created: name servers are told "
                 f"{self.registered_bytes} bytes of {len(self.table)} topics; from {most} on only "
-                f"administrators make more, up to {BYTES_MAX}",
+                f"administrators make more, up to {MAX_REGISTRATION_BYTES}",
             )
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -194,7 +194,7 @@ class TopicTable:
         known = self.table.get(name)
         more = _bytes_of(config) - (0 if known is None else _bytes_of(known))
         if more > 0:
-            self._check_room(name, BYTES_MAX, ResponseCode.SYSTEM_ERROR, more)
+            self._check_room(name, MAX_REGISTRATION_BYTES, ResponseCode.SYSTEM_ERROR, more)
         self.registered_bytes += more
         self.table[name] = config
         self.touch()
@@ -242,7 +242,7 @@ class TopicTable:
         legal = {
             name: config
             for name, config in topics.items()
-            if is_legal_name(name, STORED_LENGTH_MAX) or name in self.table
+            if is_legal_name(name, MAX_STORED_TOPIC_LENGTH) or name in self.table
         }
         if len(legal) < len(topics):
             log.warning("topics with illegal names are left out: %s", ", ".join(topics.keys() - legal.keys()))
@@ -251,7 +251,7 @@ class TopicTable:
             built_in = self.table.get(name)
             most = max(self.config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
             if asked > most:
-                most = min(max(most, stored(name)), TOPIC_QUEUES_MAX)
+                most = min(max(most, stored(name)), MAX_QUEUES_PER_TOPIC)
             if asked > most:
                 log.warning(
                     "topic %s had %d queues, more than maxTopicQueueNums=%d: it is served with %d",

@@ -25,8 +25,8 @@ from cometmq.protocol.timers import PRECISION_MS, TimerCode, delete_keys
 from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
-_MOST_RECALLED, _MOST_SINCE = 8, 1 << 16
-_MOST_DONE = 1 << 20  # that no high-water mark covers; above it one mark covers them all
+_MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
+_MAX_DONE = 1 << 20  # that no high-water mark covers; above it one mark covers them all
 # Messages are moved in parts of the log of this many bytes, each in the order of time.
 _MOVED_TOGETHER = 16 << 20
 
@@ -126,7 +126,7 @@ class Pending:
         if known := self._recalled.get(out_ms // _MINUTE):
             for hashes in known if counted else known[:1]:
                 hashes.since.add(hashed)
-            if len(known[0].since) > _MOST_SINCE:
+            if len(known[0].since) > _MAX_SINCE:
                 del self._recalled[out_ms // _MINUTE]
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
@@ -140,7 +140,7 @@ class Pending:
             hashes, _, were_counted = bucket.columns()
             those = hashes[were_counted > 0]
             self._recalled[minute] = _Hashes(np.sort(hashes), set()), _Hashes(np.sort(those), set())
-            if len(self._recalled) > _MOST_RECALLED:
+            if len(self._recalled) > _MAX_RECALLED:
                 self._recalled.popitem(last=False)
         ascending, since = self._recalled[minute][counted]
         asked = [hash((key, out_ms)) for key in delete_keys(topic, unique_key)]
@@ -270,7 +270,7 @@ class Pending:
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        if len(outs) > _MOST_DONE:  # days of them after a change of the clock: covered when the last one is
+        if len(outs) > _MAX_DONE:  # days of them after a change of the clock: covered when the last one is
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
         self._done_outs.frombytes(outs.tobytes())

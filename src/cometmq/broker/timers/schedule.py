@@ -54,11 +54,11 @@ RETRY_S = 0.1
 # The delay after an internal error, equal to Apache's.
 ERROR_S = 10.0
 # A message is skipped after this many unexpected errors.
-MOST_ERRORS = 3
+MAX_ERRORS = 3
 # The maximum interval between two looks of a level at the clock: the loop's timers use another clock.
-LOOK_AGAIN_S = 10.0
+CLOCK_CHECK_INTERVAL_S = 10.0
 # If a message arrives here later after it was stored, or before, the wall clock was set.
-LONGEST_SYNC_MS = 1_000
+MAX_SYNC_MS = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +224,7 @@ class ScheduleService:
             # It is unknown whether the clock was set before or after the timestamp, so the message counts as
             # stored now. A message that waited for a sync may be reported after others that showed the
             # change.
-            doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= LONGEST_SYNC_MS
+            doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
                 self._wake(cursor)
@@ -235,7 +235,7 @@ class ScheduleService:
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
         if not self._stopped:
-            cursor.timer = self._loop.call_later(min(delay_s, LOOK_AGAIN_S), self.run, cursor)
+            cursor.timer = self._loop.call_later(min(delay_s, CLOCK_CHECK_INTERVAL_S), self.run, cursor)
 
     def run(self, cursor: LevelCursor) -> None:
         """Deliver the due messages of a level."""
@@ -262,7 +262,7 @@ class ScheduleService:
                 self._deliver(cursor, got)
         except OSError as failure:
             cursor.errors += failure.errno == errno.EIO
-            if cursor.errors < MOST_ERRORS or not await self._is_unreadable(cursor):
+            if cursor.errors < MAX_ERRORS or not await self._is_unreadable(cursor):
                 self._failed(cursor)
                 return
             self._step_over(cursor, cursor.offset, None, failure)
@@ -381,7 +381,7 @@ class ScheduleService:
                 return reached, False, self._refused(cursor, str(error))
             cursor.errors += 1
             log.exception("delay level %d: delivery at %d failed", cursor.level, reached)
-            if cursor.errors < MOST_ERRORS:
+            if cursor.errors < MAX_ERRORS:
                 return reached, False, ERROR_S
             self._step_over(cursor, reached, None, error)
             return reached + 1, False, 0.0

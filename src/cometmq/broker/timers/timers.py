@@ -45,9 +45,9 @@ BATCH, BATCH_BYTES = 32, 1 << 20
 RETRY_S = 0.1
 ERROR_S = 10.0
 # A message is skipped after this many unexpected errors.
-MOST_ERRORS = 3
+MAX_ERRORS = 3
 # The maximum interval between two looks at the clocks: the loop's timers use another clock.
-LOOK_AGAIN_MS = 1_000
+CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class TimerService:
             pass
 
     async def _sleep(self, wait_ms: int) -> None:
-        wait_s = None if wait_ms == NEVER else min(wait_ms, LOOK_AGAIN_MS) / 1000
+        wait_s = None if wait_ms == NEVER else min(wait_ms, CLOCK_CHECK_INTERVAL_MS) / 1000
         try:
             await asyncio.wait_for(self._wake.wait(), wait_s)
         except TimeoutError:
@@ -240,7 +240,7 @@ class TimerService:
                 break
             except Exception as error:
                 self._errors += not done
-                if self._errors < MOST_ERRORS:
+                if self._errors < MAX_ERRORS:
                     problem = error
                     break
                 self._step_over(waiting.position, error)

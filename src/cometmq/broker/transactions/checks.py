@@ -58,8 +58,8 @@ log = logs.logger(__name__)
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
 PAUSE_S = 0.01  # between two pieces, so that a round takes only a part of the loop
-LONGEST_ROUND_S = 60.0
-MOST_MARKS = 64
+MAX_CYCLE_S = 60.0
+MAX_MARKS = 64
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,10 +108,10 @@ class TransactionChecks:
     async def round(self) -> None:
         """Process every open half message that is stored now, for at most a minute."""
         limit = self.store.max_offset(TRANS_HALF_TOPIC, 0)
-        if len(self._marks) < MOST_MARKS:
+        if len(self._marks) < MAX_MARKS:
             self._marks.append((self.store.max_offset(TRANS_OP_HALF_TOPIC, 0), limit))
         self.records.pay()
-        end = self.clock.monotonic() + LONGEST_ROUND_S
+        end = self.clock.monotonic() + MAX_CYCLE_S
         self._room = self.config.store.mapped_file_size_commit_log // 8
         offset: int | None = self.ledger.next_open(max(self._next, self.ledger.head))
         while offset is not None and offset < limit and self.clock.monotonic() < end:

@@ -21,7 +21,7 @@ from cometmq.protocol.record.one import Buffer, decode_record, encode_record, pr
 
 REMOVED = b"d"
 """The tag of an op message, which closes the half messages in its body."""
-LEAST_CHECKS = 15
+MIN_CHECKS = 15
 """A message never expires before this many checks: its producers may start later than the broker."""
 _DIGITS = 18
 
@@ -135,7 +135,7 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
     if checks >= limits.most_checks:
         return Verdict.DISCARD
     if half.since_ms < limits.oldest_ms:
-        return Verdict.DISCARD if checks >= LEAST_CHECKS else Verdict.CHECK
+        return Verdict.DISCARD if checks >= MIN_CHECKS else Verdict.CHECK
     immunity_ms = half.immunity_ms
     if immunity_ms is None:
         return Verdict.WAIT if 0 <= age_ms < limits.timeout_ms else Verdict.CHECK

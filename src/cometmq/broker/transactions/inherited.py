@@ -30,7 +30,7 @@ log = logs.logger(__name__)
 OPS_AT_ONCE = 32
 SAME_KEY = 64  # the newest messages with the key of a half message that are examined
 BYTES_OF_KEY = 32 << 20
-MOST_FILLERS = 1 << 20
+MAX_FILLERS = 1 << 20
 """The maximum number of lost half messages.
 
 A crash loses those of about a second; an op with a higher offset is invalid.
@@ -65,7 +65,7 @@ class Inherited:
             if got.status is GetStatus.FOUND:
                 for op in _readable(b"".join(got.buffers)):
                     for closed in self._closed_by(op):
-                        if closed < self.end + MOST_FILLERS:
+                        if closed < self.end + MAX_FILLERS:
                             ledger.close(closed)
                             self._behind = max(self._behind, closed + 1)
             if got.next_begin_offset <= offset:

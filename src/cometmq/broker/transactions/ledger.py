@@ -8,7 +8,7 @@ that a million half messages take 125 kB.
 from __future__ import annotations
 
 CHUNK = 4096  # bits per number
-MOST_COPIED = 100_000
+MAX_COPIES = 100_000
 """The maximum number of transactions whose newest copy is known.
 
 For further ones, an end that contains an older copy is refused, and the next check decides.
@@ -98,7 +98,7 @@ class Ledger:
 
     def copied(self, first: int, copy: int) -> None:
         """Record a new copy, which replaces the transaction that began at `first`."""
-        if first in self._newest or len(self._newest) < MOST_COPIED:
+        if first in self._newest or len(self._newest) < MAX_COPIES:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:

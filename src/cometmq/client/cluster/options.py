@@ -12,7 +12,7 @@ from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
 from cometmq.protocol.acl import Credentials, credentials_of
 from cometmq.protocol.addresses import parse_address
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX, TRACE_TOPIC, is_legal_name
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
 from cometmq.settings import BOOLEANS
 
@@ -44,7 +44,7 @@ class TraceOptions:
     their ids."""
 
     def __post_init__(self) -> None:
-        if not is_legal_name(self.topic, TOPIC_LENGTH_MAX):
+        if not is_legal_name(self.topic, MAX_TOPIC_LENGTH):
             raise ConfigError("trace.topic", self.topic, "the name of a topic")
         check_range("trace.sampling", self.sampling, 0.0, 1.0)
 
@@ -102,7 +102,7 @@ class ClientOptions:
         if domain is not None and parse_address(domain if ":" in domain else f"{domain}:8080") is None:
             raise ConfigError("namesrv_domain", domain, "a host, or host:port")
         for key, name in (("namespace", self.namespace), ("namespace_v2", self.namespace_v2)):
-            if name and (not is_legal_name(name, TOPIC_LENGTH_MAX) or "%" in name or "|" in name):
+            if name and (not is_legal_name(name, MAX_TOPIC_LENGTH) or "%" in name or "|" in name):
                 raise ConfigError(key, name, "letters, digits, _ and -")
         times = ("route_interval_s", "heartbeat_interval_s", "api_timeout_s")
         check_ranges(self, dict.fromkeys(times, SOME_TIME))

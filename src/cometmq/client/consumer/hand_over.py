@@ -16,7 +16,7 @@ from cometmq.client.consumer.queue_locks import QueueLocks
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.message import MessageQueue
-from cometmq.protocol.codes import HAND_OVER_PREFIX
+from cometmq.protocol.codes import HANDOFF_PREFIX
 
 __all__ = ["HandOver"]
 
@@ -33,7 +33,7 @@ class HandOver:
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
         self._loop = asyncio.get_running_loop()
-        self.locks = QueueLocks(group.instance, HAND_OVER_PREFIX + group.name, self._lost)
+        self.locks = QueueLocks(group.instance, HANDOFF_PREFIX + group.name, self._lost)
         self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._timers: dict[MessageQueue, asyncio.TimerHandle] = {}
         """Of those that have calls under way."""

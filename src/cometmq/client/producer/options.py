@@ -10,7 +10,7 @@ from cometmq.client.cluster.hooks import EndTransactionHook, SendHook, Sending, 
 from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX, is_legal_name
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.compression import Compression
 
 __all__ = ["ProducerOptions"]
@@ -79,7 +79,7 @@ class ProducerOptions:
         how = Compression.of(self.compress_type)
         if not how.installed:
             raise ConfigError("compress_type", self.compress_type, "ZLIB, or cometmq[zstd] installed")
-        if not is_legal_name(self.create_topic_key, TOPIC_LENGTH_MAX):
+        if not is_legal_name(self.create_topic_key, MAX_TOPIC_LENGTH):
             raise ConfigError("create_topic_key", self.create_topic_key, "the name of a topic")
         check_range("compress_level", self.compress_level, *how.levels)
         check_ranges(self, _RANGES)

@@ -116,7 +116,7 @@ def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, gro
     outgoing = prepare(replace(message, delay_level=0) if message.delay_level else message, options, keys)
     ending = encode_properties({names.TRAN_MSG: "true", names.PGROUP: group}).decode()
     outgoing.properties = f"{outgoing.properties}\x02{ending}"
-    if len(outgoing.properties.encode()) > names.PROPERTIES_MAX_BYTES:
+    if len(outgoing.properties.encode()) > names.MAX_PROPERTIES_BYTES:
         raise _too_long(message.topic)
     outgoing.sys_flag |= _PREPARED
     return outgoing
@@ -211,13 +211,13 @@ def _properties(message: Message, keys: KeyMaker) -> tuple[str, bytes]:
     if msg_id is None:
         properties[names.UNIQ_KEY] = msg_id = keys.make()
     encoded = encode_properties(properties)
-    if len(encoded) > names.PROPERTIES_MAX_BYTES:
+    if len(encoded) > names.MAX_PROPERTIES_BYTES:
         raise _too_long(message.topic)
     return msg_id, encoded
 
 
 def _too_long(topic: str) -> MessageIllegal:
-    return MessageIllegal(f"the properties have over {names.PROPERTIES_MAX_BYTES} bytes", topic, "properties")
+    return MessageIllegal(f"the properties have over {names.MAX_PROPERTIES_BYTES} bytes", topic, "properties")
 
 
 def _check_fits_batch(message: Message, first: Message) -> None:

@@ -20,7 +20,7 @@ from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.errors import CometError
 from cometmq.message import WaitingMessage
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -40,7 +40,7 @@ def pages(console: Console) -> None:
     async def timers(view: View) -> None:
         view.title(view.t("timers.title"))
         view.note(view.t("timers.says"))
-        topic = view.query.get("topic", "")[:TOPIC_LENGTH_MAX]
+        topic = view.query.get("topic", "")[:MAX_TOPIC_LENGTH]
         key = view.query.get("key", "")[:KEY_MAX]
         after = places_of(view.query.get("after", ""))
         _search(view, topic, key)
@@ -84,7 +84,7 @@ async def ask(admin: Admin, topic: str, key: str, after: Mapping[str, Place]) ->
 def _search(view: View, topic: str, key: str) -> None:
     with ui.element("div").classes("list-tools"):
         names = ui.input(view.t("timers.topic"), value=topic)
-        names.props(f"dense outlined maxlength={TOPIC_LENGTH_MAX}")
+        names.props(f"dense outlined maxlength={MAX_TOPIC_LENGTH}")
         keys = ui.input(view.t("timers.key"), value=key).props(f"dense outlined maxlength={KEY_MAX}")
 
         def show() -> None:

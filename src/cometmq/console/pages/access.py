@@ -18,7 +18,7 @@ from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState
 from cometmq.console.pages.access_changes import ask_account, ask_deletion, ask_white
 from cometmq.errors import CometError
-from cometmq.protocol.acl import KEY_LENGTH_MAX
+from cometmq.protocol.acl import MAX_KEY_LENGTH
 from cometmq.protocol.bodies import AclAccount
 
 if TYPE_CHECKING:
@@ -206,8 +206,8 @@ def _explain(view: View) -> None:
     """Whether USER may ACTION the RESOURCE, asked of every broker."""
     view.note(view.t("access.explain_says"))
     with ui.element("div").classes("list-tools"):
-        user = ui.input(view.t("access.account"), value=view.query.get("user", "")[:KEY_LENGTH_MAX])
-        user.props(f"dense outlined maxlength={KEY_LENGTH_MAX}")
+        user = ui.input(view.t("access.account"), value=view.query.get("user", "")[:MAX_KEY_LENGTH])
+        user.props(f"dense outlined maxlength={MAX_KEY_LENGTH}")
         asked = view.query.get("action", "pub")
         action = ui.select(
             {name: view.t(key) for name, key in ACTIONS.items()},

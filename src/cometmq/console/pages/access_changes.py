@@ -12,7 +12,7 @@ from cometmq.console.frame.forms import Form
 from cometmq.console.frame.page import View
 from cometmq.console.frame.secret import show_secret
 from cometmq.errors import CometError
-from cometmq.protocol.acl import KEY_LENGTH_MAX, KEY_LENGTH_MIN
+from cometmq.protocol.acl import MAX_KEY_LENGTH, MIN_KEY_LENGTH
 from cometmq.protocol.bodies import AclAccount
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 
@@ -30,12 +30,12 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
     title = view.t("access.add") if present is None else view.t("access.change_of", name=before.access_key)
     form = Form(view, title, [view.t("access.form_says")])
     name = form.text(
-        "access.account", before.access_key, most=KEY_LENGTH_MAX, needed=True,
+        "access.account", before.access_key, most=MAX_KEY_LENGTH, needed=True,
         check=lambda said: _key_problem(view, said),
     )  # fmt: skip
     name.set_enabled(present is None)
     secret = form.text(
-        "access.secret_new" if present is None else "access.secret_kept", most=KEY_LENGTH_MAX,
+        "access.secret_new" if present is None else "access.secret_kept", most=MAX_KEY_LENGTH,
         check=lambda said: _key_problem(view, said),
     )  # fmt: skip
     secret.props("type=password autocomplete=new-password")
@@ -147,8 +147,8 @@ async def _everywhere(
 
 def _key_problem(view: View, said: str) -> str | None:
     """What is wrong with an account's name or secret."""
-    good = len(said) >= KEY_LENGTH_MIN and said.isprintable() and " " not in said
-    return None if good else view.t("access.bad_key", least=KEY_LENGTH_MIN)
+    good = len(said) >= MIN_KEY_LENGTH and said.isprintable() and " " not in said
+    return None if good else view.t("access.bad_key", least=MIN_KEY_LENGTH)
 
 
 def _joined(said: object) -> str:

@@ -18,7 +18,7 @@ from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.pages.places import ask_new, clusters_of
 from cometmq.protocol.bodies import SubscriptionGroupConfig
-from cometmq.protocol.codes import GROUP_LENGTH_MAX
+from cometmq.protocol.codes import MAX_GROUP_LENGTH
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -129,7 +129,7 @@ async def create(view: View) -> None:
     """Ask for a new group and make it."""
     clusters = await clusters_of(view.admin)
     form = Form(view, view.t("groups.create"), [view.t("groups.create_says")])
-    name, cluster = ask_new(view, form, "groups.name", GROUP_LENGTH_MAX, clusters)
+    name, cluster = ask_new(view, form, "groups.name", MAX_GROUP_LENGTH, clusters)
     retries = form.number("groups.retries", 16, -1, RETRIES_MAX)
     if not await form.asked():
         return

@@ -15,7 +15,7 @@ from cometmq.console.frame.listing import Listing
 from cometmq.console.frame.page import View
 from cometmq.console.frame.rows import Column, ListState, path_of
 from cometmq.console.pages.places import ask_new, clusters_of
-from cometmq.protocol.codes import TOPIC_LENGTH_MAX
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -88,7 +88,7 @@ async def create(view: View) -> None:
     """Ask for a new topic and make it."""
     clusters = await clusters_of(view.admin)
     form = Form(view, view.t("topics.create"), [view.t("topics.create_says")])
-    name, cluster = ask_new(view, form, "topics.name", TOPIC_LENGTH_MAX, clusters)
+    name, cluster = ask_new(view, form, "topics.name", MAX_TOPIC_LENGTH, clusters)
     queues = form.number("topics.queues", 8, 1, QUEUES_MAX)
     perm = form.choice("topics.perm", PERMS, "6")
     types = {each: each or view.t("topics.no_type") for each in MESSAGE_TYPES}

@@ -29,7 +29,7 @@ from cometmq.pipeline.base.wire import PLAIN, Access
 from cometmq.protocol.acl import credentials_of
 from cometmq.protocol.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
-    GROUP_LENGTH_MAX,
+    MAX_GROUP_LENGTH,
     TOOLS_CONSUMER_GROUP,
     is_legal_name,
 )
@@ -522,7 +522,7 @@ def _from_group(given: _Reader, position: Position, said: list[str]) -> Position
         return position
     if said and said != ["startingOffsets"]:
         raise ConfigError("startingGroup", group, f"not together with {said[0]}")
-    if not is_legal_name(group, GROUP_LENGTH_MAX):
+    if not is_legal_name(group, MAX_GROUP_LENGTH):
         raise ConfigError("startingGroup", group, "the name of a consumer group")
     return replace(position, group=group)
 

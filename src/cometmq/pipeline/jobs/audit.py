@@ -25,7 +25,7 @@ from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
-from cometmq.protocol.record.arrow import MOST_MS
+from cometmq.protocol.record.arrow import MAX_MS
 from cometmq.protocol.traces import MessageType
 
 COLUMNS = (
@@ -59,7 +59,7 @@ class Limits:
     def wider(self) -> tuple[int | None, int | None]:
         """The span to read, so that a message near an edge finds what belongs to it."""
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
-        return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MOST_MS)
+        return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
 
     def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
         """Up to when windows are closed, if the inputs go up to `newest_ms`."""

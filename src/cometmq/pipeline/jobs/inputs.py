@@ -31,7 +31,7 @@ from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.groups import GroupLog
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, UNSENDABLE_TOPICS
-from cometmq.protocol.record.arrow import MOST_MS
+from cometmq.protocol.record.arrow import MAX_MS
 
 STORE = "store:"
 LIVE = "live:"
@@ -118,7 +118,7 @@ def unreadable(
 def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     """Raises ConfigError for a begin that is not before the end, and for what is no time."""
     for key, time_ms in (("begin", begin_ms), ("end", end_ms)):
-        if time_ms is not None and not 0 <= time_ms <= MOST_MS:
+        if time_ms is not None and not 0 <= time_ms <= MAX_MS:
             raise ConfigError(key, str(time_ms), "a time of the years 1970 to 9998, in ms")
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from cometmq.errors import BodyError
-from cometmq.protocol.codes import GROUP_LENGTH_MAX, is_legal_name
-from cometmq.protocol.record.arrow import MAX_RAW_BYTES, MOST_MS
+from cometmq.protocol.codes import MAX_GROUP_LENGTH, is_legal_name
+from cometmq.protocol.record.arrow import MAX_MS, MAX_RAW_BYTES
 from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAfter, SubBefore, decode_trace
 
 _END = b"\x02"
@@ -69,7 +69,7 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
     at = trace.timestamp_ms
     if at is None:
         at = stored_ms
-    elif not 0 <= at <= MOST_MS:
+    elif not 0 <= at <= MAX_MS:
         raise BodyError("trace", "a time of the years 1970 to 9998 is expected", "timestampMs")
     row: dict[str, Any] = {"kind": type(trace).__name__, "timestamp_ms": at, "group": trace.group}
     match trace:
@@ -81,7 +81,7 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
             row |= {"topic": trace.topic, "region": trace.region}
     match trace:
         case Pub() | SubAfter():
-            if not 0 <= trace.cost_ms <= MOST_MS:
+            if not 0 <= trace.cost_ms <= MAX_MS:
                 raise BodyError("trace", f"a cost of {trace.cost_ms} ms", "costMs")
             row |= {"cost_ms": trace.cost_ms, "success": trace.success}
         case Recall():
@@ -97,7 +97,7 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
 
 def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
     """Who may send to the trace topic writes what he likes there; jobs count by group and by id."""
-    if group and not is_legal_name(group, GROUP_LENGTH_MAX):
+    if group and not is_legal_name(group, MAX_GROUP_LENGTH):
         raise BodyError("trace", "the name of a group is expected", "groupName")
     if len(ids) > _MOST_IDS:
         raise BodyError("trace", f"more than {_MOST_IDS} ids in a record", "msgId")

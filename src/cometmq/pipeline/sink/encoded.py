@@ -18,7 +18,7 @@ from cometmq.pipeline.base.options import WriteOptions
 from cometmq.pipeline.sink.rows import MOST_BYTES, RowMessage, topic_problem
 from cometmq.protocol.batch import MIN_ITEM, iter_batch
 from cometmq.protocol.codes import RETRY_PREFIX
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 _ALONE = ("properties", "delay_level", "sharding_key", "msg_id", "flag")
 """Columns by which rows differ in more than their text."""
@@ -101,7 +101,7 @@ def encode_rows(
     body_sizes, sizes = _lengths(body), _lengths(properties)
     if not body_sizes.all():
         return None
-    if sizes.max() > PROPERTIES_MAX_BYTES or (sizes + body_sizes).max() > MOST_BYTES:
+    if sizes.max() > MAX_PROPERTIES_BYTES or (sizes + body_sizes).max() > MOST_BYTES:
         return None
     head = np.zeros(len(batch), _HEAD)
     head["size"], head["body"] = sizes + body_sizes + MIN_ITEM, body_sizes

@@ -28,7 +28,7 @@ from cometmq.errors import ConfigError, MessageIllegal
 from cometmq.pipeline.base.errors import SinkRowError
 from cometmq.pipeline.base.options import WriteOptions
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_topic_name
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
 
 MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
@@ -198,7 +198,7 @@ def _encode(
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) - 1:
         raise SinkRowError(row, "properties", "a name or value contains the character \\x01 or \\x02")
     encoded = text.encode()
-    if len(encoded) > PROPERTIES_MAX_BYTES:
-        problem = f"{len(encoded)} bytes encoded, the limit is {PROPERTIES_MAX_BYTES}"
+    if len(encoded) > MAX_PROPERTIES_BYTES:
+        problem = f"{len(encoded)} bytes encoded, the limit is {MAX_PROPERTIES_BYTES}"
         raise SinkRowError(row, "properties", problem)
     return encoded

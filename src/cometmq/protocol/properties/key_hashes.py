@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys, java_hash
 
-_MOST_PREFIXES = 20_000
+_MAX_PREFIXES = 20_000
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
-_LARGEST_BLOB = 1 << 20  # bytes; above it the tables of powers would grow large
+_MAX_BLOB_BYTES = 1 << 20  # bytes; above it the tables of powers would grow large
 _ROWS = 256  # keys hashed per numpy call
 _SEPARATOR, _BLANK = 2, 0x20
 
@@ -24,7 +24,7 @@ Keys = Sequence[str] | bytes | None
 """The keys of a record to index: these strings, this single unique key, or those in its properties."""
 
 
-@lru_cache(_MOST_PREFIXES)
+@lru_cache(_MAX_PREFIXES)
 def key_prefix(topic: str) -> int:
     """Return the Java hash of `topic#`.
 
@@ -40,7 +40,7 @@ def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray
     joined, searched and hashed as one array: 0.6 µs per record with two keys, against 2 µs one by one.
     """
     blob = b"\x02".join(properties) + b"\x02" + bytes(len(UNIQUE_KEY))
-    if len(blob) > _LARGEST_BLOB or not blob.isascii():
+    if len(blob) > _MAX_BLOB_BYTES or not blob.isascii():
         return _hash_keys_one_by_one(properties)
     units = np.frombuffer(blob, np.uint8)
     pair_ends = np.flatnonzero(units == _SEPARATOR)

@@ -19,8 +19,8 @@ from cometmq.protocol.properties.values import (
     value_of,
 )
 
-MOST_TEMPLATES = 2_048
-LONGEST = 2_048
+MAX_TEMPLATES = 2_048
+MAX_BYTES = 2_048
 """The maximum length in bytes of a stored string. With their results, the cache takes at most 12 MB."""
 SKIPPED = 100_000
 
@@ -91,7 +91,7 @@ class TemplateCache(Generic[T]):
 
     def find(self, properties: bytes) -> tuple[T, bytes]:
         """Return the template of a string, and the value of its unique key. Raises whatever `make` raises."""
-        if self._skip or len(properties) > LONGEST:
+        if self._skip or len(properties) > MAX_BYTES:
             self._skip = max(self._skip - 1, 0)
             return self._make(properties, b""), b""
         at, end = unique_key_at(properties)
@@ -104,8 +104,8 @@ class TemplateCache(Generic[T]):
             self._served += 1
             return template, unique
         template = self._make(properties, unique)
-        if len(self._known) >= MOST_TEMPLATES:
-            self._skip = 0 if self._served > MOST_TEMPLATES else SKIPPED
+        if len(self._known) >= MAX_TEMPLATES:
+            self._skip = 0 if self._served > MAX_TEMPLATES else SKIPPED
             self._served = 0
             self._known.clear()
         self._known[rest] = template

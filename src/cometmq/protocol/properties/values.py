@@ -91,7 +91,7 @@ RESERVED = frozenset(
 """
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 
-PROPERTIES_MAX_BYTES = 32_767
+MAX_PROPERTIES_BYTES = 32_767
 """The maximum length of a property string in bytes: its length field is a signed 16-bit number."""
 
 
@@ -197,13 +197,13 @@ def index_keys(properties: bytes) -> list[bytes]:
     return [key for key in (unique, *value_of(properties, b"KEYS").split(b" ")) if key]
 
 
-_LONGEST_TAG = 128  # bytes of a cached tag
+_MAX_CACHED_TAG_BYTES = 128  # bytes of a cached tag
 
 
 def stored_tags_code(properties: bytes) -> int:
     """Return the tags code in the consume queue for these properties: Java's hash of TAGS, or 0."""
     tags = value_of(properties, b"TAGS")
-    if len(tags) > _LONGEST_TAG:
+    if len(tags) > _MAX_CACHED_TAG_BYTES:
         return java_hash(tags.decode("utf-8", "replace"))
     return _short_tags_code(tags) if tags else 0
 

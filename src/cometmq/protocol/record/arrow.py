@@ -67,7 +67,7 @@ COLUMNS: dict[str, pa.DataType] = {
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-LEAST_MS, MOST_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
+MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HOST = np.dtype(f"V{HOST_V4}")
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
@@ -317,7 +317,7 @@ def _times(ms: Ints, column: str) -> pa.Array:
     Most readers (Python's dates, SQL) support the years 1 to 9999 only. The limits lie a year inside because
     of time zones; larger numbers would overflow.
     """
-    wrong = np.flatnonzero((ms < LEAST_MS) | (ms > MOST_MS))
+    wrong = np.flatnonzero((ms < MIN_MS) | (ms > MAX_MS))
     if len(wrong):
         raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 2 to 9998")
     return pa.array(ms * 1000)

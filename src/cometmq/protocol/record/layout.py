@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
@@ -90,7 +90,7 @@ MIN_SIZE = HEAD_V4.size + 3
 """The minimum size of a record: two IPv4 hosts, empty body, topic and properties."""
 MAX_TOPIC_V1 = 127
 MAX_TOPIC_V2 = 32_767
-MAX_PROPERTIES = PROPERTIES_MAX_BYTES
+MAX_PROPERTIES = MAX_PROPERTIES_BYTES
 
 _BY_V6_BITS = tuple(
     HEADS[HOST_V6 if bits & 1 else HOST_V4, HOST_V6 if bits & 2 else HOST_V4] for bits in range(4)

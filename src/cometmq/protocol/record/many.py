@@ -35,7 +35,7 @@ from cometmq.protocol.record.layout import (
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
 SHORTEST_RUN = 24  # records; fewer are faster one by one
-LONGEST_RUN = 4096
+MAX_BATCH_RECORDS = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
 _HEAD = np.dtype([(name, _KINDS.get(kind, f"V{kind[:-1]}")) for name, kind in FIELDS.items()])

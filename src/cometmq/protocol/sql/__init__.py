@@ -6,9 +6,9 @@ from cometmq.errors import SqlError
 from cometmq.protocol.sql.expressions import Evaluate, Get
 from cometmq.protocol.sql.java_values import Mismatch
 
-__all__ = ["LONGEST", "SqlFilter", "compile_sql"]
+__all__ = ["MAX_EXPRESSION_LENGTH", "SqlFilter", "compile_sql"]
 
-LONGEST = 8_192
+MAX_EXPRESSION_LENGTH = 8_192
 """The maximum length of an expression in characters."""
 
 
@@ -44,10 +44,9 @@ def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
     Raises:
         SqlError: The expression is invalid.
     """
-    if len(expression) > LONGEST:
-        raise SqlError(
-            LONGEST + 1, f"the expression has {len(expression)} characters, at most {LONGEST} are read"
-        )
+    if len(expression) > MAX_EXPRESSION_LENGTH:
+        problem = f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are read"
+        raise SqlError(MAX_EXPRESSION_LENGTH + 1, problem)
     # Importing the parser takes 40 ms, and few programs need it.
     from cometmq.protocol.sql.grammar import parse
 

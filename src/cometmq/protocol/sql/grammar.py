@@ -72,7 +72,7 @@ BLANKS: /[ \t\n\r\f]+/
 """
 
 OPERANDS = frozenset({"NAME", "STRING", "INTEGER", "FLOAT", "TRUE", "FALSE", "NULL"})
-MOST_OPERANDS = 512
+MAX_OPERANDS = 512
 """The maximum number of properties and literals, including those of an IN."""
 SIGNS = frozenset({"MINUS", "PLUS", "NOT"})
 _WANTED = {
@@ -190,8 +190,8 @@ def parse(text: str, string_words: bool) -> Part:
             if token.type == "SEARCH" and not string_words:
                 token.type = "NAME"
             operands += token.type in OPERANDS
-            if operands > MOST_OPERANDS:
-                raise SqlError(_place(token) + 1, f"more than {MOST_OPERANDS} properties and literals")
+            if operands > MAX_OPERANDS:
+                raise SqlError(_place(token) + 1, f"more than {MAX_OPERANDS} properties and literals")
             signs = 0 if token.type in OPERANDS else signs + (token.type in SIGNS)
             if signs > DEEPEST:
                 raise SqlError(_place(token) + 1, f"more than {DEEPEST} of -, + and NOT before an operand")

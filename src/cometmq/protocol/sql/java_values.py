@@ -26,7 +26,7 @@ Value = None | bool | int | float | str
 
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
-_MOST_DIGITS: Final = 4_000
+_MAX_DIGITS: Final = 4_000
 """The maximum number of digits. Python refuses longer numbers; for Java they are too large, too."""
 _SURELY_FITS: Final = 9  # digits that fit in any case
 # No two adjacent parts of these patterns match the same characters, so a long text takes linear time.
@@ -54,7 +54,7 @@ def _whole(text: str, most: int) -> int:
     if len(text) <= _SURELY_FITS and text.isascii() and text.isdigit():
         return int(text)
     # Java reads UTF-16 units, so digits beyond the basic plane are not digits for it.
-    if len(text) > _MOST_DIGITS or not _WHOLE.fullmatch(text) or max(text) > "\uffff":
+    if len(text) > _MAX_DIGITS or not _WHOLE.fullmatch(text) or max(text) > "\uffff":
         raise Mismatch
     number = int(text)
     if not -most - 1 <= number <= most:

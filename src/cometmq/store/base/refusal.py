@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cometmq.errors import StoreError, Transient
-from cometmq.protocol.codes import STORED_LENGTH_MAX, ResponseCode
+from cometmq.protocol.codes import MAX_STORED_TOPIC_LENGTH, ResponseCode
 from cometmq.text import printable
 
 
@@ -28,7 +28,7 @@ class QueueRefused(StoreRefused):
         super().__init__(
             ResponseCode.MESSAGE_ILLEGAL,
             f"no queue is made for topic {printable(topic)!r}, queue {queue_id}: a topic has 1 to "
-            f"{STORED_LENGTH_MAX} letters, digits, %, |, _ and -, a queue a number from 0 on",
+            f"{MAX_STORED_TOPIC_LENGTH} letters, digits, %, |, _ and -, a queue a number from 0 on",
         )
         self.topic = topic
         self.queue_id = queue_id

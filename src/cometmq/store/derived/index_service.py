@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.protocol.properties.key_hashes import Keys, behind_prefix, hash_equal, hash_keys
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, UNIQUE_KEY, index_hash
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES, UNIQUE_KEY, index_hash
 from cometmq.store.base.checkpoint import Mark
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import INDEX, StoreConfig
@@ -28,7 +28,7 @@ from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
-_LONGEST_KEY = 255 + PROPERTIES_MAX_BYTES  # characters of topic and key: no record has more
+_LONGEST_KEY = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key: no record has more
 NO_POSITION = 1 << 63
 """A position after all records."""
 _BATCH = 1024  # minimum number of records hashed together

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 
 from cometmq import logs
 from cometmq.errors import StoreError
-from cometmq.protocol.codes import STORED_LENGTH_MAX, is_legal_name
+from cometmq.protocol.codes import MAX_STORED_TOPIC_LENGTH, is_legal_name
 from cometmq.store.base.config import CONSUME_QUEUES, StoreConfig
 from cometmq.store.base.disk import NO_FILE, Disk, is_numbered
 from cometmq.store.base.files import StoreFiles
@@ -68,7 +68,7 @@ class QueueTable:
         """
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
-            if not (topic in self._topics or is_legal_name(topic, STORED_LENGTH_MAX)) or queue_id < 0:
+            if not (topic in self._topics or is_legal_name(topic, MAX_STORED_TOPIC_LENGTH)) or queue_id < 0:
                 raise QueueRefused(topic, queue_id)
             queue = self._add(topic, queue_id)
         return queue

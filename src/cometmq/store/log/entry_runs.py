@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, HEAD_KIND, follows
-from cometmq.protocol.record.many import LONGEST_RUN, SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.many import MAX_BATCH_RECORDS, SHORTEST_RUN, Run, valid_run
 from cometmq.protocol.record.one import Facts, record_facts
 
 
@@ -18,7 +18,7 @@ def entry_runs(data: bytes, position: int, *, check_crc: bool = True) -> Iterato
     """
     at = 0
     while at < len(data):
-        run = valid_run(data, at, position + at, LONGEST_RUN, check_crc=check_crc, framing=ENTRIES)
+        run = valid_run(data, at, position + at, MAX_BATCH_RECORDS, check_crc=check_crc, framing=ENTRIES)
         if run is None:
             run = _few(data, at, position, check_crc)
             if run is None:

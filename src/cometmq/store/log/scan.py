@@ -17,7 +17,7 @@ import numpy as np
 
 from cometmq.protocol.record.framing import HEAD_KIND, PLAIN, Framing, follows
 from cometmq.protocol.record.layout import BLANK_MAGIC_BYTES, BLANK_SIZE, MAGIC_AT, MAGICS_BEGIN
-from cometmq.protocol.record.many import LONGEST_RUN, SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.many import MAX_BATCH_RECORDS, SHORTEST_RUN, Run, valid_run
 from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_facts
 from cometmq.store.base.disk import Disk, is_zero
 
@@ -62,7 +62,7 @@ class SegmentScan:
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
-        self._most = LONGEST_RUN  # records checked together; fewer for a while after damage
+        self._most = MAX_BATCH_RECORDS  # records checked together; fewer for a while after damage
         self.end = self.base
         self.closed = False
         self.blank_end = -1
@@ -119,7 +119,7 @@ class SegmentScan:
                 self._data, offset, self.base + at, self._most, check_crc=self.check_crc, framing=self.framing
             )
             if run is not None:
-                self._most = min(2 * self._most, LONGEST_RUN)
+                self._most = min(2 * self._most, MAX_BATCH_RECORDS)
                 return run
         few, heads = self._few(at)
         if not few:

@@ -18,7 +18,7 @@ from cometmq.protocol.batch import ITEM_HEAD, MIN_ITEM, iter_batch
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.template import Template, codes_and_keys, template_of
-from cometmq.protocol.properties.values import PROPERTIES_MAX_BYTES, has_stray_separator
+from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES, has_stray_separator
 from cometmq.protocol.record.layout import BODY_CRC_AT, HEADS, QUEUE_ID_AT, QUEUE_OFFSET_AT, SYS_FLAG_AT
 from cometmq.store.base.refusal import StoreRefused
 
@@ -153,7 +153,7 @@ def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
     Raises:
         StoreRefused: They do not fill the body exactly (MESSAGE_ILLEGAL).
     """
-    if len(extra) > PROPERTIES_MAX_BYTES:
+    if len(extra) > MAX_PROPERTIES_BYTES:
         raise _too_much_shared(len(extra), 1)
     data = bytes(body)  # slices of bytes cost half as much as those of a view
     if not data:
@@ -256,7 +256,7 @@ def _too_much_shared(extra: int, count: int) -> StoreRefused:
     return StoreRefused(
         ResponseCode.MESSAGE_ILLEGAL,
         f"the batch's own properties have {extra}B and go to each of {count} messages: at most "
-        f"{PROPERTIES_MAX_BYTES}B are allowed, and {_MOST_SHARED}B for all together",
+        f"{MAX_PROPERTIES_BYTES}B are allowed, and {_MOST_SHARED}B for all together",
     )
 
 

@@ -22,7 +22,7 @@ from cometmq.protocol.record.layout import (
     MIN_SIZE,
     START,
 )
-from cometmq.protocol.record.many import LONGEST_RUN, SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.many import MAX_BATCH_RECORDS, SHORTEST_RUN, Run, valid_run
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.disk import Buffer
 from cometmq.store.base.flags import Flag, RunningFlags
@@ -213,7 +213,7 @@ class ReplicaLog:
         at = self._whole = 0
         few: list[Facts] = []
         while at < len(data):
-            run = valid_run(data, at, start + at, LONGEST_RUN) if not few else None
+            run = valid_run(data, at, start + at, MAX_BATCH_RECORDS) if not few else None
             if run is not None:
                 yield run
                 at = self._whole = run.end - start
