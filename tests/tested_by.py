@@ -18,8 +18,8 @@ PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
 admin/test_access.py: admin/acl
-admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin admin/servers
-    admin/stats admin/topic_admin admin/values
+admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
+    admin/servers admin/stats admin/topic_admin admin/values
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
 broker/test_decision.py: broker/access/explain broker/access/rights
