@@ -1,4 +1,4 @@
-"""Sends that a blocking producer begins and whose caller does not wait."""
+"""Asynchronous sends of a blocking producer: the caller does not wait for their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logs.logger("cometmq.client.producer")
 R = TypeVar("R")
 
 _CALLBACKS_END_S = 30.0
-"""Limit, in seconds, of a stop's wait for callbacks."""
+"""The timeout of a stop for callbacks that are still running, in seconds."""
 
 
 class AsyncSends:
@@ -39,12 +39,12 @@ class AsyncSends:
         send: Callable[[], Coroutine[Any, Any, R]],
         callback: Callable[[Future[R]], object] | None,
     ) -> Future[R]:
-        """Begin a send on the loop, as soon as fewer than the maximum are under way.
+        """Begin a send on the loop as soon as fewer than the maximum are in progress.
 
         Args:
-            thread: The loop of the producer.
-            send: Makes the coroutine of the send.
-            callback: Called in a thread with the future, once it is done.
+            thread: The loop thread of the producer.
+            send: Creates the coroutine of the send.
+            callback: Called in a thread with the future, once the future is done.
         """
         thread.check_caller()
         with self._changed:
@@ -76,7 +76,7 @@ class AsyncSends:
         self._calling.here = True
         try:
             callback(future)
-        except BaseException as error:  # a sys.exit() would end nothing but its thread
+        except BaseException as error:  # a sys.exit() in a callback would end only its thread
             log.error("the callback of an asynchronous send failed", exc_info=error)
         finally:
             self._calling.here = False
@@ -85,7 +85,10 @@ class AsyncSends:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait for all sends, and for their callbacks unless the caller is one of these."""
+        """Wait for all sends and their callbacks.
+
+        A callback that calls this method waits for the sends only.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
             if not getattr(self._calling, "here", False) and not self._changed.wait_for(

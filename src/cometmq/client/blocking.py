@@ -1,10 +1,11 @@
-"""Blocking faces of the asyncio clients, for programs without an event loop.
+"""Blocking versions of the asyncio clients, for programs without an event loop.
 
     with SyncProducer("group", namesrv="127.0.0.1:9876") as producer:
         producer.send(Message("TopicTest", b"hello"))
 
-They run the asyncio classes on one loop in a background thread, shared by all of a process, and may be used
-from many threads at once. Arguments, results, errors and docstrings are those of the asyncio classes.
+Each class runs its asyncio class on one loop in a background thread that all clients of the process share.
+All methods are thread-safe. Methods without text of their own have the arguments, results, errors and
+docstrings of the asyncio classes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ C = TypeVar("C", Producer, TransactionProducer, PushConsumer, PullConsumer)
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The blocking form of a method of the asyncio class."""
+    """Return the blocking form of a coroutine method of the asyncio class."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         face: _Face[Any] = self
@@ -64,7 +65,7 @@ def _blocking(
 
 
 def _on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The blocking form of a method that is no coroutine, and may be called on the loop only."""
+    """Return the blocking form of a plain method that may only be called on the loop."""
 
     async def awaited(twin: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return method(twin, *args, **kwargs)
@@ -74,7 +75,7 @@ def _on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
 
 
 def _health(method: Callable[[Any], ConsumerHealth]) -> Callable[[Any], ConsumerHealth]:
-    """The blocking form of health(), which answers before the start and after the stop too."""
+    """Return the blocking form of health(), which can also be called before the start and after the stop."""
     on_loop = _on_loop(method)
 
     def health(self: Any, /) -> ConsumerHealth:
@@ -88,7 +89,7 @@ def _health(method: Callable[[Any], ConsumerHealth]) -> Callable[[Any], Consumer
 
 
 class _Property(property, Generic[R]):
-    """The blocking form of a property."""
+    """The blocking form of a property of the asyncio class."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(_on_loop(source.fget))
@@ -98,11 +99,11 @@ class _Property(property, Generic[R]):
 
         def __get__(self, face: Any, owner: type | None = None, /) -> R: ...  # type: ignore[override]
 
-        def __set__(self, face: Any, value: Never, /) -> None: ...  # it can only be read
+        def __set__(self, face: Any, value: Never, /) -> None: ...  # the property is read-only
 
 
 class _Face(Generic[C]):
-    """Start and stop on the background loop; `with` as `async with`."""
+    """The base class of the blocking clients: start and stop on the background loop, and `with`."""
 
     _has_listener = False
 
@@ -111,8 +112,8 @@ class _Face(Generic[C]):
         self._name = f"{type(self).__name__} of group {twin.group}"
         self._thread: LoopThread | None = None
         self._over = threading.Event()
-        """stop() has ended."""
-        self._stop_for_listener: asyncio.Task[None] | None = None  # kept, so that it is not collected
+        """Set when stop() has ended."""
+        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps a reference to the task
 
     def __enter__(self) -> Self:
         self.start()
@@ -124,23 +125,33 @@ class _Face(Generic[C]):
         self.stop()
 
     def start(self) -> None:
-        """As the asyncio class starts, with a loop in a background thread."""
+        """Start the client on the event loop of the background thread.
+
+        Raises:
+            ClientStateError: The client was started before.
+            CometError: The start failed, as the start() of the asyncio class describes.
+        """
         if self._thread is not None:
             raise ClientStateError(f"{self._name} is started already")
-        thread = self._thread = LoopThread.acquire()  # from now on listeners may use it, and stop it
+        thread = self._thread = LoopThread.acquire()  # from now on listeners may use it and stop the client
         try:
             thread.run(self._twin.start())
         except BaseException:
             mine, self._thread = self._thread, None
-            if mine is not None:  # else a stop has it
+            if mine is not None:  # otherwise a concurrent stop() releases the thread
                 mine.release()
             raise
 
     def stop(self) -> None:
-        """As the asyncio class stops; the last one of a process ends the background thread."""
+        """Stop the client and wait for the stop.
+
+        The last client of a process also ends the background thread.
+
+        Does nothing before the start and after a stop. A stopped client cannot be started again.
+        """
         if self._twin.state == "new":
             return
-        thread, self._thread = self._thread, None  # in one step: of two stops one has it
+        thread, self._thread = self._thread, None  # in one step, for concurrent stops
         if thread is None:
             return
         asked_by_listener = False
@@ -161,14 +172,14 @@ class _Face(Generic[C]):
                 self._over.set()
 
     def _finish_calls(self) -> None:
-        """Wait for what goes on beside the calls of the caller."""
+        """Wait for the work that calls have left running in the background."""
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
-        """Warn of a client that was dropped without `stop()`, and stop it.
+        """Warn about a client that was dropped without `stop()`, and stop it.
 
-        One that calls a listener goes on, since a program need not keep it to have its messages consumed.
+        A client that calls a listener keeps running: a program need not hold a reference to it.
         """
-        thread: LoopThread | None = getattr(self, "_thread", None)  # None as well if __init__ failed
+        thread: LoopThread | None = getattr(self, "_thread", None)  # also None if __init__ failed
         if thread is None:
             return
         asked = self.state in ("stopping", "stopped")
@@ -180,7 +191,7 @@ class _Face(Generic[C]):
             warn(f"{self._name} was dropped without stop()", ResourceWarning, source=self)
 
     async def _release_later(self, thread: LoopThread) -> None:
-        """A listener has asked for the stop, which waits for the listener."""
+        """Wait for a stop that a listener requested, which waits for the listener, and release the thread."""
         try:
             await self._twin.wait_stopped()
         finally:
@@ -188,20 +199,27 @@ class _Face(Generic[C]):
             self._over.set()
 
     def stop_soon(self) -> Future[None]:
-        """Stop it, from any thread or a handler of a signal, and wait for nothing; the future has what stop()
-        raises."""
+        """Begin a stop from any thread or from a signal handler, without waiting for it.
+
+        Returns:
+            A future that is done when the client is stopped. It holds the exception if the stop raised one.
+        """
         return self._twin.stop_soon()
 
     def wait_stopped(self) -> None:
-        """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
+        """Wait until the client is stopped, by any thread or by a signal handler.
+
+        Raises:
+            ClientStateError: The client was not started.
+        """
         if self._thread is None and self.state in ("running", "stopping"):
-            self._over.wait()  # another thread stops it, or a listener
+            self._over.wait()  # another thread or a listener stops the client
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 
     @property
     def state(self) -> str:
-        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        """The state of the client: `new`, `starting`, `running`, `stopping` or `stopped`. A stop is final."""
         return self._twin.state
 
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
@@ -213,7 +231,7 @@ class _Face(Generic[C]):
         return thread.run(work)
 
     def _running_thread(self) -> LoopThread:
-        """Return the thread of the loop. Raises ClientStateError unless the client runs."""
+        """Return the thread of the loop. Raises ClientStateError unless the client is running."""
         thread = self._thread
         if thread is None:
             state = self._twin.state
@@ -222,7 +240,19 @@ class _Face(Generic[C]):
 
 
 class SyncProducer(_Face[Producer]):
-    """Blocking face of Producer. `send_async` and its like return futures."""
+    """A producer with blocking methods. `send_async` and the other `…_async` methods return futures.
+
+    Args:
+        group: The name of the producer group.
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings of the producer. Default: ProducerOptions().
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The group name is illegal.
+        ConfigError: A name server's address or a setting is invalid.
+    """
 
     _twin: Producer
 
@@ -253,24 +283,25 @@ class SyncProducer(_Face[Producer]):
         argument: object = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send as `send` does, without waiting for the broker's answer.
+        """Send a message as `send` does, without waiting for the broker's answer.
 
-        Waits for a place while `ProducerOptions.max_in_flight` asynchronous sends are under way.
+        Blocks while `ProducerOptions.max_in_flight` asynchronous sends are in progress.
 
         Args:
             message: The message.
-            callback: Called with the future once it is done, in a thread in which it may use this producer.
-                What it raises is logged.
-            queue: The queue to send to.
-            selector: Chooses the queue.
+            callback: Called with the future once it is done, in a thread in which the callback may use this
+                producer. An exception that the callback raises is logged.
+            queue: The queue to send to. Default: the producer chooses one.
+            selector: A function that chooses the queue.
             argument: The argument of the selector.
-            timeout_s: The budget of all tries, in seconds.
+            timeout_s: The timeout of all tries together, in seconds. Default:
+                `ProducerOptions.send_timeout_s`.
 
         Returns:
-            A future with the result, or with what `send` raises.
+            A future with the result, or with the exception that `send` raises.
 
         Raises:
-            ClientStateError: The producer does not run, or this is called on its own loop.
+            ClientStateError: The producer is not running, or the call comes from the producer's own loop.
         """
 
         def send() -> Coroutine[Any, Any, SendResult]:
@@ -289,7 +320,21 @@ class SyncProducer(_Face[Producer]):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> Future[None]:
-        """Send as `send_oneway` does, without waiting for the route and the connection; see `send_async`."""
+        """Send a message as `send_oneway` does, without waiting for the route and the connection.
+
+        Args:
+            message: The message.
+            callback: Called with the future once the message is written to the connection, see `send_async`.
+            queue: The queue to send to. Default: the producer chooses one.
+            selector: A function that chooses the queue.
+            argument: The argument of the selector.
+
+        Returns:
+            A future with None, or with the exception that `send_oneway` raises.
+
+        Raises:
+            ClientStateError: The producer is not running, or the call comes from the producer's own loop.
+        """
 
         def send() -> Coroutine[Any, Any, None]:
             return self._twin.send_oneway(message, queue=queue, selector=selector, argument=argument)
@@ -304,7 +349,21 @@ class SyncProducer(_Face[Producer]):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send as `send_batch` does, without waiting for the broker's answer; see `send_async`."""
+        """Send messages as `send_batch` does, without waiting for the broker's answer.
+
+        Args:
+            messages: The messages, of one topic.
+            callback: Called with the future once it is done, see `send_async`.
+            queue: The queue to send to. Default: the producer chooses one.
+            timeout_s: The timeout of all tries together, in seconds. Default:
+                `ProducerOptions.send_timeout_s`.
+
+        Returns:
+            A future with the result, or with the exception that `send_batch` raises.
+
+        Raises:
+            ClientStateError: The producer is not running, or the call comes from the producer's own loop.
+        """
         batch = list(messages)
 
         def send() -> Coroutine[Any, Any, SendResult]:
@@ -329,8 +388,21 @@ class SyncProducer(_Face[Producer]):
 
 
 class SyncTransactionProducer(SyncProducer):
-    """Blocking face of TransactionProducer: a listener's plain methods run in threads, async ones on the
-    background loop."""
+    """A transaction producer with blocking methods.
+
+    Args:
+        group: The name of the producer group.
+        listener: Runs and checks local transactions. Its plain methods run in threads, its async methods on
+            the background loop.
+        topics: The topics whose brokers may send transaction checks to this producer before its first send.
+        namesrv: The name servers, as in SyncProducer.
+        options: The settings of the producer. Default: ProducerOptions().
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: The listener lacks a method, or a setting is invalid.
+    """
 
     def __init__(
         self,
@@ -357,7 +429,22 @@ class SyncTransactionProducer(SyncProducer):
 
 
 class SyncPushConsumer(_Face[PushConsumer]):
-    """Blocking face of PushConsumer: plain listeners run in threads, async ones on the background loop."""
+    """A push consumer with blocking methods.
+
+    Args:
+        group: The name of the consumer group.
+        listener: The function that consumes messages. A plain function runs in threads, an async function on
+            the background loop.
+        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
+            `sql92(...)` or `filter_class(...)`.
+        namesrv: The name servers, as in SyncProducer.
+        options: The settings of the consumer. Default: PushOptions().
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: The listener or a setting is invalid.
+    """
 
     _has_listener = True
 
@@ -403,7 +490,19 @@ class SyncPushConsumer(_Face[PushConsumer]):
 
 
 class SyncMessageStream(SyncPushConsumer):
-    """Blocking face of MessageStream: `for` gives its messages out, in several threads as well."""
+    """A message stream with blocking methods: `for` returns its messages, in one or several threads.
+
+    Args:
+        group: The name of the consumer group.
+        subscriptions: The subscriptions, as in SyncPushConsumer.
+        namesrv: The name servers, as in SyncProducer.
+        options: The settings of the consumer. Default: PushOptions().
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: A setting is invalid or does not apply to a stream.
+    """
 
     _has_listener = False
 
@@ -431,7 +530,7 @@ class SyncMessageStream(SyncPushConsumer):
             super().__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Messages until the stream is stopped."""
+        """Yield messages until the stream is stopped."""
         while True:
             try:
                 yield self._run(self._stream.__anext__())
@@ -447,7 +546,18 @@ class SyncMessageStream(SyncPushConsumer):
 
 
 class SyncPullConsumer(_Face[PullConsumer]):
-    """Blocking face of PullConsumer; iterating it gives messages of the assigned queues for ever."""
+    """A pull consumer with blocking methods. Iterating it yields messages of the assigned queues without end.
+
+    Args:
+        group: The name of the consumer group.
+        namesrv: The name servers, as in SyncProducer.
+        options: The settings of the consumer. Default: PullOptions().
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The group name is illegal.
+        ConfigError: A name server's address or a setting is invalid.
+    """
 
     def __init__(
         self,
@@ -493,6 +603,9 @@ class SyncPullConsumer(_Face[PullConsumer]):
     update_offset = _on_loop(PullConsumer.update_offset)
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Messages of the assigned queues for ever. Those of a batch count as consumed when the next batch is
-        asked for; where the iteration is left, those before the one that was given out last."""
+        """Yield messages of the assigned queues without end.
+
+        The messages of a batch count as consumed when the iteration asks for the next batch. If the iteration
+        is left, the messages before the last one that it returned count as consumed.
+        """
         return self._twin._iterate_in_thread(self._run)  # noqa: SLF001 - it is made for this

@@ -1,4 +1,4 @@
-"""One event loop in a background thread, on which the blocking faces run their asyncio twins."""
+"""One event loop in a background thread, on which the blocking clients run their asyncio classes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _SIGNALS_S = 0.5
-"""A signal that comes just before the main thread waits for a lock is not handled before that wait ends."""
+"""Poll interval of a wait, in seconds.
+
+Python handles a signal that arrives just before the main thread waits for a lock only after that wait.
+"""
 
 
 class _Call(Generic[T]):
-    """A coroutine that a thread waits for, in the thread's context.
+    """A coroutine whose result a thread waits for. The coroutine runs in the thread's context.
 
-    A lock passes the result on: asyncio.run_coroutine_threadsafe takes two futures and a condition for that.
+    A lock signals the result, which costs less than asyncio.run_coroutine_threadsafe with its two futures and
+    a condition.
     """
 
     __slots__ = ("_context", "_work", "task", "under_way")
@@ -46,7 +50,7 @@ class _Call(Generic[T]):
         self.task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        """Its caller is gone, perhaps before it was given to the loop."""
+        """Cancel the coroutine, also if the loop has not started it yet."""
         if hasattr(self, "task"):
             self.task.cancel()
         else:
@@ -54,12 +58,12 @@ class _Call(Generic[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # seen: its caller may have given up
+            task.exception()  # marks the exception as retrieved, because the caller may have given up
         self.under_way.release()
 
 
 class _SubmittedCall(_Call[T]):
-    """A coroutine that nobody waits for: a future takes its result."""
+    """A coroutine whose result goes to a future."""
 
     __slots__ = ("future",)
 
@@ -69,7 +73,7 @@ class _SubmittedCall(_Call[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         future = self.future
-        del self.future  # it refers to this call, see LoopThread.submit
+        del self.future  # the future refers to this call, see LoopThread.submit
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
             future.cancel()
@@ -82,23 +86,23 @@ class _SubmittedCall(_Call[T]):
 
 
 class LoopThread:
-    """Shared by all blocking clients of a process; lives while at least one of them does.
+    """The thread that all blocking clients of a process share. It ends with the last of these clients.
 
-    A forked child must make its own clients: the thread does not exist there, and using it raises
+    A forked child must create its own clients: the thread does not exist there, and using it raises
     ClientStateError.
     """
 
     _shared: LoopThread | None = None
     _guards: ClassVar[dict[int, threading.Lock]] = {}
-    """Process id -> what guards `_shared` there: a fork may leave that of the parent locked in the child."""
+    """The lock of `_shared` by process id: after a fork, the parent's lock may stay locked in the child."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
-        self._calls = threading.Lock()  # of this thread alone: a fork may leave it locked in the child
+        self._calls = threading.Lock()  # not for a forked child, in which it may be locked
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
-        self._abandoned: set[asyncio.Task[None]] = set()  # kept, so that they are not collected
+        self._abandoned: set[asyncio.Task[None]] = set()  # keeps references to the tasks
         self.loop = new_event_loop()
         started = threading.Event()
         self.loop.call_soon(started.set)
@@ -119,7 +123,7 @@ class LoopThread:
             return cls._shared
 
     def release(self) -> None:
-        """The last user's release stops the thread."""
+        """Release the thread. The last user's release stops it."""
         with LoopThread._guard():
             self.users -= 1
             if self.users > 0 or self.pid != os.getpid():
@@ -133,15 +137,15 @@ class LoopThread:
             self._thread.join()
 
     def abandon(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Stop a client whose blocking face was collected, and release the thread for it.
+        """Stop a client whose blocking object was garbage-collected, and release the thread.
 
-        It takes no lock and waits for nothing: the garbage collector may call it anywhere.
+        This method takes no lock and does not wait, because the garbage collector may call it anywhere.
 
         Args:
-            stop: Makes the coroutine that stops the client.
+            stop: Creates the coroutine that stops the client.
 
         Returns:
-            Whether that was begun. False for a thread that has ended, or belongs to the parent process.
+            Whether the stop was begun. False if the thread has ended or belongs to the parent process.
         """
 
         async def stop_and_release() -> None:
@@ -158,12 +162,15 @@ class LoopThread:
             return False
         try:
             self.loop.call_soon_threadsafe(begin)
-        except RuntimeError:  # closed meanwhile
+        except RuntimeError:  # the loop was closed meanwhile
             return False
         return True
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for it; an interrupt (Ctrl-C) of the wait cancels it."""
+        """Run a coroutine on the loop and wait for its result.
+
+        An interrupt (Ctrl-C) cancels the coroutine.
+        """
         call = _Call(work)
         try:
             self._enqueue(call)
@@ -172,7 +179,7 @@ class LoopThread:
                     pass
             elif not call.under_way.acquire(timeout=timeout_s):
                 raise TimeoutError
-        except BaseException:  # a handler of a signal may raise anything, anywhere
+        except BaseException:  # a signal handler may raise any exception at any point
             self._cancel(call)
             raise
         try:
@@ -182,10 +189,13 @@ class LoopThread:
                 raise concurrent.futures.CancelledError from None
             raise ClientStateError("this client was stopped while a call of it was under way") from None
         finally:
-            del call, work  # an error holds this frame, and its task the error: gone at once, without the gc
+            del call, work  # breaks the cycle of error, frame and task without the garbage collector
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop and return the future of its result; cancelling that cancels it."""
+        """Run a coroutine on the loop and return a future of its result.
+
+        Cancelling the future cancels the coroutine.
+        """
         call = _SubmittedCall(work)
         future = call.future
         try:
@@ -197,7 +207,7 @@ class LoopThread:
         return future
 
     def check_caller(self) -> None:
-        """Raise ClientStateError where a call would never end: on the loop itself, or after a fork."""
+        """Raise ClientStateError if a call would never end: on the loop itself, or after a fork."""
         if self.pid != os.getpid():
             raise ClientStateError("this client was made before a fork; make a new one in the child process")
         if threading.current_thread() is self._thread:
@@ -208,11 +218,11 @@ class LoopThread:
     def _enqueue(self, call: _Call[Any]) -> None:
         try:
             self.check_caller()
-            with self._calls:  # either it is begun before the loop is told to stop, or it is refused
+            with self._calls:  # a call is either begun before the loop stops, or refused
                 if self._ended:
                     raise ClientStateError("this client was stopped: that is final, make a new one")
                 self._new.append(call)
-                if len(self._new) == 1:  # the loop takes all that have come by then
+                if len(self._new) == 1:  # the loop begins all calls that are waiting by then
                     self.loop.call_soon_threadsafe(self._begin)
         except ClientStateError:
             call.cancel()
@@ -230,7 +240,7 @@ class LoopThread:
             self._new.popleft().begin(self.loop)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        self._begin()  # the caller may have been interrupted before it asked for that, and others rely on it
+        self._begin()  # an interrupted caller may not have scheduled this, and other calls need it
         call.cancel()
 
     def _serve(self) -> None:
@@ -239,7 +249,8 @@ class LoopThread:
             try:
                 self.loop.run_forever()
             except BaseException as error:
-                # A sys.exit() of some listener or hook: it ended its task, and the others need the loop.
+                # A listener or hook called sys.exit(). Only its task has ended: other clients still need the
+                # loop.
                 log.error("%r on the loop of the blocking clients ends nothing but its task", error)
         self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())

@@ -1,4 +1,4 @@
-"""Stopping clients when the process is told to end."""
+"""Stop clients when the process receives a signal to end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logs.logger("cometmq.client")
 
 
 class _Stopping(Protocol):
-    """A client, or the blocking face of one."""
+    """A client or a blocking client."""
 
     @property
     def state(self) -> str: ...
@@ -29,18 +29,26 @@ class _Stopping(Protocol):
 
 
 class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
-    """SIGTERM and Ctrl-C stop these clients: listeners that run may end, their offsets are stored, the group
-    is left, and nothing that was done comes again.
+    """A context manager that stops clients on SIGTERM and Ctrl-C.
 
-        async with PushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
-            await consumer.wait_stopped()
+    Running listeners may finish, their offsets are stored, and the clients leave their groups, so that no
+    consumed message is delivered again.
 
-        with SyncPushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
-            consumer.wait_stopped()
+            async with PushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
+                await consumer.wait_stopped()
 
-    A second signal does what it did before. Raises ClientStateError for a client that is not started, which
-    no signal would stop, and outside the main thread, to which Python brings signals; at the end what the
-    stop of a client raised, after all have stopped.
+            with SyncPushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
+                consumer.wait_stopped()
+
+    A second signal has its previous effect.
+
+    Args:
+        clients: Started clients, asyncio or blocking ones.
+
+    Raises:
+        ClientStateError: On entry, a client is not started, or the caller is not the main thread, to which
+            Python delivers signals.
+        Exception: On exit, the exception of the first stop that failed, after all clients have stopped.
     """
 
     def __init__(self, *clients: _Stopping) -> None:
@@ -76,7 +84,7 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
             )
         if any(client.state == "new" for client in self._clients):
             raise ClientStateError("stop_on_signal takes clients that are started, and one of these is new")
-        # signal.signal, since loops outside Unix have no add_signal_handler.
+        # Event loops outside Unix have no add_signal_handler, so this uses signal.signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._handle)
 

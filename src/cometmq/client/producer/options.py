@@ -1,4 +1,4 @@
-"""What can be set on a producer. Times are seconds, sizes bytes; defaults are RocketMQ's."""
+"""The settings of a producer. Times are in seconds, sizes in bytes. The defaults are RocketMQ's."""
 
 from __future__ import annotations
 
@@ -34,46 +34,59 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """Settings of a producer."""
+    """The settings of a producer. Times are in seconds, sizes in bytes.
+
+    Attributes:
+        send_timeout_s: The timeout of all tries of a send together, without the wait for `max_in_flight`.
+        try_timeout_s: The timeout of one try while more tries remain. None: an unresponsive broker may use up
+            the whole `send_timeout_s`.
+        retry_times: The number of tries after the first, each on another broker if there is one.
+        retry_response_codes: The response codes of a broker after which a send is tried again.
+        retry_another_broker_when_not_store_ok: Try again if a flush or a replica was late. This can store
+            duplicates.
+        send_latency_fault_enable: Avoid a slow or failed broker for 2 to 30 s while other brokers are
+            available.
+        compress_over: Bodies of at least this size are compressed. Batches are never compressed.
+        compress_type: ZLIB, LZ4 or ZSTD. LZ4 and ZSTD require cometmq[zstd] at producers and consumers.
+        compress_level: 0 to 9 for ZLIB, 1 to 22 for ZSTD. LZ4 has no levels.
+        max_message_size: The maximum size of a body, or of the encoded messages of a batch.
+        max_delay_level: The highest level of the brokers' messageDelayLevel. Brokers treat a higher level as
+            this one without an error.
+        create_topic_key: The topic whose route is used for a topic that does not exist yet.
+        default_topic_queue_nums: The maximum number of queues of a topic that a send creates.
+        check_forbidden: Functions called before each try. An exception that one of them raises ends the send.
+        send_hooks: Hooks called before and after each try.
+        end_transaction_hooks: Hooks called before the state of a transaction is sent to a broker.
+        max_in_flight: The maximum number of concurrent sends. Further sends wait, which bounds the memory.
+        max_requests: The maximum number of requests waiting for their replies. Further requests wait.
+        transaction_threads: The number of threads of a transaction producer for plain (not async) listener
+            methods.
+        checks_at_once: The maximum number of concurrent transaction checks by the listener.
+        max_checks_waiting: The maximum number of waiting transaction checks. Further checks are dropped, and
+            the broker sends them again.
+    """
 
     send_timeout_s: float = 3.0
-    """One budget for all tries of a send, not counting the wait for others (max_in_flight)."""
     try_timeout_s: float | None = None
-    """Limit of one try while more tries remain; None: a hanging broker may use the whole budget."""
     retry_times: int = 2
-    """More tries after the first, each on another broker if there is one."""
     retry_response_codes: frozenset[int] = RETRY_RESPONSE_CODES
     retry_another_broker_when_not_store_ok: bool = False
-    """Try again when a flush or a replica was late, though it makes duplicates."""
     send_latency_fault_enable: bool = False
-    """Leave a broker that was slow, or failed, alone for 2 to 30 s while others are there."""
     compress_over: int = 4096
-    """Bodies of this size and above are compressed, batches never."""
     compress_type: str = "ZLIB"
-    """ZLIB, LZ4 or ZSTD; the last two need cometmq[zstd], here and at the consumers."""
     compress_level: int = 5
-    """0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has none."""
     max_message_size: int = 4 * 1024 * 1024
     max_delay_level: int = 18
-    """The highest level of the brokers' messageDelayLevel; they take a higher one for it in silence."""
     create_topic_key: str = "TBW102"
     default_topic_queue_nums: int = 4
     check_forbidden: Sequence[Callable[[Sending], None]] = ()
-    """Called before each try; what one of them raises ends the send."""
     send_hooks: Sequence[SendHook] = ()
-    """Told of each try."""
     end_transaction_hooks: Sequence[EndTransactionHook] = ()
-    """Called before a broker is told how a transaction ended."""
     max_in_flight: int = 4096
-    """Sends under way at once; more wait (bounded memory when a caller starts a million sends)."""
     max_requests: int = 4096
-    """Requests that wait for their reply at once; more wait for their turn."""
     transaction_threads: int = 16
-    """Threads of a transaction producer in which a listener's plain (not async) methods run."""
     checks_at_once: int = 4
-    """Transactions that a listener is asked about at once."""
     max_checks_waiting: int = 2000
-    """Further ones that wait; beyond that they are dropped, and the broker asks again."""
 
     def __post_init__(self) -> None:
         how = Compression.of(self.compress_type)

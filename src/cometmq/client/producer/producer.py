@@ -3,7 +3,7 @@
     async with Producer("group", namesrv="127.0.0.1:9876") as producer:
         result = await producer.send(Message("TopicTest", b"hello"))
 
-Budget of the hot path: at most 25 µs of CPU for a 1 KiB message when many sends are under way; requests
+Budget of the hot path: at most 25 µs of CPU for a 1 KiB message when many sends are in progress. Requests
 written in one loop tick leave in one system call, so many concurrent sends are cheap on one connection.
 """
 
@@ -53,34 +53,56 @@ _TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
 COMPRESS_HERE = 64 * 1024
-"""Larger bodies are compressed in a thread: a megabyte would hold the loop for 10 ms."""
+"""Minimum size in bytes of bodies compressed in a thread. 1 MiB would block the loop for 10 ms."""
 
 
 def select_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """A queue selector without preference."""
+    """Select a random queue. This is a queue selector for `Producer.send`.
+
+    Args:
+        queues: The writable queues of the topic.
+        message: The message to send. It has no influence.
+        argument: The argument of `send`. It has no influence.
+
+    Returns:
+        One of the queues.
+    """
     del message, argument
     return random.choice(queues)
 
 
 def check_kind(message: object) -> None:
-    """Raise MessageIllegal for what is no Message."""
+    """Raise MessageIllegal unless the object is a Message."""
     if not isinstance(message, Message):
         hint = "; send_again() of Admin sends a received one" if isinstance(message, MessageExt) else ""
         raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
 
 
 def _check_queue(queue: object, topic: str) -> None:
-    """Raise MessageIllegal for what is no queue of the message's topic: the broker sees its number only."""
+    """Raise MessageIllegal unless the object is a queue of the topic. The broker receives only its number."""
     if not isinstance(queue, MessageQueue) or queue.topic != topic:
         raise MessageIllegal(f"{queue!r} is no queue of topic {topic}", topic, "queue")
 
 
 class Producer(LookingClient):
-    """`client`: an instance to share; else the producer has its own towards `namesrv` (its addresses, `;`
-    between).
+    """A producer: sends messages to the brokers of a cluster.
 
-    A start asks nothing of any server. A stop lets the sends under way end, says goodbye to the brokers and
-    closes the connections.
+    Use it with `async with`, or call start() and stop(). start() sends no request to any server. stop() waits
+    for the sends in progress, unregisters the producer at the brokers and closes the connections. A producer
+    belongs to the event loop in which it was started.
+
+    Args:
+        group: The name of the producer group.
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings of the producer. Default: ProducerOptions().
+        client: A client instance that several producers and consumers share. Default: the producer creates
+            its own from `namesrv` and `client_options`.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The group name is illegal.
+        ConfigError: A name server's address or a setting is invalid.
     """
 
     def __init__(
@@ -103,7 +125,7 @@ class Producer(LookingClient):
         self._room = asyncio.Semaphore(self.options.max_in_flight)
         self._requests = asyncio.Semaphore(self.options.max_requests)
         self._under_way = 0
-        """Sends that were begun, those that wait for room included."""
+        """The number of sends that have begun and not ended, including those that wait for `_room`."""
         self._idle = asyncio.Event()
 
     async def _begin(self) -> None:
@@ -111,7 +133,7 @@ class Producer(LookingClient):
 
     async def _end(self, *, drain: bool) -> None:
         try:
-            while drain and self._under_way:  # each send ends within its own budget
+            while drain and self._under_way:  # each send ends within its own timeout
                 self._idle.clear()
                 await self._idle.wait()
         finally:
@@ -123,11 +145,22 @@ class Producer(LookingClient):
 
     @property
     def started(self) -> bool:
-        """Whether start() was called, whatever happened since."""
+        """Whether start() was called. It stays True after a stop."""
         return self._state != "new"
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that may be written. For a topic that does not exist: those it would be made with."""
+        """Return the writable queues of a topic.
+
+        Args:
+            topic: The topic. If it does not exist, the result is the queues with which a send would create
+                it.
+
+        Returns:
+            The queues.
+
+        Raises:
+            NoRouteError: No name server has a route of the topic, or none can be reached.
+        """
         return (await self._route(topic)).write_queues
 
     @spanned
@@ -140,12 +173,31 @@ class Producer(LookingClient):
         argument: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send and wait for the broker's answer.
+        """Send a message and wait for the broker's answer.
 
-        Without `queue` and `selector` the queues take turns, and a failed try is followed by one on another
-        broker; with either of them there is one try only, since the choice is the caller's. `timeout_s` is
-        the budget of all tries together. Raises MessageIllegal, NoRouteError, BrokerError, ConnectError,
-        SendFailed, RequestTimeout; after a SendFailed or RequestTimeout the broker may have the message.
+        Without `queue` and `selector` the producer uses the queues in turn and retries a failed try on
+        another broker. With one of them there is a single try, because the caller has chosen the queue.
+
+        Args:
+            message: The message.
+            queue: The queue to send to.
+            selector: A function that chooses the queue from the writable queues, see `select_by_hash`.
+            argument: The argument of the selector.
+            timeout_s: The timeout of all tries together, in seconds. Default:
+                `ProducerOptions.send_timeout_s`.
+
+        Returns:
+            The message ids, the queue, the offset and the status. Check `status` if the brokers flush or
+                replicate synchronously.
+
+        Raises:
+            MessageIllegal: The message or the queue is invalid.
+            NoRouteError: The topic has no route with writable queues.
+            BrokerError: The broker refused the message.
+            ConnectError: The broker cannot be reached.
+            SendFailed: The connection failed during the send. The broker may have stored the message.
+            RequestTimeout: No answer in time. The broker may have stored the message.
+            ClientStateError: The producer is not running.
         """
         client = self._running()
         check_kind(message)
@@ -172,8 +224,23 @@ class Producer(LookingClient):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> None:
-        """Send without an answer: a message may be lost and nobody will say so. Connects first if need be;
-        the route is asked for within `send_timeout_s`."""
+        """Send a message without an answer from the broker. A loss of the message is not reported.
+
+        The producer connects to the broker first if necessary, and requests the route within
+        `ProducerOptions.send_timeout_s` seconds.
+
+        Args:
+            message: The message.
+            queue: The queue to send to. Default: the producer uses the queues in turn.
+            selector: A function that chooses the queue from the writable queues.
+            argument: The argument of the selector.
+
+        Raises:
+            MessageIllegal: The message or the queue is invalid.
+            NoRouteError: The topic has no route with writable queues.
+            ConnectError: The broker cannot be reached.
+            ClientStateError: The producer is not running.
+        """
         client = self._running()
         check_kind(message)
         outgoing = prepare(message, self.options, client.keys)
@@ -201,10 +268,22 @@ class Producer(LookingClient):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send messages of one topic as one request, stored together in one queue.
+        """Send messages of one topic in one request. The broker stores them together in one queue.
 
-        They need the same `wait_store`, no delay and no retry topic; the bodies together must stay within
-        `max_message_size`. The result's ids are joined by commas.
+        Args:
+            messages: The messages. They need the same topic and `wait_store`, no delay and no retry topic.
+                Their encoded size must not exceed `ProducerOptions.max_message_size`, see `split_batches`.
+            queue: The queue to send to. Default: the producer uses the queues in turn and retries a failed
+                try.
+            timeout_s: The timeout of all tries together, in seconds. Default:
+                `ProducerOptions.send_timeout_s`.
+
+        Returns:
+            The result. Its `msg_id` and `offset_msg_id` hold the ids of all messages, joined by commas.
+
+        Raises:
+            MessageIllegal: A message, their combination or the queue is invalid.
+            CometError: The send failed, with the errors of `send`.
         """
         client = self._running()
         batch = list(messages)
@@ -216,10 +295,21 @@ class Producer(LookingClient):
         return await self._send(outgoing, queue, timeout_s)
 
     async def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:
-        """Send each message as `send` does, up to `concurrency` at once; results in the order of the
-        messages.
+        """Send each message as `send` does, several of them concurrently.
 
-        After a failure no new message is taken; the sends under way end, then the first failure is raised.
+        After a failure no further message is sent. The sends in progress end, then the first failure is
+        raised.
+
+        Args:
+            messages: The messages.
+            concurrency: The maximum number of concurrent sends.
+
+        Returns:
+            The results, in the order of the messages.
+
+        Raises:
+            ConfigError: `concurrency` is less than 1.
+            CometError: A send failed, with the errors of `send`.
         """
         check_range("concurrency", concurrency, 1)
         return await for_each(messages, self.send, concurrency)
@@ -233,17 +323,30 @@ class Producer(LookingClient):
         argument: object = None,
         timeout_s: float = 3.0,
     ) -> MessageExt:
-        """Send a message as `send` does and wait for the reply of a consumer that sends `reply_to(message,
-        body)`. Many may wait at once.
+        """Send a message and wait for the reply, which a consumer sends with `reply_to(message, body)`.
 
-        `timeout_s` is the time for waiting for a place, for sending and for the reply. Raises what `send`
-        raises, RequestNotSent: the time was over before it could be sent, and ReplyTimeout: the message was
-        sent, and no reply came.
+        Up to `ProducerOptions.max_requests` requests may wait for their replies at the same time.
+
+        Args:
+            message: The message.
+            queue: The queue to send to. Default: the producer uses the queues in turn and retries a failed
+                try.
+            selector: A function that chooses the queue from the writable queues.
+            argument: The argument of the selector.
+            timeout_s: The timeout in seconds, including the wait for other requests and the send.
+
+        Returns:
+            The reply.
+
+        Raises:
+            RequestNotSent: The timeout passed before the message was sent.
+            ReplyTimeout: The message was sent, but no reply arrived in time.
+            CometError: The send failed, with the errors of `send`.
         """
         client = self._running()
         check_kind(message)
         end = client.loop.time() + timeout_s
-        self._under_way += 1  # a stop waits for it
+        self._under_way += 1  # a stop waits for this request
         correlation_id, has_place = "", False
         try:
             try:
@@ -263,14 +366,14 @@ class Producer(LookingClient):
                     asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
                 )
             except CometError:
-                if reply.done():  # so the message got there
+                if reply.done():  # the message has arrived although the send failed
                     return reply.result()
                 raise
             try:
                 async with asyncio.timeout_at(end):
                     return await reply
             except TimeoutError:
-                pass  # its frames hold the task, which must not hold what is raised from them
+                pass  # raised below, so that the error refers to no frame that holds the task
             raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
@@ -279,10 +382,20 @@ class Producer(LookingClient):
             self._ended()
 
     async def recall(self, recall_handle: str) -> str:
-        """Take back a message that waits for its time, by the handle of its SendResult; returns its id.
+        """Cancel the delivery of a timer message whose delivery time has not come.
 
-        The broker does not say whether the message was still there. Raises BadHandle, NoRouteError,
-        BrokerError.
+        The answer does not tell whether the message was still waiting.
+
+        Args:
+            recall_handle: The `recall_handle` of the message's SendResult.
+
+        Returns:
+            The id of the message.
+
+        Raises:
+            BadHandle: The text is no recall handle.
+            NoRouteError: The topic of the message has no route.
+            BrokerError: The broker refused the request.
         """
         client = self._running()
         handle = RecallHandle.decode(recall_handle)
@@ -291,14 +404,17 @@ class Producer(LookingClient):
         return await client.brokers.recall(addr, self.group, handle.topic, recall_handle)
 
     async def send_raw(self, outgoing: Outgoing) -> SendResult:
-        """Send what is prepared already, system properties and reserved topics included."""
+        """Send a prepared message, with its system properties and also to reserved topics."""
         self._running()
         return await self._send(outgoing, None, None)
 
     async def _send(
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
-        """What a try stored without SEND_OK is the answer if no later try does better."""
+        """Send with retries.
+
+        If a try stored the message without SEND_OK and no later try succeeds, return its result.
+        """
         self._under_way += 1
         has_room = False
         try:
@@ -337,7 +453,7 @@ class Producer(LookingClient):
                         break
                     pause_s = attempts.pause_s(error, loop.time())
                     if isinstance(error, RemotingError):
-                        client.refresh_soon(topic)  # the broker may have moved
+                        client.refresh_soon(topic)  # the broker may have moved to another address
                 else:
                     if (
                         result.status is SendStatus.SEND_OK
@@ -357,27 +473,26 @@ class Producer(LookingClient):
             try:
                 raise failure
             finally:
-                del failure  # it holds this frame
+                del failure  # breaks the reference cycle between the error and this frame
         finally:
             if has_room:
                 self._room.release()
             self._ended()
 
     async def _pause(self, topic: str, pause_s: float) -> None:
-        """Wait before another try at the same broker, and read the route: a new leader has a new address."""
+        """Wait before the next try at the same broker, and refresh the route: the leader may have changed."""
         await asyncio.sleep(pause_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self.client.refresh_routes([topic])
 
     def _ended(self) -> None:
-        """A send is no longer under way."""
         self._under_way -= 1
         if not self._under_way:
             self._idle.set()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
-        """The route, asked for within a send's own budget."""
+        """Return the route of a topic, requested within the timeout of a send."""
         route = self.client.routes.get(topic)
         if route is not None and route.write_queues and not route.from_template:
             return route
@@ -398,7 +513,7 @@ class Producer(LookingClient):
             addr = client.master_addr(queue.broker_name, queue.topic)
             return vip_address(addr) if client.options.vip_channel else addr
         except NoRouteError:
-            client.refresh_soon(queue.topic)  # its route still names queues there
+            client.refresh_soon(queue.topic)  # the cached route still names queues of this broker
             raise
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
@@ -436,7 +551,7 @@ class Producer(LookingClient):
             tell(self.options.send_hooks, "after_send", sending)
 
     def _begin_sending(self, outgoing: Outgoing, queue: MessageQueue, *, oneway: bool = False) -> Sending:
-        """Ask the checks, and tell the hooks. Raises what a check raises."""
+        """Run the `check_forbidden` functions and the `before_send` hooks. Raises what a check raises."""
         sending = Sending(self.group, outgoing.messages, queue, self._master_of(queue), oneway)
         for check in self.options.check_forbidden:
             call_hook(check, sending)
@@ -459,5 +574,5 @@ class Producer(LookingClient):
 
     def _running(self) -> ClientInstance:
         if self._state != "running" or self._loop is not asyncio.get_running_loop():
-            self._check_running()  # which says what is wrong; asked for each message, so not called for it
+            self._check_running()  # raises the error with its reason
         return self.client

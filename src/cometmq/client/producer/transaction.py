@@ -1,4 +1,4 @@
-"""The transaction producer: a message that consumers see if a local transaction succeeds, and never else.
+"""The transaction producer: consumers see its messages only if a local transaction succeeds.
 
     class Orders:
         async def execute_local_transaction(self, message, argument):
@@ -12,9 +12,10 @@
     async with TransactionProducer("orders", Orders(), topics=["Orders"]) as producer:
         result = await producer.send_in_transaction(Message("Orders", b"..."), order)
 
-The message is stored first, where no consumer sees it; then the local transaction runs, and the broker is
-told how it ended. That is sent without an answer: whatever is lost on the way, the broker asks later, any
-producer of the group, and goes on asking while the answer is UNKNOWN.
+The broker first stores the message as a half message, which no consumer receives. Then the local transaction
+runs, and the producer sends its state to the broker in a oneway request. If that request is lost or the state
+is UNKNOWN, the broker sends transaction checks to any producer of the group until it receives COMMIT or
+ROLLBACK.
 """
 
 from __future__ import annotations
@@ -63,23 +64,41 @@ _ENDS = {TransactionState.COMMIT: COMMITTED, TransactionState.ROLLBACK: ROLLBACK
 
 
 class TransactionListener(Protocol):
-    """The user's side of transactions. Each method may be async (runs on the loop) or plain (runs in a
-    thread). None and an exception count as UNKNOWN.
+    """The functions of a program that run and check local transactions.
 
-    `message` is the message as the broker has it; `message.msg_id` names the transaction, in both methods.
+    Each method may be async (it runs on the event loop) or plain (it runs in a thread). None and an exception
+    count as UNKNOWN. In both methods `message` is the message as stored by the broker, and `message.msg_id`
+    identifies the transaction.
     """
 
     def execute_local_transaction(self, message: MessageExt, argument: Any, /) -> Awaitable[State] | State:
-        """Do the local transaction; `argument` is that of `send_in_transaction`."""
+        """Run the local transaction of a message.
+
+        Args:
+            message: The stored half message.
+            argument: The argument of `send_in_transaction`.
+
+        Returns:
+            COMMIT: consumers receive the message. ROLLBACK: the message is dropped. UNKNOWN or None: the
+                broker sends a transaction check later.
+        """
 
     def check_local_transaction(self, message: MessageExt, /) -> Awaitable[State] | State:
-        """Say how the local transaction of a message ended. The broker asks about messages of which it has
-        not heard the end: also those of other producers of the group, and of those that were killed. A
-        transaction that nobody knows was not done: ROLLBACK; one that is under way is UNKNOWN."""
+        """Return the state of the local transaction of a message, in answer to a broker's transaction check.
+
+        A broker checks messages whose transaction state it has not received, including those of other
+        producers of the group and of producers that were killed.
+
+        Args:
+            message: The stored half message.
+
+        Returns:
+            COMMIT or ROLLBACK. ROLLBACK if the transaction does not exist, UNKNOWN while it is running.
+        """
 
 
 class Check(NamedTuple):
-    """A question of a broker, and where its answer goes."""
+    """A transaction check of a broker and the connection for its answer."""
 
     connection: Connection
     asked: CheckTransactionStateRequestHeader
@@ -87,10 +106,21 @@ class Check(NamedTuple):
 
 
 class TransactionProducer(Producer):
-    """A producer, with `send_in_transaction`.
+    """A producer with transactional messages, see `send_in_transaction`.
 
-    topics: those whose brokers may ask it from the start on, before it has sent anything; a producer that
-    takes the place of one that was killed needs them.
+    Args:
+        group: The name of the producer group.
+        listener: Runs local transactions and answers the brokers' transaction checks.
+        topics: The topics whose brokers may send transaction checks before the first send. A producer that
+            replaces one that was killed needs them.
+        namesrv: The name servers, as in Producer.
+        options: The settings of the producer. Default: ProducerOptions().
+        client: A client instance to share. Default: the producer creates its own.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: The listener lacks a method, or a setting is invalid.
     """
 
     def __init__(
@@ -152,11 +182,23 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, argument: object = None, *, timeout_s: float | None = None
     ) -> TransactionSendResult:
-        """Send, run the listener's local transaction, tell the broker how that ended.
+        """Send a half message, run the local transaction and send its state to the broker.
 
-        `timeout_s` is the budget of the send alone. A status other than SEND_OK rolls back without a call of
-        the listener. Raises what `send` raises, and then nothing was begun; what the local transaction raises
-        is in the result.
+        If the send ends with a status other than SEND_OK, the transaction is rolled back without a call of
+        the listener.
+
+        Args:
+            message: The message.
+            argument: The argument of the listener's `execute_local_transaction`.
+            timeout_s: The timeout of the send in seconds, without the local transaction. Default:
+                `ProducerOptions.send_timeout_s`.
+
+        Returns:
+            The send result with the state of the transaction. `error` holds the exception if the local
+                transaction raised one.
+
+        Raises:
+            CometError: The send failed, with the errors of `send`. The local transaction did not run.
         """
         client = self._running()
         check_kind(message)
@@ -165,7 +207,7 @@ class TransactionProducer(Producer):
             outgoing = prepare_half(message, self.options, client.keys, group)
         else:
             outgoing = await asyncio.to_thread(prepare_half, message, self.options, client.keys, group)
-        self._under_way += 1  # a stop waits for it
+        self._under_way += 1  # a stop waits for this transaction
         try:
             sent = await self._send(outgoing, None, timeout_s)
             state: TransactionState = TransactionState.ROLLBACK
@@ -177,13 +219,16 @@ class TransactionProducer(Producer):
         finally:
             self._ended()
         fields = msgspec.structs.asdict(sent)
-        fields["transaction_id"] = sent.transaction_id or begun.msg_id  # 4.9's answer has none
+        fields["transaction_id"] = sent.transaction_id or begun.msg_id  # RocketMQ 4.9 returns none
         return TransactionSendResult(**fields, state=state, error=error)
 
     async def _tell(
         self, begun: MessageExt, state: TransactionState, error: BaseException | None, *, trace: bool
     ) -> None:
-        """Without an answer: the broker asks about what it has not heard of."""
+        """Send the state of a transaction in a oneway request.
+
+        If it is lost, the broker sends a check later.
+        """
         try:
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
             request.remark = _remark("executeLocalTransaction", error)
@@ -251,13 +296,13 @@ class TransactionProducer(Producer):
     # -- answering brokers (TransactionPeer)
 
     def topics(self) -> tuple[str, ...]:
-        """Topics whose brokers are to know of it."""
+        """Return the topics whose brokers may send transaction checks to this producer."""
         return self._topics
 
     def check(
         self, connection: Connection, asked: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """A broker asks about a transaction: the listener is called when its turn comes."""
+        """Queue a broker's transaction check for the listener, or drop it if too many are waiting."""
         try:
             self._waiting.put_nowait(Check(connection, asked, message))
         except asyncio.QueueFull:
@@ -270,7 +315,7 @@ class TransactionProducer(Producer):
         while True:
             connection, asked, message = await self._waiting.get()
             if connection.closed:
-                continue  # the broker asks somebody else
+                continue  # the broker sends the check to another producer
             state, error = await self._ask(self._listener.check_local_transaction, message)
             request = self._end_request(
                 message.msg_id, asked.tran_state_table_offset, asked.commit_log_offset, state, check=True
@@ -285,7 +330,7 @@ class TransactionProducer(Producer):
 
 
 def _as_stored(message: Message, outgoing: Outgoing, sent: SendResult) -> MessageExt:
-    """The message as the broker has it."""
+    """Return the message as the broker has stored it."""
     place = decode_offset_id(sent.offset_msg_id)
     return MessageExt(
         message.topic,
