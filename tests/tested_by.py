@@ -59,7 +59,8 @@ client/test_producer.py: client/cluster/instance client/cluster/requests client/
 client/test_pull.py: client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
-    client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/options
+    client/consumer/rebalance client/consumer/retry_topic client/consumer/single_pulls client/group/group
+    client/group/options
 console/test_app.py: console/frame/actions console/frame/asking console/frame/forms console/frame/listing
     console/frame/page console/frame/secret console/messages/dead_group console/messages/message
     console/messages/search console/messages/timers console/messages/transactions console/pages/access_changes

@@ -4,8 +4,7 @@
         producer.send(Message("TopicTest", b"hello"))
 
 Each class runs its asyncio class on one loop in a background thread that all clients of the process share.
-All methods are thread-safe. Methods without text of their own have the arguments, results, errors and
-docstrings of the asyncio classes.
+All methods are thread-safe. Their arguments, results, errors and docstrings are those of the asyncio classes.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class _Face(Generic[C]):
 
         The last client of a process also ends the background thread.
 
-        Does nothing before the start and after a stop. A stopped client cannot be started again.
+        Does nothing before the start and after a stop.
         """
         if self._twin.state == "new":
             return
@@ -249,9 +248,7 @@ class SyncProducer(_Face[Producer]):
         options: The settings of the producer. Default: ProducerOptions().
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
-    Raises:
-        MessageIllegal: The group name is illegal.
-        ConfigError: A name server's address or a setting is invalid.
+    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
     """
 
     _twin: Producer
@@ -399,9 +396,7 @@ class SyncTransactionProducer(SyncProducer):
         options: The settings of the producer. Default: ProducerOptions().
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
-    Raises:
-        MessageIllegal: The name of the group or of a topic is illegal.
-        ConfigError: The listener lacks a method, or a setting is invalid.
+    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
     """
 
     def __init__(
@@ -441,9 +436,7 @@ class SyncPushConsumer(_Face[PushConsumer]):
         options: The settings of the consumer. Default: PushOptions().
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
-    Raises:
-        MessageIllegal: The name of the group or of a topic is illegal.
-        ConfigError: The listener or a setting is invalid.
+    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
     """
 
     _has_listener = True
@@ -499,9 +492,7 @@ class SyncMessageStream(SyncPushConsumer):
         options: The settings of the consumer. Default: PushOptions().
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
-    Raises:
-        MessageIllegal: The name of the group or of a topic is illegal.
-        ConfigError: A setting is invalid or does not apply to a stream.
+    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
     """
 
     _has_listener = False
@@ -554,9 +545,7 @@ class SyncPullConsumer(_Face[PullConsumer]):
         options: The settings of the consumer. Default: PullOptions().
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
-    Raises:
-        MessageIllegal: The group name is illegal.
-        ConfigError: A name server's address or a setting is invalid.
+    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What users may hang into sends and into consumption: checks, and functions called before and after.
+"""Hooks of users in sends and in consumption: checks, and functions called before and after.
 
-What a check of `check_forbidden` raises ends the send. What any other hook raises is logged, and nothing else
-happens, as with Java's hooks. Hooks run on the loop: they must not block.
+An exception of a `check_forbidden` function ends the send. An exception of any other hook is logged and has
+no other effect, as with Java's hooks. Hooks run on the event loop and must not block.
 """
 
 from __future__ import annotations
@@ -41,8 +41,17 @@ S = TypeVar("S", bound=Enum)
 
 @dataclass(slots=True)
 class Sending:
-    """One try of a send. messages: several of a batch, none of what the client sends by itself. `result` or
-    `error` is there afterwards, neither after a oneway send."""
+    """One try of a send, the argument of send hooks.
+
+    Attributes:
+        group: The producer group.
+        messages: The message, or the messages of a batch. Empty for messages that the client sends itself.
+        queue: The queue.
+        broker_addr: The address of the broker.
+        oneway: Whether the send has no answer.
+        result: The result after a successful try. None after a oneway send.
+        error: The exception after a failed try.
+    """
 
     group: str
     messages: Sequence[Message]
@@ -55,7 +64,15 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class EndingTransaction:
-    """A broker is about to be told how a transaction ended. from_check: it had asked."""
+    """The end of a transaction, the argument of end-transaction hooks.
+
+    Attributes:
+        group: The producer group.
+        message: The half message.
+        state: The state that is sent to the broker.
+        broker_addr: The address of the broker.
+        from_check: Whether this answers a transaction check of the broker.
+    """
 
     group: str
     message: MessageExt
@@ -65,23 +82,31 @@ class EndingTransaction:
 
 
 EndTransactionHook = Callable[[EndingTransaction], None]
-"""Is told of each end of a transaction."""
+"""A function called before the state of a transaction is sent to a broker."""
 
 
 class SendHook(Protocol):
-    """Is told of each try of a send."""
+    """An object called before and after each try of a send."""
 
     def before_send(self, sending: Sending, /) -> None:
-        """The try begins."""
+        """Called before the try."""
 
     def after_send(self, sending: Sending, /) -> None:
-        """The try has ended."""
+        """Called after the try, with its result or error."""
 
 
 @dataclass(slots=True)
 class Consuming:
-    """One call of a listener. Afterwards: `status`, what the listener returned (None: it raised), `error`,
-    what it raised, and `took_s`."""
+    """One call of a listener, the argument of consume hooks.
+
+    Attributes:
+        group: The consumer group.
+        queue: The queue.
+        messages: The messages of the call.
+        status: The result of the listener after the call. None if the listener raised an exception.
+        error: The exception of the listener after the call.
+        took_s: The duration of the call in seconds.
+    """
 
     group: str
     queue: MessageQueue
@@ -92,24 +117,26 @@ class Consuming:
 
 
 class ConsumeHook(Protocol):
-    """Is told of each call of a listener."""
+    """An object called before and after each call of a listener."""
 
     def before_consume(self, consuming: Consuming, /) -> None:
-        """The call begins."""
+        """Called before the listener."""
 
     def after_consume(self, consuming: Consuming, /) -> None:
-        """The call has ended."""
+        """Called after the listener, with its status or error."""
 
 
 FilterHook = Callable[[MessageExt], bool]
-"""Whether a listener is to get a pulled message. One that it does not get counts as handled."""
+"""A function that returns whether a listener receives a pulled message. A rejected one counts as consumed."""
 
 _budget = LogBudget()
 
 
 def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
-    """Raise ConfigError for a hook that lacks one of these methods (none: that cannot be called itself), or
-    whose call would give a coroutine, which nobody awaits."""
+    """Raise ConfigError for a hook that lacks one of the methods, or whose call returns a coroutine.
+
+    Without `methods` the hook itself must be callable.
+    """
     for hook in hooks:
         for method in [getattr(hook, name, None) for name in methods] or [hook]:
             calls = (method, type(method).__call__) if callable(method) else ()
@@ -119,7 +146,7 @@ def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
 
 
 def tell(hooks: Sequence[Any], method: str, subject: object) -> None:
-    """Call this method of each hook."""
+    """Call this method of each hook. Exceptions are logged."""
     for hook in hooks:
         try:
             call_hook(getattr(hook, method), subject)
@@ -128,7 +155,7 @@ def tell(hooks: Sequence[Any], method: str, subject: object) -> None:
 
 
 def kept(hooks: Sequence[FilterHook], messages: list[MessageExt]) -> list[MessageExt]:
-    """The messages that every hook lets pass; those of which a hook cannot say do."""
+    """Return the messages that every hook accepts. A hook that raises an exception accepts the message."""
     if not hooks:
         return messages
     return [message for message in messages if all(_passes(hook, message) for hook in hooks)]
@@ -150,7 +177,7 @@ def _failed(hook: object, error: Exception) -> None:
 def called_between(
     listener: Callable[[list[MessageExt], C], Awaitable[S]], hooks: Sequence[ConsumeHook], group: str
 ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-    """The listener, with the hooks before and after each call."""
+    """Return the listener with consume hooks called before and after each call."""
     if not hooks:
         return listener
 

@@ -1,4 +1,4 @@
-"""The life of everything that a user starts and stops: client instances, producers, consumers, Admin."""
+"""The life cycle of client instances, producers, consumers and Admin."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ __all__ = ["LifeCycle", "not_running"]
 
 
 class LifeCycle:
-    """`new`, `starting`, `running`, `stopping`, `stopped`: it starts once, and a stop is final.
+    """An object with the states `new`, `starting`, `running`, `stopping` and `stopped`. A stop is final.
 
-    A start that fails or is cancelled stops what it had begun. Subclasses do the work in `_begin` and `_end`.
+    A start that fails or is cancelled stops what it has begun. Subclasses implement `_begin` and `_end`.
     """
 
     def __init__(self, name: str) -> None:
-        """name: as a sentence calls it, "producer of group g"."""
         self._name = name
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()  # of the start or a stop
+        self._turn = asyncio.Lock()  # held by the start or by a stop
         self._stopped = asyncio.Event()
         self._pid = os.getpid()
 
@@ -40,11 +39,15 @@ class LifeCycle:
 
     @property
     def state(self) -> str:
-        """`new`, `starting`, `running`, `stopping` or `stopped`; a stop is final."""
+        """The state: `new`, `starting`, `running`, `stopping` or `stopped`. A stop is final."""
         return self._state
 
     async def start(self) -> None:
-        """Start it. Raises ClientStateError if that was done before."""
+        """Start the client.
+
+        Raises:
+            ClientStateError: The client was started before.
+        """
         if self._state != "new":
             way = "" if self._state in ("starting", "running") else "; make a new one"
             raise ClientStateError(f"{self._name} is {self._state}: it starts once{way}")
@@ -63,7 +66,10 @@ class LifeCycle:
             self._state = "running"
 
     async def stop(self) -> None:
-        """Stop it; a start or another stop that is under way ends first. Does nothing before the start."""
+        """Stop the client, after a start or another stop that is in progress.
+
+        Does nothing before the start.
+        """
         if self._state in ("new", "stopped"):
             return
         self._check_loop()
@@ -76,13 +82,17 @@ class LifeCycle:
                     self._has_stopped()
 
     def stop_soon(self) -> Future[None]:
-        """Stop it, from any thread or a handler of a signal, and wait for nothing; the future has what stop()
-        raises."""
+        """Begin a stop from any thread or from a signal handler, without waiting for it.
+
+        Returns:
+            A future that is done when the client is stopped. It holds the exception if the stop raised one.
+        """
         if self._loop is None or self._state == "stopped":
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        # Not in this context: a signal may come while a listener runs, which is no listener that asks.
+        # Use a context of its own: a signal may arrive while a listener runs, but the listener did not
+        # request the stop.
         return Context().run(asyncio.run_coroutine_threadsafe, self.stop(), self._loop)
 
     def _has_stopped(self) -> None:
@@ -90,7 +100,11 @@ class LifeCycle:
         self._stopped.set()
 
     async def wait_stopped(self) -> None:
-        """Return when it is stopped, by whomever. Raises ClientStateError before the start."""
+        """Wait until the client is stopped, whichever task, thread or signal handler stops it.
+
+        Raises:
+            ClientStateError: The client was not started.
+        """
         if self._state == "new":
             raise self._not_running()
         self._check_loop()
@@ -100,11 +114,11 @@ class LifeCycle:
         raise NotImplementedError
 
     async def _end(self, *, drain: bool) -> None:
-        """Leave nothing behind. drain: let what is under way end first; else the start did not succeed."""
+        """Release everything. drain: first let the work in progress end. Without it, the start has failed."""
         raise NotImplementedError
 
     def _check_running(self) -> None:
-        """Raise ClientStateError, with a way out, unless it runs, and in the event loop of the caller."""
+        """Raise ClientStateError with a hint unless the client is running in the event loop of the caller."""
         if self._state != "running":
             raise self._not_running()
         self._check_loop()
@@ -122,7 +136,7 @@ class LifeCycle:
             if loop is asyncio.get_running_loop():
                 return
         except RuntimeError:
-            pass  # a thread without a loop, or code behind asyncio.run()
+            pass  # a thread without a loop, or code after asyncio.run()
         over = ", which is closed" if loop is not None and loop.is_closed() else ""
         raise ClientStateError(
             f"{self._name} was started in another event loop{over}: start and use it within one "
@@ -131,7 +145,7 @@ class LifeCycle:
 
 
 def not_running(name: str, state: str) -> ClientStateError:
-    """What is wrong, and the way out. A stop is final, so nobody is told to start again what was stopped."""
+    """Return the error for a client that is not running, with a hint that depends on its state."""
     way = {
         "new": "start() it, or use it in `async with` (the blocking classes in `with`)",
         "starting": "wait for its start()",

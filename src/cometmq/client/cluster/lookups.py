@@ -1,5 +1,4 @@
-"""What every client can ask of brokers beside its own work: stored messages, by either id, by key, by the
-bounds and times of queues; and a new topic."""
+"""Requests that every client can send: messages by id or key, offsets of queues, topic creation."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ __all__ = [
     "place_in",
 ]
 
-ALWAYS = (0, 2**63 - 1)  # ms
-TOPICS_AT_ONCE = 16  # requests under way where all topics are asked
-BROKERS_AT_ONCE = 8  # of those that are asked for a key
-UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools ask for
+ALWAYS = (0, 2**63 - 1)  # milliseconds
+TOPICS_AT_ONCE = 16  # concurrent requests if all topics are searched
+BROKERS_AT_ONCE = 8  # concurrent requests if several brokers are searched for a key
+UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools request
 
 
 def broker_addrs(route: TopicRouteData) -> dict[str, str]:
-    """Broker name -> the address to ask: its master's, else that of its slave with the lowest id."""
+    """Return an address by broker name: the master's, otherwise that of the slave with the lowest id."""
     return {
         data.broker_name: data.broker_addrs[min(data.broker_addrs)]
         for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
@@ -48,12 +47,13 @@ def broker_addrs(route: TopicRouteData) -> dict[str, str]:
 
 
 async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
-    """The message of an id of either kind. Raises IdError for text that is neither.
+    """Return the message with an id of either kind. Raises IdError for text that is neither.
 
-    Both kinds are hex of the same length. The address decides: a unique key that is read as an offset id
-    hardly ever names a broker of this cluster. No other address is connected: ids come from anybody.
+    Both kinds are hexadecimal text of the same length. The address decides: a unique key that is read as an
+    offset id hardly ever contains the address of a broker of this cluster. No other address is connected to,
+    because ids may come from untrusted sources.
     """
-    decode_unique_key(msg_id)  # raises IdError unless this may be an id of either kind
+    decode_unique_key(msg_id)  # raises IdError unless the text may be an id of either kind
     place = place_in(msg_id)
     if place is not None and await _is_broker(client, place.host):
         return await client.brokers.view_message(place.host, place.physical_offset)
@@ -67,8 +67,10 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
 
 
 async def _is_broker(client: ClientInstance, addr: str) -> bool:
-    """Whether a broker of the cluster has this address. One that is registered by the name of its host, as in
-    containers, is told by what that name means here."""
+    """Return whether a broker of the cluster has this address.
+
+    The host name of a broker that is registered by name, as in containers, is resolved and compared.
+    """
     if addr in client.routes.addresses(replicas=True):
         return True
     info = await client.namesrv.cluster_info()
@@ -91,7 +93,7 @@ async def _is_broker(client: ClientInstance, addr: str) -> bool:
 
 
 def place_in(msg_id: str) -> OffsetId | None:
-    """Broker and position, None for an id that can be no offset id."""
+    """Return the broker and position of an offset id, None for text that cannot be an offset id."""
     try:
         place = decode_offset_id(msg_id)
     except IdError:
@@ -100,9 +102,11 @@ def place_in(msg_id: str) -> OffsetId | None:
 
 
 async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
-    """The oldest message with a unique key, of one topic or of the first that has any; what lies in retry,
-    dead-letter and system topics is found only if its topic is given. Raises what a broker says that may have
-    it, if no other has."""
+    """Return the oldest message with a unique key, None if there is none.
+
+    Without a topic the search ends at the first topic with a hit, and retry, dead-letter and system topics
+    are not searched. If no broker has the message, the error of a broker that may have it is raised.
+    """
     topics = [topic] if topic is not None else client.namespace.own(await client.namesrv.topics())
     hidden = (RETRY_PREFIX, DLQ_PREFIX)
     wanted = [name for name in topics if topic or not (is_system_topic(name) or name.startswith(hidden))]
@@ -112,7 +116,7 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
         asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True, missing=missing) for name in some)
         for found in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(found, NoRouteError) and topic is None:
-                continue  # its brokers are away, or it is deleted just now
+                continue  # the brokers of the topic are gone, or it was just deleted
             if isinstance(found, BaseException):
                 if not (missing and isinstance(found, CometError)):
                     raise found
@@ -133,10 +137,11 @@ async def by_key(
     span: tuple[int, int] = ALWAYS,
     missing: dict[str, CometError] | None = None,
 ) -> list[MessageExt]:
-    """Hits of all brokers of a topic, oldest first, those of other keys with the same hash taken out.
+    """Return the messages of a topic with a key, oldest first, without hits of other keys with the same hash.
 
-    missing: where it is given, brokers that fail are put in, by name, with why, and the hits of the others
-    are given; raises if none answers. Without it the first one that fails is raised.
+    Args:
+        missing: Receives the errors of brokers by name, and the hits of the other brokers are returned; an
+            error is raised only if no broker answers. None: the first error is raised.
     """
     failed: dict[str, CometError] = {}
 
@@ -172,53 +177,125 @@ async def by_key(
 
 
 class LookingClient(Client):
-    """A client that finds messages by id and key, and the bounds of queues, and can make a topic."""
+    """A client that can query messages and offsets and create a topic."""
 
     def _running(self) -> ClientInstance:
-        if self._state != "stopping":  # what was begun before may end
+        if self._state != "stopping":  # calls that began before a stop may finish
             self._check_running()
         return self.client
 
     async def _read(self, queue: MessageQueue, ask: Callable[[BrokerApi, str], Awaitable[int]]) -> int:
-        """Ask the master of a queue's broker, or a replica of it while the master cannot be reached."""
+        """Send a request to the master of a queue, or to a replica while the master is unreachable."""
         client = self._running()
         return await client.reads.run(queue, lambda target: ask(client.brokers, target.addr))
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> MessageExt:
-        """The message of an id: an offset id, as brokers give, or the unique key of its producer, which is
-        looked for in `topic`, or else in all topics. Raises MessageNotFound, BrokerError, IdError."""
+        """Return the message with an id.
+
+        Args:
+            msg_id: An offset id, which brokers assign, or the unique key that the producer assigned.
+            topic: The topic in which a unique key is searched. None: all topics except retry, dead-letter and
+                system topics.
+
+        Returns:
+            The message.
+
+        Raises:
+            IdError: The text is no message id.
+            MessageNotFound: No such message is stored.
+            BrokerError: A broker refused the request.
+        """
         return await by_id(self._running(), msg_id, topic)
 
     async def query_messages(
         self, topic: str, key: str, *, max_count: int = 64, begin_ms: int = 0, end_ms: int = ALWAYS[1]
     ) -> list[MessageExt]:
-        """Messages that have a key, stored between two times (ms), the oldest first. Raises NoRouteError."""
+        """Return the messages of a topic that have a key and were stored within a time range.
+
+        Args:
+            topic: The topic.
+            key: The key.
+            max_count: The maximum number of messages.
+            begin_ms: The begin of the range in milliseconds since 1970.
+            end_ms: The end of the range in milliseconds since 1970.
+
+        Returns:
+            The messages, oldest first.
+
+        Raises:
+            NoRouteError: The topic has no route.
+            CometError: A broker cannot be reached or refused the request.
+        """
         return await by_key(self._running(), topic, key, max_count, unique=False, span=(begin_ms, end_ms))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """First offset that is still stored."""
+        """Return the offset of the first message of a queue that is still stored.
+
+        Args:
+            queue: The queue.
+
+        Raises:
+            CometError: The broker cannot be reached or refused the request.
+        """
         return await self._read(queue, lambda brokers, addr: brokers.min_offset(addr, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
+        """Return the offset that the next message of a queue will get.
+
+        Args:
+            queue: The queue.
+
+        Raises:
+            CometError: The broker cannot be reached or refused the request.
+        """
         return await self._read(queue, lambda brokers, addr: brokers.max_offset(addr, queue))
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Offset by store time in ms: in 4.9 the nearest message, in 5.x the first one not older."""
+        """Return the offset of a queue at a store time.
+
+        Args:
+            queue: The queue.
+            timestamp_ms: The store time in milliseconds since 1970.
+
+        Returns:
+            RocketMQ 4.9: the offset of the nearest message. 5.x: of the first message that is not older.
+
+        Raises:
+            CometError: The broker cannot be reached or refused the request.
+        """
         return await self._read(
             queue, lambda brokers, addr: brokers.offset_by_time(addr, queue, timestamp_ms)
         )
 
     async def earliest_store_time(self, queue: MessageQueue) -> int:
-        """Store time in ms of a queue's first message, -1 without one."""
+        """Return the store time of the first message of a queue.
+
+        Args:
+            queue: The queue.
+
+        Returns:
+            Milliseconds since 1970, -1 for an empty queue.
+
+        Raises:
+            CometError: The broker cannot be reached or refused the request.
+        """
         return await self._read(queue, lambda brokers, addr: brokers.earliest_store_time(addr, queue))
 
     async def create_topic(self, key: str, topic: str, queue_nums: int = 4) -> None:
-        """Create or change a topic, with so many queues to read and to write, at every master of the topic
-        `key`: TBW102 where brokers make topics by themselves, else one that lies where the new one shall.
+        """Create or change a topic at every master of another topic.
 
-        All are asked; then what the first one said that did not make it is raised. Raises MessageIllegal,
-        NoRouteError, BrokerError; `Admin.create_topic` has all settings.
+        `Admin.create_topic` offers all settings.
+
+        Args:
+            key: The topic whose masters create the new one: TBW102 for brokers that create topics
+                automatically, otherwise an existing topic.
+            topic: The topic to create.
+            queue_nums: The number of read queues and of write queues at each master, 1 or more.
+
+        Raises:
+            MessageIllegal: The name of the topic is illegal.
+            NoRouteError: The topic `key` has no route with a master.
+            BrokerError: A broker refused. The request is sent to all brokers, then the first error is raised.
         """
         client = self._running()
         check_topic_name(topic)

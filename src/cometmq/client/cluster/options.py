@@ -1,4 +1,4 @@
-"""What can be set on a client instance. Times are seconds; defaults are RocketMQ's."""
+"""The settings of a client instance. Times are in seconds. The defaults are RocketMQ's."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ ADDRESS_MAP_ENV = "COMETMQ_ADDRESS_MAP"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """Message traces: a note of each send and of each call of a listener, in a topic of their own."""
+    """The settings of message traces: records of sends and of listener calls in a topic of their own.
+
+    Attributes:
+        topic: The trace topic.
+        sampling: The share of traced messages, 0 to 1. It depends on the message ids, so that clients with
+            the same share trace the same messages.
+    """
 
     topic: str = TRACE_TOPIC
     sampling: float = 1.0
-    """The share of messages that are traced, 0 to 1. Clients with the same share choose the same messages, by
-    their ids."""
 
     def __post_init__(self) -> None:
         if not is_legal_name(self.topic, MAX_TOPIC_LENGTH):
@@ -51,51 +55,66 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Of a ClientInstance: connections, routes and heartbeats that producers and consumers may share."""
+    """The settings of a ClientInstance: connections, routes and heartbeats, which several clients may share.
+
+    Attributes:
+        client_ip: The address in client ids and message ids. None: the address of this machine on the route
+            to the name server.
+        instance_name: The instance part of the client id. None: unique per instance (process id and a clock),
+            for broadcasting consumers DEFAULT. Their local offset file has this name, so several on one
+            machine need different names.
+        unit_name: The unit part of the client id.
+        namespace: The namespace of the names of topics and groups, added as `namespace%name` and removed
+            without the program noticing it. None: MQ_INST_<word>_<word> if the name server's host name begins
+            with that, otherwise none.
+        namespace_v2: The namespace of RocketMQ 5, a field of each request that proxies understand.
+        namesrv_domain: The `host` or `host:port` of an HTTP address server. It supplies the name servers if
+            neither the code nor NAMESRV_ADDR names any.
+        namesrv_domain_sub_group: The last part of the address server's URL path.
+        address_map: The addresses to connect to instead of addresses that are reachable in the brokers' own
+            network only: `{"172.18.0.3:10911": "127.0.0.1:20911"}`, or all ports of a host `{"172.18.0.3":
+            "db.example"}`. None: the environment variable COMETMQ_ADDRESS_MAP,
+            `172.18.0.3:10911=127.0.0.1:20911;…`.
+        vip_channel: Send to the broker's port minus two (vipChannelEnabled), which old clusters reserve for
+            sends.
+        route_interval_s: The interval at which routes are refreshed.
+        heartbeat_interval_s: The interval between heartbeats to the brokers.
+        api_timeout_s: The timeout of each request without a timeout of its own.
+        access_key: With `secret_key`: the account that signs each request to a broker. None: the environment
+            variables COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN. "": requests are not
+            signed.
+        secret_key: The secret key of the account.
+        security_token: The token of a temporary account of a cloud service. It is sent and signed, too.
+        sign_to_name_servers: Sign requests to name servers, too, as RocketMQ's clients do and as cloud
+            services and proxies require. A signature does not cover the request code: a name server could use
+            it for another request with the same fields, such as the deletion of a topic whose route an
+            administrator requested.
+        tls: A TLS context, or the path of a RocketMQ settings file (tls.client.*). True: servers need
+            certificates that this machine trusts. False: no TLS. None: the environment variable COMETMQ_TLS.
+        trace: The settings of message traces. None: no traces.
+        telemetry: OpenTelemetry spans of sends and of consumed messages. None: no spans.
+    """
 
     client_ip: str | None = None
-    """Part of client and message ids; None: the address of this machine towards the name server."""
     instance_name: str | None = None
-    """None: unique per instance (process id and a clock); DEFAULT for broadcasting consumers, whose offsets
-    lie in a local file under this name: give each of several on one machine a name of its own."""
     unit_name: str | None = None
     namespace: str | None = None
-    """Names of topics and groups are those of this namespace, `namespace%name`, without the program seeing
-    it; None: MQ_INST_<word>_<word> if the name server's host name begins with that, else none."""
     namespace_v2: str | None = None
     """5.x's namespace: a field of each request, which proxies understand."""
     namesrv_domain: str | None = None
-    """Host, or host:port, of an HTTP address server that is asked for the name servers where neither the code
-    nor NAMESRV_ADDR names any."""
     namesrv_domain_sub_group: str = DEFAULT_SUB_GROUP
     address_map: Mapping[str, str] | None = None
-    """What is connected in the place of an address that brokers or name servers have in their own network,
-    `{"172.18.0.3:10911": "127.0.0.1:20911"}`, or all ports of a host `{"172.18.0.3": "db.example"}`. None:
-    COMETMQ_ADDRESS_MAP of the environment, `172.18.0.3:10911=127.0.0.1:20911;…`, if it is there."""
     vip_channel: bool = False
-    """Send to the port two below a broker's (vipChannelEnabled), which old clusters keep for sends."""
     route_interval_s: float = 30.0
     heartbeat_interval_s: float = 30.0
     api_timeout_s: float = 3.0
-    """Limit of every request that has no limit of its own."""
     access_key: str | None = None
-    """With `secret_key`: the account that signs every request to a broker. None: COMETMQ_ACCESS_KEY,
-    COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN of the environment, if they are there; "": requests are not
-    signed."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
-    """Of temporary accounts of cloud services: sent and signed too."""
     sign_to_name_servers: bool = False
-    """Sign requests to name servers too, as RocketMQ's clients do: cloud services and proxies in their place
-    ask for it. A signature does not say which request it is of: a name server can use one for another with
-    the same fields, as the deletion of a topic whose route an admin has asked for."""
     tls: ssl.SSLContext | str | bool | None = None
-    """A context, or the path of RocketMQ's file of settings (tls.client.*); True: servers have certificates
-    that this machine trusts; False: connections are plain; None: COMETMQ_TLS of the environment."""
     trace: TraceOptions | None = None
-    """How the messages of these producers and consumers are traced; None: they are not."""
     telemetry: Telemetry | None = None
-    """OpenTelemetry's spans of sends and of handled messages; None: there are none."""
 
     def __post_init__(self) -> None:
         domain = self.namesrv_domain
@@ -113,18 +132,21 @@ class ClientOptions:
 
     @property
     def credentials(self) -> Credentials | None:
-        """What requests are signed with. Raises ConfigError for half of it."""
+        """The account that signs requests.
+
+        Raises ConfigError if the access key or the secret key is missing.
+        """
         given = self.access_key, self.secret_key, self.security_token
         return environment_credentials() if given == (None, None, None) else credentials_of(*given)
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """What is connected in the place of an address. Raises ConfigError."""
+        """The addresses to connect to, by the address that they replace. Raises ConfigError."""
         return environment_address_map() if self.address_map is None else self.address_map
 
     @property
     def tls_context(self) -> ssl.SSLContext | None:
-        """For TLS connections; reads files. Raises ConfigError."""
+        """The context of TLS connections, None without TLS. Reads files. Raises ConfigError."""
         return client_tls(environment_tls() if self.tls is None else self.tls)
 
 
@@ -135,7 +157,7 @@ def _can_stand_for(name: str, place: str) -> bool:
 
 
 def environment_address_map() -> dict[str, str]:
-    """What COMETMQ_ADDRESS_MAP says. Raises ConfigError."""
+    """Return the address map of COMETMQ_ADDRESS_MAP. Raises ConfigError."""
     text = os.environ.get(ADDRESS_MAP_ENV, "")
     found: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -147,12 +169,15 @@ def environment_address_map() -> dict[str, str]:
 
 
 def environment_credentials() -> Credentials | None:
-    """The account that the environment names. Raises ConfigError for half of one."""
+    """Return the account of the environment variables.
+
+    Raises ConfigError if one of the two keys is missing.
+    """
     return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))
 
 
 def environment_tls() -> str | bool:
-    """What COMETMQ_TLS says: `true`, the path of a file of settings, or nothing."""
+    """Return the value of COMETMQ_TLS: a boolean or the path of a settings file. Default: False."""
     text = os.environ.get(TLS_ENV, "")
     return BOOLEANS.get(text.lower(), text or False)
 
@@ -160,10 +185,18 @@ def environment_tls() -> str | bool:
 def namesrv_addresses(
     namesrv: str | Sequence[str] | None, namesrv_domain: str | None = None
 ) -> tuple[str, ...]:
-    """`host:port` of every name server: the argument, else NAMESRV_ADDR, else the local default port.
+    """Return the addresses of the name servers.
 
-    Text may hold several addresses divided by `;` or `,`. None with namesrv_domain and nothing before that:
-    the address server knows them.
+    Args:
+        namesrv: Addresses, or text with addresses separated by `;` or `,`. None: NAMESRV_ADDR of the
+            environment, otherwise the address server, otherwise 127.0.0.1:9876.
+        namesrv_domain: The address server, if there is one.
+
+    Returns:
+        `host:port` of each name server. Empty if the address server supplies them.
+
+    Raises:
+        ConfigError: An address is invalid, or there is none.
     """
     given = namesrv if namesrv is not None else os.environ.get("NAMESRV_ADDR")
     if not given and namesrv is None:

@@ -1,4 +1,4 @@
-"""The user's side of a push consumer: what a listener looks like and how one is called."""
+"""The interface of listeners, and the conversion of a user's listener to the form that consumers call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ __all__ = [
 
 
 class ConsumeStatus(Enum):
-    """What a listener says about its messages."""
+    """The result of a listener.
+
+    Attributes:
+        SUCCESS: The messages are consumed.
+        RECONSUME_LATER: The messages are sent back to the broker and consumed again later.
+    """
 
     SUCCESS = "CONSUME_SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
@@ -42,57 +47,76 @@ class ConsumeStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """What a listener may look at and set beside its result."""
+    """The second argument of a listener: the queue of the messages, and settings of the result.
+
+    Attributes:
+        queue: The queue of the messages.
+        ack_index: With SUCCESS: the index of the last consumed message. Later messages are consumed again.
+            None: all messages are consumed.
+        delay_level: The delay before messages are consumed again. 0: the broker chooses it. 1 to 18: a delay
+            level. -1: the messages go to the dead-letter queue immediately.
+    """
 
     queue: MessageQueue
     ack_index: int | None = None
-    """With SUCCESS: index of the last handled message, None for all; the others are consumed again."""
     delay_level: int = 0
-    """Wait before the next try: 0 the broker's choice, 1-18 a level, -1 dead letter at once."""
 
 
 class OrderlyStatus(Enum):
-    """What an orderly listener says about its messages."""
+    """The result of an orderly listener.
+
+    Attributes:
+        SUCCESS: The messages are consumed. Without auto_commit their offset is stored after a later COMMIT.
+        SUSPEND_CURRENT_QUEUE_A_MOMENT: The same messages are consumed again after a moment, before any other
+            message of the queue.
+        COMMIT: These messages and all messages of the queue since the last COMMIT are consumed.
+        ROLLBACK: All messages of the queue since the last COMMIT are consumed again after a moment. Only
+            without auto_commit.
+    """
 
     SUCCESS = "SUCCESS"
-    """Handled. Without auto_commit they wait for a COMMIT."""
     SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
-    """These again in a moment, and nothing else of the queue before them."""
     COMMIT = "COMMIT"
-    """Handled, and with them all that this queue gave since the last COMMIT."""
     ROLLBACK = "ROLLBACK"
-    """All that this queue gave since the last COMMIT again in a moment. Without auto_commit only."""
 
 
 @dataclass(slots=True)
 class OrderlyContext:
-    """What an orderly listener may look at and set beside its result."""
+    """The second argument of an orderly listener: the queue of the messages, and settings of the result.
+
+    Attributes:
+        queue: The queue of the messages.
+        auto_commit: False: SUCCESS of this call moves no offset, a later COMMIT does. The listener must set
+            it in each call.
+        suspend_current_queue_s: The delay before the next call after SUSPEND_CURRENT_QUEUE_A_MOMENT and
+            ROLLBACK, 0.01 to 30 seconds. None: PushOptions.suspend_current_queue_s.
+    """
 
     queue: MessageQueue
     auto_commit: bool = True
-    """False: this call's SUCCESS moves no offset, a later COMMIT does. Set it in each call."""
     suspend_current_queue_s: float | None = None
-    """After SUSPEND_CURRENT_QUEUE_A_MOMENT and ROLLBACK: seconds to the next call, 0.01 to 30; None:
-    PushOptions.suspend_current_queue_s."""
 
 
 Listener = (
     Callable[[list[MessageExt]], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
     | Callable[[list[MessageExt], ConsumeContext], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
 )
-"""An async function (runs on the loop) or a plain one (runs in a thread).
+"""A listener: an async function, which runs on the event loop, or a plain one, which runs in a thread.
 
-Returning SUCCESS means handled; RECONSUME_LATER or an exception means: again later. None means handled unless
-PushOptions.none_means differs: Java takes null for "later", but in Python each function without a `return`
-returns None.
+SUCCESS means that the messages are consumed. RECONSUME_LATER or an exception means that they are consumed
+again later. None means SUCCESS unless PushOptions.none_means is set: Java treats null as RECONSUME_LATER, but
+in Python each function without a `return` returns None.
 """
 
 OrderlyListener = (
     Callable[[list[MessageExt]], "Awaitable[OrderlyStatus | None] | OrderlyStatus | None"]
     | Callable[[list[MessageExt], OrderlyContext], "Awaitable[OrderlyStatus | None] | OrderlyStatus | None"]
 )
-"""A listener for PushOptions(orderly=True). Returning SUCCESS or COMMIT, or None as above, means handled;
-SUSPEND_CURRENT_QUEUE_A_MOMENT or an exception means: the same messages again in a moment."""
+"""A listener for PushOptions(orderly=True).
+
+SUCCESS, COMMIT and, unless PushOptions.none_means is set, None mean that the messages are consumed. After
+SUSPEND_CURRENT_QUEUE_A_MOMENT or an exception the same messages are consumed again after a moment.
+"""
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -101,11 +125,11 @@ S = TypeVar("S", bound=Enum)
 BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
 NoneMeans = Literal["success", "retry", "error"]
 HANDLED: Any = object()
-"""What a listener of our own returns for SUCCESS of either kind, whatever None means."""
+"""The result of internal listeners for SUCCESS of either kind, independent of PushOptions.none_means."""
 
 
 def check_listener(listener: object) -> None:
-    """Raise ConfigError for what cannot be a listener."""
+    """Raise ConfigError unless the object can be a listener."""
     if not callable(listener):
         hint = (
             "; a coroutine is the result of a call, give the function"
@@ -117,7 +141,7 @@ def check_listener(listener: object) -> None:
 
 
 def name_of(listener: Listener | OrderlyListener) -> str:
-    """As a sentence calls it."""
+    """Return the name of a listener for messages."""
     return str(getattr(listener, "__qualname__", type(listener).__qualname__))
 
 
@@ -127,12 +151,12 @@ def bind_listener(
     statuses: type[S],
     none_means: NoneMeans = "success",
 ) -> BoundListener[Any, S]:
-    """Return a listener of any kind in the one form in which it is called.
+    """Return an async function of (messages, context) that calls a listener of any kind.
 
     Args:
         listener: The user's function.
         executor: Runs plain functions.
-        statuses: The enum of what it may return.
+        statuses: The enum of the possible results.
         none_means: PushOptions.none_means.
     """
     as_status = _Statuses(name_of(listener), statuses, none_means)
@@ -154,7 +178,7 @@ def bind_listener(
 
 
 def cancelled_after(timeout_s: float, listener: BoundListener[C, S]) -> BoundListener[C, S]:
-    """Return an async listener whose calls are cancelled, and fail, after `timeout_s` seconds."""
+    """Return an async listener whose calls are cancelled and fail after `timeout_s` seconds."""
 
     async def call(messages: list[MessageExt], context: C) -> S:
         try:
@@ -171,7 +195,7 @@ def cancelled_after(timeout_s: float, listener: BoundListener[C, S]) -> BoundLis
 def _takes_context(listener: Listener | OrderlyListener) -> bool:
     try:
         parameters = inspect.signature(listener).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature, e.g. list.extend
+    except (TypeError, ValueError):  # a built-in function without a signature, e.g. list.extend
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
@@ -183,13 +207,13 @@ def _takes_context(listener: Listener | OrderlyListener) -> bool:
 
 @dataclass(slots=True)
 class _Statuses(Generic[S]):
-    """Converts what a listener returns to a status."""
+    """Converts the results of one listener to a status."""
 
     _listener: str
     _statuses: type[S]
     _none_means: NoneMeans
     _returned: set[bool] = field(default_factory=set)
-    """Whether it has returned None, and whether it has returned a status."""
+    """True if the listener has returned None, False if it has returned a status."""
 
     def __call__(self, result: object) -> S:
         if result is HANDLED:

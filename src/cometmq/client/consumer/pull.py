@@ -1,10 +1,10 @@
-"""The pull consumer: the caller decides what is read, from where, and when an offset counts as consumed.
+"""The pull consumer: the caller decides which messages are pulled and when an offset counts as consumed.
 
     async with PullConsumer("group") as consumer:
         for queue in await consumer.fetch_queues("TopicTest"):
             result = await consumer.pull(queue, await consumer.min_offset(queue))
 
-or, reading ahead and keeping offsets:
+or, with messages pulled in advance and stored offsets:
 
         await consumer.assign_topic("TopicTest")
         async for message in consumer:
@@ -23,19 +23,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextvars import ContextVar
 from typing import Any
 
-import msgspec
-
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.cluster.requests import pull_request
-from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.polling import Polling
 from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
 from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
+from cometmq.client.consumer.single_pulls import SinglePulls
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
 from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
@@ -46,23 +42,34 @@ from cometmq.errors import ClientStateError, ConfigError, shown
 from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import check_group_name, check_topic_name
-from cometmq.protocol.frame import Frame
 
 __all__ = ["PullConsumer"]
 
-_MOST_CHECKED = 1_000
 _CALLING: ContextVar[PullConsumer | None] = ContextVar("_CALLING", default=None)
-"""Whose async function runs in this task, or began it."""
+"""The consumer whose async function runs in this task or created it."""
 
 
-class PullConsumer(LookingClient):
-    """Reads as `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
+class PullConsumer(SinglePulls):
+    """A pull consumer: single pulls, polling of assigned queues, or membership of a group.
 
-    Until it subscribes it does not join the group: whoever calls chooses the queues, none are taken from
-    other consumers, and brokers do not list it.
+    Until it subscribes, the consumer does not join the group: the caller chooses the queues, no queues are
+    revoked from other consumers, and brokers do not list the consumer as a member.
 
-    A start asks nothing of any server. A stop ends the reading ahead and stores the offsets of what was
-    consumed.
+    Use it with `async with`, or call start() and stop(). start() sends no request to any server. A consumer
+    belongs to the event loop in which it was started.
+
+    Args:
+        group: The name of the consumer group.
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings of the consumer. Default: PullOptions().
+        client: A client instance that several producers and consumers share. Default: the consumer creates
+            its own from `namesrv` and `client_options`.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The group name is illegal.
+        ConfigError: A name server's address or a setting is invalid.
     """
 
     def __init__(
@@ -81,9 +88,8 @@ class PullConsumer(LookingClient):
         )
         self.group = group
         self._expressions: dict[MessageQueue, Subscription] = {}
-        """Of the queues that the caller has assigned."""
-        self._checked: set[tuple[str, str, str]] = set()
-        """Broker, topic and expression of the SQL92 filters that brokers have compiled."""
+        """The filter expressions of the queues that the caller has assigned."""
+        self._checked = set()
         self._member: Group | None = None
         self._polled: Polling | None = None
         self._session: PullSession | None = None
@@ -97,10 +103,11 @@ class PullConsumer(LookingClient):
     # -- life
 
     async def stop(self) -> None:
-        """End the reading, store the offsets, leave the group. May be called again.
+        """Stop pulling, store the offsets of consumed messages and leave the group.
 
-        Called by a scheduled function, or an async one that watches queues, it returns at once, and the
-        consumer stops when the function has returned (one that watches is cancelled where it waits).
+        Repeated calls are allowed. If a scheduled function or an async function of `watch_queues` calls this
+        method, it returns immediately, and the consumer stops when the function has returned. A function of
+        `watch_queues` is cancelled where it waits.
         """
         if _CALLING.get() is not self:
             await super().stop()
@@ -173,16 +180,20 @@ class PullConsumer(LookingClient):
 
     # -- queues
 
-    async def fetch_queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic. Raises NoRouteError."""
-        return list(await self._running().read_queues(topic))
-
     async def watch_queues(self, topic: str, function: QueuesChanged | None) -> None:
-        """Have a function called with a topic and its queues when these have changed, for a consumer that
-        assigns queues by hand; one function for a topic, None for none any more.
+        """Call a function when the queues of a topic have changed, for use with `assign`.
 
-        Routes are asked for every `ClientOptions.route_interval_s`. A function may be async, else it runs in
-        a thread; what it raises is logged. A topic that nobody knows (any more) changes nothing.
+        The routes are refreshed every `ClientOptions.route_interval_s` seconds. A topic without a route
+        causes no call.
+
+        Args:
+            topic: The topic. It has at most one function.
+            function: Called with the topic and its queues. An async function runs on the event loop, a plain
+                one in a thread. An exception that the function raises is logged. None: stop watching the
+                topic.
+
+        Raises:
+            MessageIllegal: The name of the topic is illegal.
         """
         self._running()
         assert self._queue_watch is not None
@@ -201,116 +212,60 @@ class PullConsumer(LookingClient):
 
         return call
 
-    # -- single pulls
-
-    async def pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        max_count: int | None = None,
-        expression: Expression = "*",
-        timeout_s: float | None = None,
-    ) -> PullResult:
-        """At most `max_count` messages (brokers give 32) from `offset` on; waits for nothing."""
-        subscription = as_subscription(queue.topic, expression)
-        limit = self.options.pull_timeout_s if timeout_s is None else timeout_s
-        return await self._pull(queue, offset, max_count, subscription, 0.0, limit)
-
-    async def pull_blocking(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        max_count: int | None = None,
-        expression: Expression = "*",
-    ) -> PullResult:
-        """As pull, but the broker waits up to `broker_suspend_s` for a message to come."""
-        subscription = as_subscription(queue.topic, expression)
-        options = self.options
-        return await self._pull(
-            queue, offset, max_count, subscription, options.broker_suspend_s, options.suspend_timeout_s
-        )
-
-    async def _pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        max_count: int | None,
-        subscription: Subscription,
-        suspend_s: float,
-        timeout_s: float,
-    ) -> PullResult:
-        if offset < 0 or (max_count is not None and max_count <= 0):
-            raise ValueError(
-                f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
-            )
-
-        async def request(target: ReadTarget) -> Frame:
-            await self._check(target.addr, subscription)
-            return pull_request(
-                self.group,
-                queue,
-                offset,
-                self.options.pull_batch_size if max_count is None else max_count,
-                subscription.expression,
-                expression_type=subscription.expression_type,
-                sub_version=subscription.version,
-                suspend_s=suspend_s,
-                class_filter=subscription.source is not None,
-            )
-
-        self._running()
-        result = await self._group.pulls.pull(queue, subscription, request, timeout_s, self.options.max_body)
-        if not subscription.tags:
-            return result
-        return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
-
-    async def _check(self, addr: str, subscription: Subscription) -> None:
-        """Ask a broker once about each SQL92 expression: Apache's gives every message to a pull with one that
-        it cannot compile. Raises BrokerError with its words."""
-        asked = addr, subscription.topic, subscription.expression
-        if subscription.expression_type == "TAG" or asked in self._checked:
-            return
-        client = self._running()
-        await client.brokers.check_client_config(addr, client.client_id, self.group, subscription.data())
-        if len(self._checked) >= _MOST_CHECKED:
-            self._checked.clear()
-        self._checked.add(asked)
-
-    async def _check_at(self, queue: MessageQueue, subscription: Subscription) -> None:
-        """Check an expression at the broker that serves reads of a queue."""
-        if subscription.expression_type != "TAG":
-            reads = self._running().reads
-            await reads.run(queue, lambda target: self._check(target.addr, subscription))
-
     # -- reading ahead
 
     async def assign(self, queues: Iterable[MessageQueue], *, expression: Expression = "*") -> None:
-        """Read exactly these queues from now on; a new one starts at its committed offset or as
-        `consume_from_where` says. Without any the consumer may subscribe again. Raises BrokerError when a
-        broker refuses an SQL92 expression; then nothing has changed."""
+        """Replace the set of assigned queues, from which `poll` and iteration return messages.
+
+        A new queue starts at its committed offset, or at `PullOptions.consume_from_where` if there is none.
+
+        Args:
+            queues: All queues to read. If it is empty, the consumer may subscribe afterwards.
+            expression: The filter of these queues: tags, `sql92(...)` or `filter_class(...)`.
+
+        Raises:
+            ClientStateError: The consumer has subscribed to a topic.
+            BrokerError: A broker refused an SQL92 expression. The assignment is unchanged.
+        """
         polling = self._polling
         if self._session is not None:
             raise ClientStateError(f"{self._name} has subscribed: the rebalance assigns its queues")
         wanted = set(queues)
         for queue in sorted(wanted) if isinstance(expression, sql92) else ():
-            await self._check_at(queue, as_subscription(queue.topic, expression))
+            await self._check_expression_at(queue, as_subscription(queue.topic, expression))
         await polling.release([queue for queue in polling.queues if queue not in wanted])
         self._expressions = {queue: as_subscription(queue.topic, expression) for queue in wanted}
         for queue in sorted(wanted.difference(polling.queues)):
             await polling.take_up(queue)
 
     async def assign_topic(self, topic: str, *, expression: Expression = "*") -> None:
-        """Read all queues that the topic has now."""
+        """Assign all current queues of a topic, as `assign` does.
+
+        Args:
+            topic: The topic.
+            expression: The filter of the queues: tags, `sql92(...)` or `filter_class(...)`.
+
+        Raises:
+            NoRouteError: No name server has a route of the topic, or none can be reached.
+            CometError: The assignment failed, with the errors of `assign`.
+        """
         await self.assign(await self.fetch_queues(topic), expression=expression)
 
     async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
-        """Join the group, whose members share the queues of its topics, and read those that fall to this one.
+        """Join the group, whose members share the queues of its topics, and read this member's queues.
 
-        May be called again, for another topic or another expression. A topic without a route is taken up when
-        it appears. Raises ClientStateError after assign(), NameServersUnreachable (a NoRouteError) when no
-        name server answers, BrokerError when a broker refuses an SQL92 expression; then nothing has changed.
+        Further calls add a topic or change an expression. A topic without a route is not an error: its queues
+        are assigned once it exists.
+
+        Args:
+            topic: The topic.
+            expression: Tags (`"TagA || TagB"`), `sql92(...)` or `filter_class(...)`. `"*"` and None: all
+                messages.
+
+        Raises:
+            ClientStateError: Queues are assigned with `assign`.
+            NameServersUnreachable: No name server answers. This is a NoRouteError.
+            BrokerError: A broker refused an SQL92 expression. The subscriptions are unchanged.
         """
         group = self._group
         if self._expressions:
@@ -321,19 +276,28 @@ class PullConsumer(LookingClient):
             raise failure
         route = group.instance.routes.get(topic)
         for queue in route.one_of_each_broker() if route is not None else ():
-            await self._check_at(queue, subscription)
+            await self._check_expression_at(queue, subscription)
         if self._session is None:
             self._session = PullSession(group, self._polling)
         group.subscriptions[topic] = subscription.after(group.subscriptions.get(topic))
         await self._session.join()
 
     async def schedule(self, topic: str, function: PullTask, expression: Expression | None = "*") -> None:
-        """Join the group for a topic, and call an async function for each queue that falls to this consumer,
-        again and again, instead of reading ahead: it pulls and updates the offset by itself.
+        """Join the group for a topic and call an async function for each assigned queue, again and again.
 
-        At most 20 calls run at once, and one for each queue; `turn.next_delay_s` (0.2) is the wait to the
-        next, after an exception a second. Raises as subscribe, and ClientStateError for a topic that is
-        subscribed.
+        The function pulls and updates the offset itself. At most 20 calls run concurrently, and one for each
+        queue.
+
+        Args:
+            topic: The topic.
+            function: Called with the queue and a PullTurn. The next call follows `turn.next_delay_s` seconds
+                (0.2 by default) after the call, or one second after an exception.
+            expression: Tags (`"TagA || TagB"`), `sql92(...)` or `filter_class(...)`.
+
+        Raises:
+            ConfigError: The function is not async.
+            ClientStateError: The topic is subscribed with `subscribe`, or queues are assigned with `assign`.
+            CometError: The subscription failed, with the errors of `subscribe`.
         """
         if not is_async(function):
             raise ConfigError("function", shown(function), "an async function of (queue, turn)")
@@ -350,25 +314,33 @@ class PullConsumer(LookingClient):
             raise
 
     async def unsubscribe(self, topic: str) -> None:
-        """Give the queues of a topic up."""
+        """Remove a subscription or a scheduled function, and release its queues.
+
+        Args:
+            topic: The topic.
+        """
         self._group.subscriptions.pop(topic, None)
         if self._session is not None:
             await self._session.join()
         self._polling.schedule.functions.pop(topic, None)
 
     async def rebalance(self) -> None:
-        """Share out the queues now instead of at the next round or notice."""
+        """Rebalance the queues now instead of at the next interval. Does nothing without a subscription."""
         self._running()
         if self._session is not None:
             await self._session.rounds.run()
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues that are read: assigned by the caller, or by the rebalance of what is subscribed."""
+        """The queues that this consumer reads now, assigned by `assign` or by the rebalance, sorted."""
         return tuple(sorted(self._polled.queues)) if self._polled is not None else ()
 
     def health(self) -> ConsumerHealth:
-        """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
+        """Return the progress of each queue and the problems of this consumer, each as a sentence.
+
+        Returns:
+            The health. It can also be read before the start and after a stop.
+        """
         if self._polled is None or self._state != "running":
             return ConsumerHealth(state=self._state, group=self.group)
         queues, session = self._polled.health(), self._session
@@ -386,10 +358,18 @@ class PullConsumer(LookingClient):
         )
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each assigned queue are not consumed yet, as their brokers say now: from the
-        offset on that committed() gives, else from where reading began. What the last poll gave out is not
-        consumed, nor, without `auto_commit`, what was not committed. Raises what the first that does not
-        answer says."""
+        """Return the lag of each assigned queue: the number of messages that are not consumed yet.
+
+        It is counted from the committed offset, or from the offset at which reading began if there is none.
+        The messages of the last poll are not consumed yet, and without `auto_commit` all messages that were
+        not committed.
+
+        Returns:
+            The number of messages, by queue.
+
+        Raises:
+            CometError: A broker cannot be reached or refused the request.
+        """
         self._running()
         return await lag_of(self.health().queues, self.max_offset, self._done_offset)
 
@@ -399,12 +379,24 @@ class PullConsumer(LookingClient):
 
     @property
     def problems(self) -> dict[MessageQueue, str]:
-        """Assigned queues whose last pull or scheduled call failed, and why; they are tried again by
-        themselves."""
+        """The error of the last pull or scheduled call, by assigned queue.
+
+        Failed pulls and calls are repeated.
+        """
         return self._polled.problems if self._polled is not None else {}
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on reading an assigned queue at `offset`. Raises ValueError outside [min, max]."""
+        """Continue reading an assigned queue at an offset.
+
+        Args:
+            queue: The queue.
+            offset: The offset of the next message, from min_offset to max_offset of the queue.
+
+        Raises:
+            ClientStateError: The queue is not assigned.
+            ValueError: The offset is out of range.
+            CometError: The broker cannot be reached or refused the request.
+        """
         if queue not in self._polling.queues:
             raise ClientStateError(f"{queue} is not assigned")
         low, high = await self.min_offset(queue), await self.max_offset(queue)
@@ -415,45 +407,80 @@ class PullConsumer(LookingClient):
         await self._polling.move(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Go on reading an assigned queue at its first stored message."""
+        """Continue reading an assigned queue at its first stored message. Raises the errors of `seek`.
+
+        Args:
+            queue: The queue.
+        """
         await self.seek(queue, await self.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Go on reading an assigned queue behind its last message."""
+        """Continue reading an assigned queue after its last message. Raises the errors of `seek`.
+
+        Args:
+            queue: The queue.
+        """
         await self.seek(queue, await self.max_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
-        """Go on reading an assigned queue at a store time in ms (offset_by_time)."""
+        """Continue reading an assigned queue at a store time, see `offset_by_time`.
+
+        Raises the errors of `seek`.
+
+        Args:
+            queue: The queue.
+            timestamp_ms: The store time in milliseconds since 1970.
+        """
         await self.seek(queue, await self.offset_by_time(queue, timestamp_ms))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these assigned queues no further; what was read ahead is still given out. Queues that are not
-        assigned are ignored, here and in `resume`."""
+        """Stop pulling from assigned queues until `resume`.
+
+        Messages that were pulled before are still returned.
+
+        Args:
+            queues: The queues. Queues that are not assigned are ignored.
+        """
         for queue in queues:
             self._polling.pause(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Read paused queues again."""
+        """Start pulling from paused queues again.
+
+        Args:
+            queues: The queues. Queues that are not assigned are ignored.
+        """
         for queue in queues:
             self._polling.resume(queue)
 
     async def poll(self, timeout_s: float | None = 5.0) -> list[MessageExt]:
-        """The next messages of one assigned queue, an empty list when none come in time (None: wait for
-        ever).
+        """Return the next messages of one assigned queue.
 
-        The call says that the messages of the poll before were consumed: their offset is stored with the next
-        persist.
+        With `PullOptions.auto_commit`, the messages of the previous poll then count as consumed: their offset
+        is stored with the next `persist_interval_s`.
+
+        Args:
+            timeout_s: The maximum wait for messages, in seconds. None: no limit.
+
+        Returns:
+            The messages, or an empty list if none arrived in time.
+
+        Raises:
+            ClientStateError: The consumer is not running.
         """
         return await self._polling.poll(timeout_s)
 
     def __aiter__(self) -> AsyncIterator[MessageExt]:
-        """Messages of the assigned queues for ever; each counts as consumed when the next is asked for."""
+        """Yield messages of the assigned queues without end.
+
+        Each counts as consumed once the next is requested.
+        """
         return self._polling.each()
 
     def _iterate_in_thread(
         self, run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]]
     ) -> Iterator[MessageExt]:
-        """The iteration of the blocking face (Polling.each_in_thread)."""
+        """Return the iterator of the blocking class (Polling.each_in_thread)."""
 
         def later(function: Callable[[], None]) -> None:
             if self._state == "running" and self._loop is not None:
@@ -463,7 +490,7 @@ class PullConsumer(LookingClient):
             return self.poll()
 
         if self._polled is None:
-            run(poll())  # raises
+            run(poll())  # raises the error of a consumer that is not running
         assert self._polled is not None
         return self._polled.each_in_thread(poll, run, later)
 
@@ -479,25 +506,60 @@ class PullConsumer(LookingClient):
     # -- offsets of the group
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset: as updated here, else as the broker has it; None: never stored."""
+        """Return the consumer offset of the group for a queue.
+
+        Args:
+            queue: The queue.
+
+        Returns:
+            The offset as this consumer has updated it, otherwise as the broker has stored it. None if none
+                was stored.
+
+        Raises:
+            CometError: The broker cannot be reached or refused the request.
+        """
         return await self._store.committed(queue)
 
     def update_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Set the group's offset (also backwards); stored every few seconds, by commit() and by stop().
-        Raises ValueError for what is no offset."""
+        """Set the consumer offset of the group for a queue, also to a lower offset.
+
+        The offset is stored every `PullOptions.persist_interval_s` seconds, by commit() and by stop().
+
+        Args:
+            queue: The queue.
+            offset: The offset of the next message to consume.
+
+        Raises:
+            ValueError: The offset is not a whole number of 0 or more.
+        """
         _check_offsets({queue: offset})
         self._store.update(queue, offset, increase_only=False)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store offsets now: these, or those of all that was consumed, the last poll's included. Raises if
-        one could not be stored, and ValueError for what is no offset; then nothing is stored."""
+        """Store consumer offsets now.
+
+        Args:
+            offsets: The offset of the next message to consume, by queue. None: the offsets after all messages
+                that were returned, including those of the last poll.
+
+        Raises:
+            ValueError: An offset is not a whole number of 0 or more. No offset is stored.
+            CometError: An offset was not stored.
+        """
         _check_offsets(offsets or {})
         await self._polling.commit(offsets)
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Have the group's push consumers get a message again later: level 0 lets the broker choose by the
-        number of tries, 1 to 18 is a delay level, -1 means dead letter at once. Raises CometError when it is
-        not taken."""
+        """Send a message back to the broker, so that push consumers of the group receive it again later.
+
+        Args:
+            message: A message that this consumer received.
+            delay_level: 0: the broker chooses the delay by the number of retries. 1 to 18: a delay level. -1:
+                the message goes to the dead-letter queue immediately.
+
+        Raises:
+            CometError: The broker did not accept the message, or cannot be reached.
+        """
         self._running()
         assert self._retry_topic is not None
         check_delay_level(delay_level)

@@ -1,4 +1,4 @@
-"""The push consumer: a group's member that calls a listener with the messages of the queues it holds.
+"""The push consumer: a member of a group that calls a listener with the messages of its queues.
 
     async def on_messages(messages):
         for message in messages:
@@ -7,7 +7,7 @@
     async with PushConsumer("group", on_messages, {"TopicTest": "TagA || TagB"}):
         ...
 
-Delivery is at least once: an offset is stored only when every message below it was handled or sent back for
+Delivery is at least once: an offset is stored only after every message below it was consumed or sent back for
 retry.
 """
 
@@ -46,10 +46,27 @@ __all__ = ["PushConsumer"]
 
 
 class PushConsumer(LookingClient):
-    """A member of `group`. `client`: an instance to share; else the consumer has its own towards `namesrv`.
+    """A push consumer: a member of a consumer group that calls a listener with messages.
 
-    `subscriptions`: a topic, several, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
-    sql92(...) or filter_class(...).
+    Use it with `async with`, or call start() and stop(). A consumer belongs to the event loop in which it was
+    started.
+
+    Args:
+        group: The name of the consumer group.
+        listener: The function that consumes messages, see `Listener`; with `PushOptions(orderly=True)` an
+            `OrderlyListener`. An async function runs on the event loop, a plain function in threads.
+        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
+            `sql92(...)` or `filter_class(...)`.
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings of the consumer. Default: PushOptions().
+        client: A client instance that several producers and consumers share. Default: the consumer creates
+            its own from `namesrv` and `client_options`.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: The listener or a setting is invalid.
     """
 
     _kind = "push consumer"
@@ -78,14 +95,18 @@ class PushConsumer(LookingClient):
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)
         self._session: PushSession | None = None
-        self._stop_for_listener: asyncio.Task[None] | None = None  # kept, so that it is not collected
+        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps a reference to the task
 
     async def start(self) -> None:
-        """Join the group. Returns when the subscriptions are announced and the first rebalance was tried.
+        """Join the group. Returns after the first heartbeats and the first rebalance.
 
-        A topic without a route is no error here: it is taken up when it appears, and health() names it until
-        then. Raises NameServersUnreachable (a NoRouteError) when no name server answers at all, BrokerError
-        when an SQL92 expression is refused.
+        A topic without a route is not an error: the consumer starts to consume it once it exists, and
+        health() reports it until then.
+
+        Raises:
+            ClientStateError: The consumer has no subscription or was started before.
+            NameServersUnreachable: No name server answers. This is a NoRouteError.
+            BrokerError: A broker refused an SQL92 expression.
         """
         if not self._subscriptions and self._state == "new":
             raise ClientStateError(f"{self._name} subscribes to nothing")
@@ -99,7 +120,7 @@ class PushConsumer(LookingClient):
         failures = await client.refresh_routes(session.group.subscriptions)
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
-            raise failures[next(iter(self._subscriptions))]  # and not of a topic that is ours inside
+            raise failures[next(iter(self._subscriptions))]  # not the error of the retry topic
         await self._check_expressions(session, self._subscriptions.values())
         await session.agreement.look()
         await client.send_heartbeats()
@@ -109,10 +130,11 @@ class PushConsumer(LookingClient):
         return PushSession(self.group, self._listener, self._subscriptions, self._options, client)
 
     async def stop(self) -> None:
-        """Stop pulling, let running listeners end, store the offsets, leave the group. May be called again.
+        """Stop pulling, wait for running listeners, store the offsets and leave the group.
 
-        Messages that were pulled and not begun are left to the other members. Called by the (async) listener
-        it returns at once, and the consumer stops when the listener has returned.
+        The wait for listeners lasts `PushOptions.drain_timeout_s` seconds at most. Messages that were pulled
+        but not consumed go to other members. Repeated calls are allowed. If the (async) listener itself calls
+        this method, it returns immediately, and the consumer stops when the listener has returned.
         """
         session = self._session
         if session is None or not session.in_listener():
@@ -135,7 +157,10 @@ class PushConsumer(LookingClient):
                 await self._close_client()
 
     async def _check_expressions(self, session: PushSession, subscriptions: Iterable[Subscription]) -> None:
-        """Brokers compile SQL92 when asked to. Raises BrokerError with their words for a bad expression."""
+        """Compile SQL92 expressions at the brokers.
+
+        Raises BrokerError with the broker's remark for an invalid one.
+        """
         client = session.group.instance
         for subscription in subscriptions:
             if subscription.expression_type == "TAG":
@@ -150,8 +175,17 @@ class PushConsumer(LookingClient):
                 await client.reads.run(queue, check)
 
     async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
-        """Add or change a subscription, also while running. Raises BrokerError when a running consumer's
-        broker refuses an SQL92 expression; then nothing has changed."""
+        """Add or change a subscription. This is also possible while the consumer is running.
+
+        Args:
+            topic: The topic.
+            expression: Tags (`"TagA || TagB"`), `sql92(...)` or `filter_class(...)`. `"*"` and None: all
+                messages.
+
+        Raises:
+            MessageIllegal: The name of the topic is illegal.
+            BrokerError: A broker refused an SQL92 expression. The subscription is unchanged.
+        """
         subscription = as_subscription(topic, expression)
         session = self._session
         if session is not None and subscription.expression_type != "TAG":
@@ -162,7 +196,11 @@ class PushConsumer(LookingClient):
         await self._subscriptions_changed(topic, subscription)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Give the queues of a topic up, also while running."""
+        """Remove a subscription and release its queues. This is also possible while the consumer is running.
+
+        Args:
+            topic: The topic.
+        """
         self._subscriptions.pop(topic, None)
         await self._subscriptions_changed(topic, None)
 
@@ -178,41 +216,67 @@ class PushConsumer(LookingClient):
         session.members.rounds.wake()
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Have the group consume a message again later: level 0 lets the broker choose by the number of
-        tries, 1 to 18 is a delay level, -1 means dead letter at once. Raises CometError when it is not
-        taken."""
+        """Send a message back to the broker, so that the group consumes it again later.
+
+        Args:
+            message: A message that this consumer received.
+            delay_level: 0: the broker chooses the delay by the number of retries. 1 to 18: a delay level. -1:
+                the message goes to the dead-letter queue immediately.
+
+        Raises:
+            CometError: The broker did not accept the message, or cannot be reached.
+        """
         check_delay_level(delay_level)
         await self._running_session().send_back(message, delay_level)
 
     def suspend(self) -> None:
-        """Pull no more until resume(); what is held already is still handed to the listener."""
+        """Stop pulling until resume(). The listener still receives the messages that were pulled before."""
         self._running_session().members.suspend()
 
     def resume(self) -> None:
-        """Pull again after suspend()."""
+        """Start pulling again after suspend()."""
         self._running_session().members.resume()
 
     def set_concurrency(self, concurrency: int) -> None:
-        """How many listener calls run at once from now on, 1 to 1000; calls that are too many end first."""
+        """Change the maximum number of concurrent listener calls. Running calls are not interrupted.
+
+        Args:
+            concurrency: The new maximum, 1 to 1000.
+
+        Raises:
+            ConfigError: The number is out of range.
+        """
         self._options = dataclasses.replace(self._options, consume_concurrency=concurrency)
         if self._session is not None:
             self._running_session().consuming.set_concurrency(concurrency)
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues held now."""
+        """The queues that are assigned to this consumer now, sorted."""
         return tuple(sorted(self._session.members.held)) if self._session is not None else ()
 
     async def rebalance(self) -> None:
-        """Share out the queues now instead of at the next round or notice."""
+        """Rebalance the queues now instead of at the next interval.
+
+        Raises:
+            ClientStateError: The consumer is not running.
+        """
         await self._running_session().members.rounds.run()
 
     async def persist_offsets(self) -> None:
-        """Store the offsets now. Raises what was said about the first that was not stored."""
+        """Store the offsets now instead of at the next interval.
+
+        Raises:
+            CometError: An offset was not stored. The first failure is raised.
+        """
         await self._running_session().group.offsets.persist()
 
     def health(self) -> ConsumerHealth:
-        """How far each queue is, and what keeps this consumer from its work, in whole sentences."""
+        """Return the progress of each queue and the problems of this consumer, each as a sentence.
+
+        Returns:
+            The health. It can also be read before the start and after a stop.
+        """
         session = self._session
         if session is None:
             return ConsumerHealth(state=self._state, group=self.group)
@@ -241,14 +305,22 @@ class PushConsumer(LookingClient):
         )
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each held queue are not done yet, as their brokers say now. Raises what the
-        first that does not answer says."""
+        """Return the lag of each assigned queue: the number of messages that are not consumed yet.
+
+        The brokers are asked for their current offsets.
+
+        Returns:
+            The number of messages, by queue.
+
+        Raises:
+            CometError: A broker cannot be reached or refused the request.
+        """
         self._running_session()
         return await lag_of(self.health().queues, self.max_offset, self.min_offset)
 
     @property
     def message_model(self) -> MessageModel:
-        """Whether the members share the queues or each reads all of them."""
+        """Whether the members share the queues (CLUSTERING) or each consumes all of them (BROADCASTING)."""
         return self._options.message_model
 
     def _running_session(self) -> PushSession:

@@ -1,4 +1,4 @@
-"""Calling a function of the user's for each queue that a pull consumer holds, again and again."""
+"""Repeated calls of a user's function for each queue of a pull consumer."""
 
 from __future__ import annotations
 
@@ -30,38 +30,49 @@ _DRAIN_S = 30.0
 
 @dataclass(slots=True)
 class PullTurn:
-    """One call for a queue. next_delay_s: how long after it the next one begins, 0 or more; anything else is
-    a failure of the call."""
+    """The second argument of a scheduled function.
+
+    Attributes:
+        consumer: The pull consumer.
+        next_delay_s: The delay between this call and the next one in seconds, 0 or more. Any other value
+            counts as a failure of the call.
+    """
 
     consumer: PullConsumer
     next_delay_s: float = _NEXT_S
 
 
 PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
-"""An async function. After an exception it is called again a second later."""
+"""An async function that is called again and again.
+
+After an exception the next call follows a second later.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class _Loop:
     called_at: float
     ended_at: float
-    """When its last call began and ended (monotonic seconds); at first when it was taken up."""
+    """Begin and end of the last call in monotonic seconds.
+
+    Before the first call: the time of the assignment.
+    """
     calling: bool = False
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
 
 class Schedule:
-    """A loop of calls for each queue; at most 20 calls run at once, and one for each queue."""
+    """One loop of calls per queue. At most 20 calls run concurrently."""
 
     def __init__(self, offsets: OffsetStore, turn: Callable[[], PullTurn]) -> None:
         self._offsets = offsets
         self._turn = turn
         self.functions: dict[str, PullTask] = {}
-        """topic -> what is called."""
+        """The scheduled functions by topic."""
         self._loops: dict[MessageQueue, _Loop] = {}
         self._ending: dict[MessageQueue, _Loop] = {}
-        """Given up, with a call under way, or an offset on its way to the store."""
+        """Revoked queues with a running call or an offset that is being stored."""
         self._room = asyncio.Semaphore(_AT_ONCE)
         self.problems: dict[MessageQueue, str] = {}
 
@@ -70,7 +81,7 @@ class Schedule:
         return tuple(self._loops)
 
     def is_ending(self, queue: MessageQueue) -> bool:
-        """Whether its last call, from before it was given up, is still to be waited for."""
+        """Return whether the last call of a revoked queue is still running."""
         return queue in self._ending
 
     def start(self, queue: MessageQueue) -> None:
@@ -79,7 +90,7 @@ class Schedule:
         self._begin(queue, loop)
 
     def _begin(self, queue: MessageQueue, loop: _Loop) -> None:
-        """Call, unless the queue was given up."""
+        """Start the task that calls the function, unless the queue was revoked."""
         if self._loops.get(queue) is loop:
             loop.calling = False
             loop.task = asyncio.get_running_loop().create_task(
@@ -88,7 +99,7 @@ class Schedule:
             again_if_cancelled(loop.task, lambda: self._begin(queue, loop))
 
     def health(self, committed: Callable[[MessageQueue], int | None]) -> Iterator[QueueHealth]:
-        """How far each queue is. What a call has pulled is known to it alone."""
+        """Yield the progress of each queue. The messages that a call has pulled are not counted."""
         now = asyncio.get_running_loop().time()
         for queue, loop in sorted(self._loops.items()):
             yield QueueHealth(
@@ -106,14 +117,14 @@ class Schedule:
             )
 
     def stop(self, queue: MessageQueue) -> None:
-        """No further call; when a running one has ended, the queue's offset is stored and forgotten."""
+        """Call no function for a queue any more. After the running call, its offset is stored and removed."""
         loop = self._loops.pop(queue, None)
         if loop is not None:
             self._ending[queue] = loop
             loop.stopped.set()
 
     async def close(self) -> None:
-        """No further calls; those that run may end, for 30 s at most."""
+        """Stop all loops and wait up to 30 s for running calls."""
         for queue in self.queues:
             self.stop(queue)
         tasks = [loop.task for loop in self._ending.values() if loop.task is not None]

@@ -1,4 +1,4 @@
-"""A member of a group that gives messages out to `async for` and is told of each what became of it.
+"""A message stream: a member of a group whose messages are read with `async for` and acknowledged one by one.
 
 async with MessageStream("billing", {"orders": "new || paid"}) as stream:
     async for message in stream:
@@ -28,21 +28,34 @@ __all__ = ["MessageStream"]
 
 
 async def _no_listener(messages: list[MessageExt]) -> None:
-    """What an administrator hears who has a message handled by this consumer."""
+    """Answer an administrator's request to consume a message directly with an error."""
     raise ClientStateError(f"a stream has no listener for message {messages[0].msg_id}")
 
 
 class MessageStream(PushConsumer):
-    """A push consumer without a listener: `async for` gives its messages out, from several tasks as well.
+    """A push consumer without a listener: `async for` returns its messages, in one or several tasks.
 
-    Each message has to be acknowledged, in any order. One that is not within `consume_timeout_s` goes back
-    to the broker and comes again. What is pulled and not acknowledged counts in `flow_limits`: when a queue
-    is at its limit, it is pulled no further. With `orderly=True` each queue gives one message at a time, and
-    the next after its acknowledgement.
+    Each message must be acknowledged with ack() or nack(), in any order. A message that is not acknowledged
+    within `consume_timeout_s` is sent back to the broker and delivered again. Messages that were pulled and
+    not acknowledged count towards `flow_limits`: a queue that has reached its limit is not pulled. With
+    `orderly=True` each queue returns one message at a time, and the next one after the acknowledgement.
 
-    `stop`, from another task, ends the iteration and waits up to `drain_timeout_s` for what is given out to
-    be acknowledged; leaving `async with` does not wait. What is not acknowledged comes again, to whoever has
-    the queue then.
+    stop(), called from another task, ends the iteration and waits up to `drain_timeout_s` for
+    acknowledgements. Leaving `async with` does not wait. Messages that are not acknowledged are delivered
+    again to the next owner of the queue.
+
+    Args:
+        group: The name of the consumer group.
+        subscriptions: A topic, several topics, or a mapping from topic to an expression, as in PushConsumer.
+        namesrv: The name servers, as in PushConsumer.
+        options: The settings of the consumer, without consume_hooks and with a `consume_batch_max_size` of 1.
+            Default: PushOptions().
+        client: A client instance to share. Default: the stream creates its own.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: A setting is invalid or does not apply to a stream.
     """
 
     _kind = "message stream"
@@ -85,7 +98,7 @@ class MessageStream(PushConsumer):
         await super().__aexit__(kind, error, trace)
 
     def _leave(self) -> None:
-        """Whoever iterated has gone."""
+        """Record that the iteration was left."""
         if self._session is not None:
             self._giving.leave()
 
@@ -93,24 +106,41 @@ class MessageStream(PushConsumer):
         return self
 
     async def __anext__(self) -> MessageExt:
-        """The next message; the iteration ends when the stream is stopped."""
+        """Wait for the next message and return it. The iteration ends when the stream is stopped."""
         if self._state in ("stopping", "stopped"):
             raise StopAsyncIteration
         return await self._giving.next()
 
     async def ack(self, message: MessageExt) -> None:
-        """Say that a message was handled. Raises ClientStateError for one that is not given out (any more):
-        after the stop, when it was held too long, or when its queue went to another member. Then it comes
-        again."""
+        """Acknowledge a message as consumed.
+
+        Args:
+            message: A message that the iteration returned.
+
+        Raises:
+            ClientStateError: The message cannot be acknowledged (any more): the stream was stopped,
+                `consume_timeout_s` has passed, or the queue was assigned to another member. The message is
+                delivered again.
+        """
         await self._giving.settle(
             message, OrderlyStatus.SUCCESS if self._options.orderly else ConsumeStatus.SUCCESS
         )
 
     async def nack(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Have a message again later: level 0 lets the broker choose by the number of tries, 1 to 18 is a
-        delay level, -1 means dead letter at once. An orderly stream gives it again after
-        `suspend_current_queue_s`, and nothing else of its queue before; it takes no level. A call that is
-        cancelled leaves the message to be acknowledged."""
+        """Request that a message is delivered again later.
+
+        A call that is cancelled leaves the message unacknowledged. In an orderly stream the message is
+        returned again after `suspend_current_queue_s` seconds, before any other message of its queue.
+
+        Args:
+            message: A message that the iteration returned.
+            delay_level: 0: the broker chooses the delay by the number of retries. 1 to 18: a delay level. -1:
+                the message goes to the dead-letter queue immediately. An orderly stream accepts 0 only.
+
+        Raises:
+            ClientStateError: The message cannot be acknowledged (any more), as in `ack`.
+            ConfigError: The delay level is invalid.
+        """
         context = self._giving.context(message)
         if isinstance(context, ConsumeContext):
             check_delay_level(delay_level)

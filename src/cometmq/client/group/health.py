@@ -1,4 +1,4 @@
-"""What a consumer says about itself, so that nobody has to guess why messages do not come."""
+"""The health report of a consumer, which names the reasons why messages are not consumed."""
 
 from __future__ import annotations
 
@@ -12,31 +12,53 @@ __all__ = ["ConsumerHealth", "QueueHealth", "problems_of"]
 
 @dataclass(frozen=True, slots=True)
 class QueueHealth:
-    """How far the consumer is with one of its queues."""
+    """The progress of a consumer in one queue.
+
+    Attributes:
+        queue: The queue.
+        next_offset: The offset of the next pull.
+        committed_offset: The offset that this client will store. None: no message was consumed yet.
+        done_offset: All messages below this offset are consumed; lag() counts from it. None with scheduled
+            pulls: committed() applies.
+        held_count: The number of pulled messages that are not consumed yet.
+        held_bytes: The size of these messages in bytes.
+        since_pull_s: The seconds since the last pull.
+        since_consume_s: The seconds since a message was last consumed.
+        waiting: The reason why nothing is pulled now, for example flow control or a suspended consumer.
+        problem: The error of the last pull, or of the last call of a scheduled function.
+        call_s: Scheduled pulls: the duration of the running call in seconds.
+    """
 
     queue: MessageQueue
     next_offset: int
-    """Of the next pull."""
     committed_offset: int | None
-    """As this client will store it; None: nothing consumed yet."""
     done_offset: int | None
-    """What is below is done: lag() counts from here. None (scheduled pulls): as committed() says."""
     held_count: int
-    """Messages pulled and not yet done."""
     held_bytes: int
     since_pull_s: float
     since_consume_s: float
     waiting: str | None
-    """Why no more is asked for just now: the listener is behind its limits, or the consumer is suspended."""
     problem: str | None
-    """What went wrong at the last pull, or call of a scheduled function."""
     call_s: float | None = None
-    """Scheduled pulls: how long the call that runs has done so."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerHealth:
-    """What a consumer does, and what keeps it from its work."""
+    """The state of a consumer and its problems.
+
+    Attributes:
+        state: `new`, `starting`, `running`, `stopping` or `stopped`.
+        group: The name of the consumer group.
+        client_id: The client id at the brokers.
+        queues: The progress in each assigned queue.
+        running_listeners: The number of running listener calls.
+        waiting_batches: The number of batches that wait for a listener call.
+        consumed: The number of messages consumed since the start.
+        failed: The number of messages whose listener raised an exception or returned RECONSUME_LATER.
+        last_error: The last exception of the listener.
+        problems: The problems that prevent consumption, each a sentence with a topic, queue or address.
+        ok: Whether the consumer is running without problems.
+    """
 
     state: str
     group: str
@@ -45,13 +67,9 @@ class ConsumerHealth:
     running_listeners: int = 0
     waiting_batches: int = 0
     consumed: int = 0
-    """Messages handled since the start."""
     failed: int = 0
-    """Messages whose listener failed or asked for later."""
     last_error: str | None = None
-    """Of a listener."""
     problems: tuple[str, ...] = ()
-    """What keeps this consumer from its work, each a sentence that names topic, queue or address."""
 
     @property
     def ok(self) -> bool:
@@ -61,7 +79,7 @@ class ConsumerHealth:
 def problems_of(
     shares: Mapping[str, str], queues: Iterable[QueueHealth], heartbeats: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences about topics that could not be shared out, queues, and brokers that took no heartbeat."""
+    """Return sentences about failed rebalances, failed pulls, and brokers that did not accept a heartbeat."""
     return (
         *(f"{topic}: {problem}" for topic, problem in sorted(shares.items())),
         *(

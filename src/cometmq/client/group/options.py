@@ -1,4 +1,4 @@
-"""Settings of consumers. Times are seconds, sizes bytes unless named; defaults are RocketMQ's."""
+"""The settings of consumers. Times are in seconds, sizes in bytes. The defaults are RocketMQ's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 MOST_CONCURRENCY = 1000
 _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
-"""Tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
+"""Maximum tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
 _ANY_TIME = (0.0, math.inf)
 _MEMBER_RANGES = {
     "consume_timestamp_ms": (0, 2**63 - 1),
@@ -59,11 +59,17 @@ _PUSH_RANGES = {
     "drain_timeout_s": _ANY_TIME,
     "pull_error_delay_s": _ANY_TIME,
 }
-"""As Java's client checks them (docs/reference/client.md), and what would end or stop a consumer."""
+"""Ranges of Java's client (docs/reference/client.md), without values that would end or stop a consumer."""
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group without stored offsets starts. Values are the wire names."""
+    """The position at which a group without stored offsets starts. The values are the wire names.
+
+    Attributes:
+        LAST_OFFSET: After the last message of each queue, but see MemberOptions.start_strictly.
+        FIRST_OFFSET: At the first stored message of each queue.
+        TIMESTAMP: At the store time MemberOptions.consume_timestamp_ms.
+    """
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -71,53 +77,74 @@ class ConsumeFromWhere(Enum):
 
 
 class MessageModel(Enum):
-    """CLUSTERING: the members of a group share the queues. BROADCASTING: each member reads all of them."""
+    """How the members of a group consume queues.
+
+    Attributes:
+        CLUSTERING: The members share the queues.
+        BROADCASTING: Each member consumes all queues.
+    """
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
 class OffsetStorage(Protocol):
-    """A place of your own for a group's offsets. Whatever its methods raise is taken for "not now"."""
+    """A user's storage for the offsets of a group.
+
+    After an exception of a method the operation is tried again.
+    """
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """The offset of a queue, None if none was ever written."""
+        """Return the stored offset of a queue, None if none was stored."""
 
     async def write(self, table: Mapping[MessageQueue, int]) -> None:
-        """Keep these; returns when they are safe."""
+        """Store offsets. Returns once they are stored safely."""
 
 
 QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]
-"""Called with a topic, all its queues, and those of this member, when either has changed."""
+"""A function called with a topic, all its queues and this member's queues after a change of either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOptions:
-    """What push and pull consumers have in common."""
+    """The common settings of push and pull consumers. Times are in seconds.
+
+    Attributes:
+        message_model: Whether the members share the queues or each consumes all of them.
+        consume_from_where: The position at which a group without stored offsets starts.
+        consume_timestamp_ms: The start position for TIMESTAMP, in milliseconds since 1970. None: half an hour
+            before the start.
+        start_strictly: Start a new group exactly at `consume_from_where`. False follows RocketMQ's rule: a
+            new group also starts at the first message of a queue with LAST_OFFSET and TIMESTAMP if the broker
+            still has that message in memory.
+        allocate_strategy: The distribution of queues among the members, the same for all members: an instance
+            of one of the Allocate… classes or of a class with `name` and `allocate`.
+        queue_listener: A function called with the queues of a subscribed topic and those of this member after
+            a change.
+        pull_batch_size: The maximum number of messages per pull, 1 to 1024. Java's lite pull consumer uses
+            10.
+        suspend_timeout_s: The client's timeout of a pull during which the broker may wait for messages.
+        rebalance_interval_s: The interval between two rebalances.
+        persist_interval_s: The interval at which offsets are stored.
+        stall_after_s: If a queue with pulled messages makes no progress for this long, health() and the log
+            report it.
+        offset_storage: The storage of the offsets. None: the brokers, with BROADCASTING a local file.
+        offset_dir: The directory of the local offset files for BROADCASTING. None: ~/.rocketmq_offsets.
+    """
 
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None
-    """With TIMESTAMP: start at this store time; None: half an hour before the start."""
     start_strictly: bool = False
-    """Let a new group start where `consume_from_where` says. False is RocketMQ's rule: with LAST_OFFSET and
-    TIMESTAMP, too, it starts at the first message of a queue whose broker still has that in memory."""
     allocate_strategy: AllocateStrategy = field(default_factory=AllocateAveragely)
-    """How the members share the queues: one of Allocate..., or your own; the same for all members."""
     queue_listener: QueueListener | None = None
-    """Told of the queues of the subscribed topics, and which of them are this member's."""
     pull_batch_size: int = 32
-    """Java's lite pull consumer asks for 10."""
     suspend_timeout_s: float = 30.0
     rebalance_interval_s: float = 20.0
     persist_interval_s: float = 5.0
     stall_after_s: float = 180.0
-    """A queue of which messages are held, and none was done for so long, is named by health() and in the
-    log."""
     offset_storage: OffsetStorage | None = None
-    """Where offsets are kept; None: at the brokers, or with BROADCASTING in a local file."""
     offset_dir: str | None = None
-    """BROADCASTING: where local offsets lie; None: ~/.rocketmq_offsets."""
 
     def __post_init__(self) -> None:
         check_choice("message_model", self.message_model, MessageModel)
@@ -130,24 +157,31 @@ class MemberOptions:
             _check_object("offset_storage", self.offset_storage, "read", "write")
 
     def _check_suspension(self, broker_suspend_s: float) -> None:
-        """A broker that holds a pull for longer than we wait for it would never be heard."""
+        """Raise ConfigError if a broker would suspend a pull for longer than the client waits."""
         check_range("suspend_timeout_s", self.suspend_timeout_s, *SOME_TIME)
         check_range("broker_suspend_s", broker_suspend_s, 0.0, self.suspend_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions(MemberOptions):
-    """Settings of a pull consumer."""
+    """The settings of a pull consumer. Times are in seconds, sizes in bytes.
+
+    Attributes:
+        broker_suspend_s: The maximum time for which a broker suspends a blocking pull.
+        pull_timeout_s: The timeout of a pull that does not wait for messages.
+        max_body: Bodies that are larger than this after decompression are returned compressed, see
+            PullResult.oversized.
+        auto_commit: Whether a poll commits the messages of earlier polls. False: only commit() stores
+            offsets.
+        max_reconsume_times: The number of retries after which a message that is sent back goes to the
+            dead-letter queue.
+    """
 
     broker_suspend_s: float = 20.0
-    """How long the broker may hold a blocking pull."""
     pull_timeout_s: float = 10.0
     max_body: int = MAX_BODY
-    """Bodies that inflate to more are given out as stored, see PullResult.oversized."""
     auto_commit: bool = True
-    """Whether a poll commits what the polls before gave out. False: only commit() does."""
     max_reconsume_times: int = 16
-    """Retries after which a message that is sent back becomes a dead letter."""
 
     def __post_init__(self) -> None:
         MemberOptions.__post_init__(self)
@@ -157,47 +191,59 @@ class PullOptions(MemberOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions(MemberOptions):
-    """Settings of a push consumer."""
+    """The settings of a push consumer. Times are in seconds, sizes in bytes.
+
+    Attributes:
+        consume_concurrency: The maximum number of concurrent listener calls, 1 to 1000, and the number of
+            threads for a plain listener. set_concurrency() changes it at run time.
+        consume_batch_max_size: The maximum number of messages per listener call, 1 to 1024.
+        pull_interval_s: The delay between two pulls of a queue.
+        handover_timeout_s: When a queue moves to another member, the maximum wait for its running listener
+            calls, so that no message is consumed twice. The next member waits a second longer, even after a
+            member that was killed. 0: neither waits.
+        broker_suspend_s: The maximum time for which a broker suspends a pull without messages.
+        none_means: The meaning of a listener's result None. success: the messages are consumed. retry: they
+            are consumed again, as in Java. error: the call failed with a TypeError, which is logged, and they
+            are consumed again.
+        max_body: A message whose body is larger than this after decompression is sent back without a call of
+            the listener.
+        flow_limits: The maximum numbers of pulled messages and bytes per queue.
+        topic_max_count: The maximum number of pulled messages of all queues together, divided among the
+            assigned queues.
+        topic_max_mib: The maximum size of pulled messages of all queues together in MiB, divided likewise.
+        orderly: Call the listener with one batch of a queue after another, in the order of the queue, which
+            is locked for this member. The listener must be an OrderlyListener.
+        suspend_current_queue_s: Orderly: the pause of a queue after a failure unless the context sets another
+            one.
+        max_reconsume_times: The number of retries after which a message goes to the dead-letter queue. None:
+            16, with orderly 2**31 - 1. The value of the member that fails to consume the message applies.
+        consume_timeout_s: A message whose listener call takes longer is sent back, so that the offset of the
+            queue can advance. Orderly: the call of an async listener is cancelled and fails; the call of a
+            plain listener is only logged, because a thread cannot be cancelled.
+        consume_hooks: Hooks called before and after each listener call.
+        filter_hooks: Functions that select among the pulled messages after the subscription. Rejected
+            messages count as consumed.
+        drain_timeout_s: The maximum wait of a stop for running listener calls.
+        pull_error_delay_s: The delay before the next pull after a failed one.
+    """
 
     consume_concurrency: int = 20
-    """Listener calls at once; also the number of threads when the listener is a plain function. A running
-    consumer changes it with set_concurrency."""
     consume_batch_max_size: int = 1
-    """Messages per listener call."""
     pull_interval_s: float = 0.0
     handover_timeout_s: float = 5.0
-    """How long a queue that goes to another member waits for listener calls of it to end, so that nothing is
-    handled twice; the next member waits a second longer, also for one that was killed. 0: nobody waits."""
     broker_suspend_s: float = 15.0
     none_means: Literal["success", "retry", "error"] = "success"
-    """What a listener's None means: the messages are handled; they are consumed again, as in Java; or the
-    listener failed, with a TypeError in the log, and they are consumed again."""
     max_body: int = MAX_BODY
-    """A message whose compressed body is larger than this when decompressed never reaches the listener: it
-    is sent back as if the listener had failed."""
     flow_limits: FlowLimits = field(default_factory=FlowLimits)
-    """Per queue."""
     topic_max_count: int | None = None
-    """Messages held over all queues together; shared out among the held queues."""
     topic_max_mib: int | None = None
     orderly: bool = False
-    """The listener gets the messages of a queue one batch after another, in their order, and no other member
-    has the queue meanwhile. It is an OrderlyListener then."""
     suspend_current_queue_s: float = 1.0
-    """Orderly: how long a queue rests after a failure, unless the context says otherwise."""
     max_reconsume_times: int | None = None
-    """Failures after which a message becomes a dead letter; None: 16, or orderly 2**31 - 1. Where members
-    of a group differ, the value of the member that fails on the message decides."""
     consume_timeout_s: float = 900.0
-    """A message whose listener runs longer is sent back, so that the queue's offset can move on. When
-    orderly, nothing may overtake it: the call of an async listener is cancelled and fails; that of a plain
-    one is reported in the log, since a thread cannot be ended."""
     consume_hooks: Sequence[ConsumeHook] = ()
-    """Told of each call of the listener."""
     filter_hooks: Sequence[FilterHook] = ()
-    """Choose among the pulled messages, behind the subscription; what one turns down counts as handled."""
     drain_timeout_s: float = 30.0
-    """How long a stop waits for listeners that are running."""
     pull_error_delay_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -216,13 +262,13 @@ class PushOptions(MemberOptions):
 
     @property
     def most_reconsume_times(self) -> int:
-        """max_reconsume_times, or its default."""
+        """The value of max_reconsume_times or its default."""
         if self.max_reconsume_times is not None:
             return self.max_reconsume_times
         return _WITHOUT_END if self.orderly else _RETRIES
 
 
 def _check_object(key: str, given: object, *names: str) -> None:
-    """Raises ConfigError for an object without these attributes, and for a class in the place of one."""
+    """Raise ConfigError for a class, and for an object that lacks one of these attributes."""
     if isinstance(given, type) or not all(hasattr(given, name) for name in names):
         raise ConfigError(key, repr(given), f"an object with {' and '.join(names)}")

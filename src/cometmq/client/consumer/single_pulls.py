@@ -1,0 +1,162 @@
+"""The part of a pull consumer that pulls from one queue at a time, without an assignment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cometmq.client.cluster.lookups import LookingClient
+from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.routes import ReadTarget
+from cometmq.client.group.group import Group
+from cometmq.client.group.options import PullOptions
+from cometmq.client.group.subscription import Expression, Subscription, as_subscription
+from cometmq.message import MessageQueue, PullResult
+from cometmq.protocol.frame import Frame
+
+__all__ = ["SinglePulls"]
+
+_MAX_CHECKED_EXPRESSIONS = 1_000
+
+
+class SinglePulls(LookingClient):
+    """A client that pulls messages from one queue per call."""
+
+    group: str
+    options: PullOptions
+    _checked: set[tuple[str, str, str]]
+    """Broker address, topic and expression of the SQL92 filters that brokers have compiled."""
+
+    @property
+    def _group(self) -> Group:
+        raise NotImplementedError
+
+    async def fetch_queues(self, topic: str) -> list[MessageQueue]:
+        """Return the readable queues of a topic.
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            The queues.
+
+        Raises:
+            NoRouteError: No name server has a route of the topic, or none can be reached.
+        """
+        return list(await self._running().read_queues(topic))
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int | None = None,
+        expression: Expression = "*",
+        timeout_s: float | None = None,
+    ) -> PullResult:
+        """Pull messages from one queue without waiting for new ones.
+
+        Args:
+            queue: The queue.
+            offset: The offset of the first message, 0 or more.
+            max_count: The maximum number of messages. Brokers return at most 32 by default. Default:
+                `PullOptions.pull_batch_size`.
+            expression: Tags (`"TagA || TagB"`), `sql92(...)` or `filter_class(...)`.
+            timeout_s: The timeout in seconds. Default: `PullOptions.pull_timeout_s`.
+
+        Returns:
+            The messages, the status and the offset of the next pull.
+
+        Raises:
+            ValueError: The offset is negative, or `max_count` is not positive.
+            NoRouteError: The queue's broker is unknown.
+            BrokerError: The broker refused the request.
+            RemotingError: The broker cannot be reached or did not answer in time.
+        """
+        subscription = as_subscription(queue.topic, expression)
+        limit = self.options.pull_timeout_s if timeout_s is None else timeout_s
+        return await self._pull(queue, offset, max_count, subscription, 0.0, limit)
+
+    async def pull_blocking(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int | None = None,
+        expression: Expression = "*",
+    ) -> PullResult:
+        """Pull messages from one queue. If there are none, the broker waits for new ones.
+
+        The broker waits for `PullOptions.broker_suspend_s` seconds at most.
+
+        Args:
+            queue: The queue.
+            offset: The offset of the first message, 0 or more.
+            max_count: The maximum number of messages. Default: `PullOptions.pull_batch_size`.
+            expression: Tags (`"TagA || TagB"`), `sql92(...)` or `filter_class(...)`.
+
+        Returns:
+            The messages, the status and the offset of the next pull.
+
+        Raises:
+            ValueError: The offset is negative, or `max_count` is not positive.
+            CometError: The pull failed, with the errors of `pull`.
+        """
+        subscription = as_subscription(queue.topic, expression)
+        options = self.options
+        return await self._pull(
+            queue, offset, max_count, subscription, options.broker_suspend_s, options.suspend_timeout_s
+        )
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int | None,
+        subscription: Subscription,
+        suspend_s: float,
+        timeout_s: float,
+    ) -> PullResult:
+        if offset < 0 or (max_count is not None and max_count <= 0):
+            raise ValueError(
+                f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
+            )
+
+        async def request(target: ReadTarget) -> Frame:
+            await self._check_expression(target.addr, subscription)
+            return pull_request(
+                self.group,
+                queue,
+                offset,
+                self.options.pull_batch_size if max_count is None else max_count,
+                subscription.expression,
+                expression_type=subscription.expression_type,
+                sub_version=subscription.version,
+                suspend_s=suspend_s,
+                class_filter=subscription.source is not None,
+            )
+
+        self._running()
+        result = await self._group.pulls.pull(queue, subscription, request, timeout_s, self.options.max_body)
+        if not subscription.tags:
+            return result
+        return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
+
+    async def _check_expression(self, addr: str, subscription: Subscription) -> None:
+        """Compile each SQL92 expression at a broker once. Raises BrokerError with the broker's remark.
+
+        Apache's broker returns every message to a pull whose expression it cannot compile.
+        """
+        asked = addr, subscription.topic, subscription.expression
+        if subscription.expression_type == "TAG" or asked in self._checked:
+            return
+        client = self._running()
+        await client.brokers.check_client_config(addr, client.client_id, self.group, subscription.data())
+        if len(self._checked) >= _MAX_CHECKED_EXPRESSIONS:
+            self._checked.clear()
+        self._checked.add(asked)
+
+    async def _check_expression_at(self, queue: MessageQueue, subscription: Subscription) -> None:
+        """Compile an expression at the broker that serves the reads of a queue."""
+        if subscription.expression_type != "TAG":
+            reads = self._running().reads
+            await reads.run(queue, lambda target: self._check_expression(target.addr, subscription))
