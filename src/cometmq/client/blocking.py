@@ -206,7 +206,7 @@ class _Face(Generic[C]):
         return self._twin.stop_soon()
 
     def wait_stopped(self) -> None:
-        """Wait until the client is stopped, by any thread or by a signal handler.
+        """Wait until the client is stopped, whichever task, thread or signal handler stops it.
 
         Raises:
             ClientStateError: The client was not started.
@@ -218,7 +218,7 @@ class _Face(Generic[C]):
 
     @property
     def state(self) -> str:
-        """The state of the client: `new`, `starting`, `running`, `stopping` or `stopped`. A stop is final."""
+        """The state: `new`, `starting`, `running`, `stopping` or `stopped`. A stop is final."""
         return self._twin.state
 
     def _run(self, work: Coroutine[Any, Any, R]) -> R:

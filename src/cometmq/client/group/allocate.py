@@ -1,8 +1,8 @@
-"""How the queues of a topic are shared among the members of a consumer group.
+"""The strategies that distribute the queues of a topic among the members of a consumer group.
 
 Every member computes the whole assignment alone, from the same sorted queues and the same sorted client ids,
-so all members must run the same strategy with the same parameters. The rules are RocketMQ's: a group may mix
-our members with Java's.
+so all members must use the same strategy with the same parameters. The rules are RocketMQ's: a group may
+contain our members and Java's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ __all__ = [
 
 
 class AllocateStrategy(Protocol):
-    """`queues` and `client_ids` come sorted; the answer holds the queues of `client_id`."""
+    """A strategy with a name and a function that returns the queues of one member.
+
+    `allocate` receives the queues and the client ids in sorted order and returns the queues of `client_id`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -42,7 +45,7 @@ class AllocateStrategy(Protocol):
 
 
 def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
-    """Own index; None, which owns nothing, while the broker does not list this client."""
+    """Return the index of this client, None while the broker does not list it. It then has no queues."""
     try:
         return client_ids.index(client_id)
     except ValueError:
@@ -51,7 +54,10 @@ def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class AllocateAveragely:
-    """Contiguous runs whose lengths differ by at most one; the first members take the longer ones."""
+    """Contiguous ranges of queues.
+
+    Their lengths differ by one at most; the first members have the longer ones.
+    """
 
     name: str = "AVG"
 
@@ -68,7 +74,7 @@ class AllocateAveragely:
 
 @dataclass(frozen=True, slots=True)
 class AllocateAveragelyByCircle:
-    """Queues dealt out one by one in turn."""
+    """Queues distributed one by one, in turn."""
 
     name: str = "AVG_BY_CIRCLE"
 
@@ -81,7 +87,7 @@ class AllocateAveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """The queues that the user wrote down, whoever else is in the group."""
+    """The queues that the user has configured, independent of the other members."""
 
     queues: tuple[MessageQueue, ...]
     name: str = "CONFIG"
@@ -95,7 +101,7 @@ class AllocateByConfig:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """Only queues on brokers named `<room>@<name>` whose room is one of `rooms`, shared evenly."""
+    """Even shares of the queues of brokers named `<room>@<name>` whose room is one of `rooms`."""
 
     rooms: Collection[str]
     name: str = "MACHINE_ROOM"
@@ -120,10 +126,12 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoomNearby:
-    """The queues of a room go to the members in that room; those of rooms without a member to all members.
+    """The queues of a room go to its members, and those of a room without members to all members.
 
-    queue_room, member_room: the room of a queue (as a rule told by its broker's name) and of a client id,
-    which must not be empty. inner: how what goes to several members is shared.
+    Args:
+        queue_room: Returns the room of a queue, usually from its broker's name. The room must not be empty.
+        member_room: Returns the room of a client id. The room must not be empty.
+        inner: The strategy that distributes queues among several members.
     """
 
     queue_room: Callable[[MessageQueue], str]
@@ -160,23 +168,23 @@ def _room(name: str, of: str) -> str:
 
 
 def _ring_hash(text: str) -> int:
-    """First four bytes of MD5, big-endian: the point of `text` on the ring."""
+    """Return the position of a text on the ring: the first four bytes of its MD5 hash, big-endian."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """The queue as Java prints it, which is what gets hashed."""
+    """Return the text of a queue in Java, which is the text that is hashed."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
-    """A hash ring: when a member comes or goes, only the queues next to its points move."""
+    """A hash ring. If a member joins or leaves, only the queues next to its points on the ring move."""
 
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """Set by a consumer in a namespace: what is hashed is a queue's name there, as Java's client does it."""
+    """Set by a consumer in a namespace: the queue's name in the namespace is hashed, as in Java's client."""
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -202,7 +210,7 @@ class AllocateByConsistentHash:
 
 
 def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
-    """The strategy, which hashes (if it does) what `how` makes of a queue."""
+    """Return the strategy; if it hashes, it hashes the result of `how` for each queue."""
     if isinstance(strategy, AllocateByConsistentHash):
         return replace(strategy, hashed_as=how)
     if isinstance(strategy, AllocateByMachineRoomNearby):
@@ -213,9 +221,10 @@ def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQue
 def share_of(
     strategy: AllocateStrategy, client_id: str, queues: Iterable[MessageQueue], client_ids: Iterable[str]
 ) -> list[MessageQueue]:
-    """This member's queues. All sort alike: queues by topic, broker name and id, client ids as text.
+    """Return this member's queues. Sorts queues by topic, broker name and id, and client ids as text.
 
-    Raises ConfigError for a strategy that fails.
+    Raises:
+        ConfigError: The strategy failed.
     """
     try:
         shared = sorted(set(queues)), sorted(set(client_ids))
@@ -225,7 +234,7 @@ def share_of(
     except ConfigError:
         raise
     except Exception as error:
-        # It is the user's code. The member keeps what it holds, and health() says why.
+        # User code failed. The member keeps its queues, and health() reports the error.
         kind = type(strategy).__name__
         raise ConfigError("allocate_strategy", kind, f"a list of queues from it, not {error!r}") from error
     return mine

@@ -1,15 +1,16 @@
-"""Offsets in a local file of the form of Apache's client.
+"""Offsets in a local file in the format of Apache's client.
 
-Those of a BROADCASTING consumer lie where Java's does:
+Those of a BROADCASTING consumer are stored where Java stores them:
 
     <dir>/<client id>/<group>/offsets.json
 
-The group and the topics in the file have their namespace. One consumer at a time has a file: it holds the
-lock of `offsets.json.lock` from its first use to its stop. Of two each would go on at the offsets of the
-other, and miss what lies in between.
+The group and the topics in the file include their namespace. One consumer at a time uses a file: it holds the
+lock of `offsets.json.lock` from its first use to its stop. Two consumers would continue at each other's
+offsets and skip messages.
 
-Its map keys are objects, so it is not standard JSON. A new version is written beside the old one and moved
-into place; the old one becomes `offsets.json.bak`, which is read when the main file is missing or broken.
+The map keys are objects, so the file is not standard JSON. A new version is written to a temporary file and
+moved into place. The old one becomes `offsets.json.bak`, which is read if the main file is missing or
+damaged.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ _NO_NAMESPACE = Namespace()
 
 
 class OffsetFileError(CometError):
-    """Neither the offsets file nor its backup can be read, or they cannot be written, or another consumer has
-    them."""
+    """The offsets file and its backup cannot be read or written, or another consumer is using them."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)
@@ -52,14 +52,19 @@ class OffsetFileError(CometError):
 
 
 def local_path(directory: str | None, client_id: str, group: str) -> str:
-    """The file of a broadcasting consumer."""
+    """Return the path of the offsets file of a broadcasting consumer."""
     base = directory if directory is not None else os.path.join(os.path.expanduser("~"), ".rocketmq_offsets")
     return os.path.join(base, client_id, group, "offsets.json")
 
 
 class FileOffsets:
-    """The offsets of one consumer, in a file of its own at `path`; its directory is made if need be. No other
-    consumer, of this process or another, can use the file before this one has stopped."""
+    """An OffsetStorage that keeps the offsets of one consumer in a local file.
+
+    No other consumer of this or another process can use the file until this one has stopped.
+
+    Args:
+        path: The path of the file. Missing directories are created.
+    """
 
     def __init__(self, path: str, namespace: Namespace = _NO_NAMESPACE) -> None:
         self.path = path
@@ -70,11 +75,11 @@ class FileOffsets:
         self._disk = threading.Lock()
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """The offset, None if there is none. Raises OffsetFileError."""
+        """Return the offset of a queue, None if there is none. Raises OffsetFileError."""
         return (await self._loaded()).get(self._namespace.wrap_queue(queue))
 
     async def write(self, table: Mapping[MessageQueue, int]) -> None:
-        """Queues that are in the file and not in `table` stay there. Raises OffsetFileError."""
+        """Store offsets. Queues of the file that are not in `table` are kept. Raises OffsetFileError."""
         known = await self._loaded()
         known.update({self._namespace.wrap_queue(queue): offset for queue, offset in table.items()})
         try:
@@ -83,15 +88,17 @@ class FileOffsets:
             raise OffsetFileError(self.path, error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Let others use the file. What is read or written later opens it again."""
+        """Release the file for other consumers. A later read or write opens it again."""
         if self._unlock is not None:
             self._unlock()
         self._table = self._unlock = None
-        self._turn = asyncio.Lock()  # whoever opens it again may do so in another loop
+        self._turn = asyncio.Lock()  # the file may be opened again in another loop
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """One thread at a time, and none beside one that hangs: threads cannot be cancelled, and the process
-        has few for this."""
+        """Run blocking work in a thread, one at a time.
+
+        Threads cannot be cancelled and are limited, so no second thread starts beside one that hangs.
+        """
         async with self._turn:
             if self._disk.locked():
                 raise OffsetFileError(self.path, "the disk has not done yet what it was asked before")
@@ -125,8 +132,7 @@ class FileOffsets:
             except (OSError, LenientError, ValueError) as error:
                 problems.append(f"{path}: {error}")
         if problems:
-            # Starting without offsets would skip or repeat everything: the user has to say that this is
-            # wanted.
+            # Starting without offsets would skip or repeat all messages, so the user must decide.
             raise OffsetFileError(
                 self.path, "; ".join(problems) + "; remove the file to start without offsets"
             )
@@ -160,7 +166,10 @@ def _nothing() -> None: ...
 
 
 def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
-    """Keys may be objects or strings that hold such an object. Raises LenientError or ValueError."""
+    """Parse an offsets file. Keys are objects or strings that contain one.
+
+    Raises LenientError or ValueError.
+    """
     value = read_lenient(data)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):
         raise ValueError("it holds no offsetTable")
@@ -171,7 +180,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
             raise ValueError(f"{key!r} is no queue")
         try:
             queue = MessageQueue(str(fields["topic"]), str(fields["brokerName"]), int(fields["queueId"]))
-            # An AtomicLong is written as a number by some versions and as {"value": n} by others.
+            # Some versions write an AtomicLong as a number, others as {"value": n}.
             table[queue] = int(offset["value"] if isinstance(offset, dict) else offset)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{key!r}: {error!r}") from None
@@ -179,7 +188,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
 
 
 def render_offsets(table: dict[MessageQueue, int]) -> str:
-    """fastjson's pretty form: one tab per level, a key object's end on a line of its own."""
+    """Return a table in fastjson's pretty format: tabs, and the end of a key object on its own line."""
     entries = [
         "{\n"
         f'\t\t\t"brokerName":{json.dumps(queue.broker_name)},\n'

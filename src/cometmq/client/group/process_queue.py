@@ -1,9 +1,8 @@
-"""What a push consumer holds of one queue: pulled, not yet done messages, and the offset that may be
-committed.
+"""The pulled but not yet consumed messages of one queue, and the offset that may be committed.
 
-Pulled messages are cut into batches, the unit a listener gets. Batches finish in any order; the offset to
-commit is the first offset of the oldest unfinished batch, or one past the highest offset seen when none is
-left. So a crash repeats messages and never skips one. Work is per batch, never per message.
+Pulled messages are divided into batches, the unit of a listener call. Batches finish in any order. The offset
+to commit is the first offset of the oldest unfinished batch, or one past the highest offset if none is left.
+So a crash repeats messages and never skips one. Work is per batch, never per message.
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """When a queue stops being pulled. Sizes count in whole MiB, as RocketMQ counts them."""
+    """The limits of the pulled but not yet consumed messages of a queue. Pulling pauses at any of them.
+
+    Attributes:
+        max_count: The maximum number of messages, 1 to 65535.
+        max_mib: The maximum size of the bodies in MiB, 1 to 1024. RocketMQ counts whole MiB.
+        max_span: The maximum distance between the oldest and the newest offset, 1 to 65535.
+    """
 
     max_count: int = 1000
     max_mib: int = 100
@@ -32,17 +37,17 @@ class FlowLimits:
 
 
 class Batch(msgspec.Struct, eq=False):
-    """Consecutive messages of one queue that one listener call gets."""
+    """Consecutive messages of one queue for one listener call."""
 
     queue: ProcessQueue
     messages: list[MessageExt]
     size: int
-    """Body bytes."""
+    """The size of the bodies in bytes."""
     started_at: float = 0.0
-    """Monotonic seconds at which a listener got it, 0 before that."""
+    """Begin of the listener call in monotonic seconds, 0 before that."""
     done: bool = False
     refusal: Exception | None = None
-    """Why no listener gets it: it fails at once."""
+    """The reason why the batch fails without a listener call."""
 
     @property
     def first_offset(self) -> int:
@@ -51,21 +56,21 @@ class Batch(msgspec.Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class ProcessQueue:
-    """One held queue. `dropped` once it is no longer ours: results that come later change nothing."""
+    """An assigned queue. Once `dropped`, it belongs to another member, and late results change nothing."""
 
     message_queue: MessageQueue
     next_offset: int
-    """Offset of the next pull."""
+    """The offset of the next pull."""
     last_pull_at: float
-    """Monotonic seconds; at first those of its making."""
+    """Monotonic seconds. Before the first pull: the time of the assignment."""
     last_consume_at: float = field(init=False)
     dropped: bool = False
     leaving: bool = False
-    """Given up: nothing more is begun, but what a running call says still counts, unless it is `dropped`."""
+    """The queue was revoked: no call begins, but results of running calls count unless it is `dropped`."""
     stats: TopicStats = field(default_factory=TopicStats)
-    """Those of its topic."""
+    """The statistics of its topic."""
     calls: int = 0
-    """Listener calls under way."""
+    """The number of running listener calls."""
     count: int = 0
     body_bytes: int = 0
     _batches: deque[Batch] = field(default_factory=deque)
@@ -75,7 +80,7 @@ class ProcessQueue:
         self.last_consume_at = self.last_pull_at
 
     def put(self, messages: Sequence[MessageExt], batch_size: int) -> list[Batch]:
-        """Take pulled messages (ascending offsets, above all before); the batches to hand to listeners."""
+        """Add pulled messages with ascending, new offsets, and return the batches for the listener."""
         if not messages:
             return []
         batches: list[Batch] = []
@@ -89,7 +94,7 @@ class ProcessQueue:
         return batches
 
     def finish(self, batch: Batch) -> int | None:
-        """Mark a batch as done; the offset that may be committed now, or None when nothing was held."""
+        """Mark a batch as finished, and return the offset that may be committed, None if there is none."""
         if batch.done:
             return self.commit_offset()
         batch.done = True
@@ -101,7 +106,7 @@ class ProcessQueue:
         return self.commit_offset()
 
     def keep(self, batch: Batch, kept: list[MessageExt]) -> None:
-        """Shrink an unfinished batch to the messages that must be consumed again."""
+        """Reduce an unfinished batch to the messages that must be consumed again."""
         assert kept
         assert not batch.done
         size = sum([len(message.body) for message in kept])
@@ -112,9 +117,9 @@ class ProcessQueue:
         batch.started_at = 0.0
 
     def commit_offset(self) -> int | None:
-        """Lowest offset not yet done; None before the first message.
+        """Return the lowest unfinished offset, None before the first message.
 
-        With nothing left that is where the next pull begins: what was filtered out counts as done.
+        Without unfinished messages it is the offset of the next pull: filtered messages count as consumed.
         """
         if self._batches:
             return self._batches[0].first_offset
@@ -122,17 +127,17 @@ class ProcessQueue:
 
     @property
     def done_offset(self) -> int:
-        """What is below is done."""
+        """The offset below which all messages are consumed."""
         done = self.commit_offset()
         return self.next_offset if done is None else done
 
     @property
     def span(self) -> int:
-        """Distance between the oldest unfinished and the newest message."""
+        """The distance between the oldest unfinished and the newest message."""
         return self._highest - self._batches[0].first_offset if self._batches else 0
 
     def over_limit(self, limits: FlowLimits) -> str | None:
-        """Why this queue must not be pulled now, in words for logs and health(); None when it may be."""
+        """Return why this queue must not be pulled now, for logs and health(), None if it may be."""
         if self.count > limits.max_count:
             return f"{self.count} messages held, limit {limits.max_count}"
         if self.body_bytes // _MIB > limits.max_mib:
@@ -144,11 +149,11 @@ class ProcessQueue:
         return None
 
     def bounds(self) -> tuple[int, int]:
-        """First and last offset held, (0, 0) when nothing is."""
+        """Return the first and the last offset of the unfinished messages, (0, 0) without any."""
         return (self._batches[0].first_offset, self._highest) if self._batches else (0, 0)
 
     def oldest_started_before(self, moment: float) -> Batch | None:
-        """The oldest unfinished batch, if a listener has had it since before `moment` (monotonic seconds)."""
+        """Return the oldest unfinished batch if its call began before `moment` (monotonic seconds)."""
         if not self._batches:
             return None
         batch = self._batches[0]

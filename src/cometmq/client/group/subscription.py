@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: everything, some tags, an SQL92 expression, or what a class takes."""
+"""The subscription of a consumer to a topic: all messages, tags, an SQL92 expression, or a filter class."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """`version`: milliseconds of its making; a broker replaces what it knows only by a higher one."""
+    """One subscription.
+
+    `version` is its time in milliseconds: a broker replaces it only by a higher version.
+    """
 
     topic: str
     expression: str
     expression_type: str = "TAG"
     tags: frozenset[str] = frozenset()
-    """Empty: no filter by tag."""
+    """The tags. Empty: no filter by tag."""
     source: str | None = None
-    """Of the class that filter servers run; its name is the expression then."""
+    """The source of a filter class for filter servers. The expression is then the name of the class."""
     version: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @classmethod
     def by_tags(cls, topic: str, expression: str | None = "*") -> Subscription:
-        """`*`, "" and None mean everything, else tags divided by `||`.
+        """Return a subscription by tags, separated by `||`. `*`, "" and None mean all messages.
 
-        Raises ConfigError for what would match nothing, or something else than it seems to.
+        Raises:
+            ConfigError: The expression would match nothing, or has a misleading form.
         """
         if not isinstance(expression, str | None):
             raise _wrong(topic, expression, 'tags as one str, "a || b" or tags("a", "b"), or sql92("a > 1")')
@@ -59,20 +63,23 @@ class Subscription:
         return cls(topic, expression, expression_type="SQL92")
 
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
-        """Drop the messages whose tags have only the same hash: brokers compare nothing else."""
+        """Drop messages whose tags only have the same hash as a subscribed tag.
+
+        Brokers compare hashes only.
+        """
         if not self.tags:
             return list(messages)
         wanted = self.tags
         return [message for message in messages if message.tags in wanted]
 
     def after(self, before: Subscription | None) -> Subscription:
-        """This one, with a higher version than the one it replaces, also when the clock was set back."""
+        """Return this subscription with a higher version than `before`, even if the clock was set back."""
         if before is None or self.version > before.version:
             return self
         return replace(self, version=before.version + 1)
 
     def data(self) -> SubscriptionData:
-        """As heartbeats carry it."""
+        """Return the form of the subscription in heartbeats."""
         names = sorted(self.tags)
         return SubscriptionData(
             topic=self.topic,
@@ -86,7 +93,14 @@ class Subscription:
 
 
 def tags(*names: str) -> str:
-    """The expression for any of these tags. Raises MessageIllegal for what no message can have as its tag."""
+    """Return the expression that matches any of the tags.
+
+    Args:
+        names: The tags.
+
+    Raises:
+        MessageIllegal: No message can have one of these texts as its tag.
+    """
     for name in names:
         check_text(name, "tags", what="the tag")
         check_tag(name, "")
@@ -95,16 +109,18 @@ def tags(*names: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class sql92:  # noqa: N801 (reads as a word in a subscription: {"Topic": sql92("a > 1")})
-    """Marks a filter expression as SQL92."""
+    """An SQL92 filter expression, such as `sql92("a > 1 AND b = 'x'")`."""
 
     expression: str
 
 
 @dataclass(frozen=True, slots=True)
 class filter_class:  # noqa: N801 (as sql92)
-    """A Python class that the brokers' filter servers run: `match(self, message)` says whether it is wanted.
+    """A Python class that the brokers' filter servers run. Its `match(self, message)` selects messages.
 
-    name: of the class; source: the text of a module that has it (docs/client.md, Filter classes).
+    Args:
+        name: The name of the class.
+        source: The text of a module that contains the class (docs/client.md, Filter classes).
     """
 
     name: str
@@ -113,7 +129,7 @@ class filter_class:  # noqa: N801 (as sql92)
 
 Expression = str | sql92 | filter_class
 Subscriptions = str | Sequence[str] | Mapping[str, Expression]
-"""A topic, several, or topic -> tags (`"TagA || TagB"`, `"*"`), sql92("a > 1") or filter_class(...)."""
+"""A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`), sql92 or filter_class."""
 
 
 def _wrong(topic: str, expression: object, expected: str) -> ConfigError:
@@ -121,7 +137,7 @@ def _wrong(topic: str, expression: object, expected: str) -> ConfigError:
 
 
 def as_subscription(topic: str, expression: Expression | None) -> Subscription:
-    """Raises MessageIllegal for a bad topic name, ConfigError for a bad expression."""
+    """Return a subscription. Raises MessageIllegal for a bad topic name, ConfigError for a bad expression."""
     check_topic_name(topic)
     if isinstance(expression, filter_class):
         name, source = expression.name, expression.source
@@ -137,7 +153,7 @@ def as_subscription(topic: str, expression: Expression | None) -> Subscription:
 
 
 def as_subscriptions(given: Subscriptions) -> dict[str, Subscription]:
-    """Raises as `as_subscription`, and ConfigError for what is none of the three."""
+    """Return the subscriptions by topic. Raises MessageIllegal or ConfigError for invalid ones."""
     if isinstance(given, str):
         given = [given]
     elif isinstance(given, bytes) or not isinstance(given, Iterable):

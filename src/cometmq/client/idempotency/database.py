@@ -1,4 +1,4 @@
-"""Marks in a table of the database in which the effects are: both in one transaction."""
+"""Idempotency keys in the database of the effects. One transaction contains both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logs.logger("cometmq.client.idempotency")
 
 T = TypeVar("T")
 Mark = Sequence[tuple[str, object]]
-"""Scope, key and time, by the names of their columns."""
+"""Scope, key and time, each with the name of its column."""
 
 _PLACES: dict[str, Callable[[int, str], str]] = {
     "qmark": lambda _number, _name: "?",
@@ -31,23 +31,25 @@ _PLACES: dict[str, Callable[[int, str], str]] = {
     "format": lambda _number, _name: "%s",
     "pyformat": lambda _number, name: f"%({name})s",
 }
-"""How a statement names its parameters, for each paramstyle of PEP 249."""
+"""The form of a parameter in a statement, by paramstyle of PEP 249."""
 _PURGES = 100
-"""Old marks are deleted so often in the life of a mark, but at most once a minute."""
+"""Number of purges of old keys during the lifetime of a key. At most one purge per minute."""
 
 
 class DatabaseMarks:
-    """For plain handlers, which get a cursor: what it does and the mark are committed together, or neither
-    is.
+    """Idempotency keys in a database table, for plain handlers, which receive a cursor.
 
-    connect: gives a connection as PEP 249 has it, without autocommit; as many are kept as listeners run at
-    once. paramstyle: that of its module. The database knows `ON CONFLICT DO NOTHING`, as PostgreSQL and
-    SQLite do. table: made by `create_table`, else by whoever owns the database.
+    The effects of the handler and the key are committed together or not at all. The handler must not commit
+    or roll back, nor call `executescript` of sqlite3, which commits. If a handler that has committed raises
+    an exception, its key is deleted, its committed effects remain, and the message is delivered again. Two
+    messages with the same key wait for each other in the database.
 
-    A handler leaves commit and rollback to the marks, and with sqlite3 `executescript` too, which commits.
-    When one that has committed raises, its mark is deleted again, what it committed stays, and the message
-    comes again. Two that get the same key wait for each other, as the
-    database does it.
+    Args:
+        connect: Returns a PEP 249 connection without autocommit to a database that supports `ON CONFLICT DO
+            NOTHING`, such as PostgreSQL and SQLite. One connection per concurrent listener call is kept.
+        paramstyle: The paramstyle of the database module.
+        table: The name of the table, created by `create_table` or by an administrator.
+        expiry_s: The lifetime of a key in seconds.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class DatabaseMarks:
         self._table = table
         self._expiry_s = expiry_s
         self._idle: dict[int, deque[Any]] = {}
-        """Process id -> its connections. A forked child leaves those of its parent alone: to close one there
-        would end it for the parent."""
+        """The idle connections by process id.
+
+        A forked child must not close its parent's connections, because that would end them for the parent.
+        """
         self._closed = False
         self._purge_at = 0.0
-        """By boottime."""
+        """On the clock `boottime`."""
         self._began = time.time() - boottime()
 
     def __enter__(self) -> Self:
@@ -83,7 +87,7 @@ class DatabaseMarks:
         self.close()
 
     def create_table(self) -> None:
-        """Make the table and its index, where they are missing."""
+        """Create the table and its index unless they exist."""
         index = f"{self._table.replace('.', '_')}_at"
 
         def make(cursor: Any) -> None:
@@ -97,13 +101,15 @@ class DatabaseMarks:
         try:
             self._run(make)
         except Exception as error:
-            # PostgreSQL lets one of two fail that make it at once.
+            # If two clients create the table concurrently, PostgreSQL lets one of them fail.
             log.debug("table %s was not made: %s", self._table, error)
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call act(cursor) unless the key is marked, in the transaction that marks it. Raises what the
-        database raises: then nothing of it has happened, or a commit whose answer was lost."""
+        """Call act(cursor) unless the key is stored, in the transaction that stores it, see Marks.once.
+
+        If the database raises an error, nothing is committed, or the answer to a commit was lost.
+        """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
 
@@ -118,7 +124,8 @@ class DatabaseMarks:
                     raise _autocommits()
                 act(cursor)
                 ended = _is_ended(cursor)
-                # A handler may have swallowed an error: then PostgreSQL answers the commit and undoes it all.
+                # If a handler has suppressed an error, PostgreSQL answers the commit but rolls everything
+                # back.
                 if not self._is_there(cursor, mark):
                     raise ClientStateError(f"the handler of key {shown(key)} has rolled its transaction back")
                 if ended:
@@ -144,8 +151,10 @@ class DatabaseMarks:
         return cursor.fetchone() is not None
 
     def _unmark(self, mark: Mark) -> None:
-        """Delete the mark of a handler that committed it and failed. Somebody else's mark of this key, made
-        since then, has another time."""
+        """Delete the key of a handler that committed it and failed.
+
+        A key that another consumer has stored since then has a different time and stays.
+        """
 
         def work(cursor: Any) -> None:
             if self._is_there(cursor, mark):
@@ -158,13 +167,13 @@ class DatabaseMarks:
         try:
             self._run(work)
         except Exception as error:
-            # What the handler raised counts.
+            # The exception of the handler is raised, not this one.
             log.warning(
                 "whether table %s has the mark of a failed handler is unknown: %s", self._table, error
             )
 
     def close(self) -> None:
-        """Close the connections that are not in use; the others close after their use."""
+        """Close the idle connections. The others are closed after their use."""
         self._closed = True
         with contextlib.suppress(IndexError):
             while True:
@@ -202,7 +211,7 @@ class DatabaseMarks:
         try:
             connection.rollback()
         except Exception as error:
-            # The connection is lost, so the database undoes it; what went wrong first is raised.
+            # The connection is lost, so the database rolls back. The first error is raised.
             log.debug("rollback failed: %r", error)
             try:
                 connection.close()
@@ -224,8 +233,11 @@ class DatabaseMarks:
         cursor.execute(text, dict(values) if named else tuple(value for _, value in values))
 
     def _clocks(self) -> tuple[float, float]:
-        """The time, and what it would be if nobody had set it since this object was made. A mark gets the
-        later one, and the earlier one deletes it, so that a step of the clock deletes nothing early."""
+        """Return the wall-clock time and the time that an unadjusted clock would show.
+
+        A key is stored with the later time, and deleted by the earlier one, so that a step of the clock
+        deletes no key early.
+        """
         return time.time(), self._began + boottime()
 
     def _purge_if_due(self) -> None:
@@ -238,16 +250,23 @@ class DatabaseMarks:
                 lambda cursor: self._execute(cursor, f"DELETE FROM {self._table} WHERE done_at < {{}}", old)
             )
         except Exception as error:
-            # The message that happened to come is done all the same; the next purge is not far.
+            # The current message is processed all the same, and the next purge follows soon.
             log.warning("old marks of table %s were not deleted: %s", self._table, error)
 
 
 class SqliteMarks(DatabaseMarks):
-    """DatabaseMarks in an SQLite file, in which the effects are too. Makes its table. SQLite lets one
-    transaction write at a time, so handlers of one file run one after another."""
+    """DatabaseMarks in the SQLite file of the effects. Creates its table.
+
+    SQLite allows one writing transaction at a time, so handlers that use one file run one after another.
+
+    Args:
+        path: The path of the file.
+        table: The name of the table.
+        expiry_s: The lifetime of a key in seconds. Default: seven days.
+    """
 
     def __init__(self, path: str, *, table: str = "cometmq_done", expiry_s: float = EXPIRY_S) -> None:
-        import sqlite3  # with its library, for those who use it
+        import sqlite3  # imported here because it needs the SQLite library
 
         if path == ":memory:" or not path:
             raise ConfigError("path", path, "a file, since each connection would have a memory of its own")
@@ -261,7 +280,7 @@ class SqliteMarks(DatabaseMarks):
 
 
 def _is_ended(cursor: Any) -> bool:
-    """Whether no transaction is open, as far as the module can say: sqlite3 can."""
+    """Return whether no transaction is open. Only sqlite3 reports that."""
     return getattr(getattr(cursor, "connection", None), "in_transaction", True) is False
 
 

@@ -1,4 +1,4 @@
-"""Listeners whose effects happen once, however often a message comes.
+"""Listeners that process each message once, however often it is delivered.
 
     marks = SqliteMarks("orders.db")
 
@@ -7,9 +7,10 @@
 
     consumer = PushConsumer("billing", idempotent("billing", book, marks), "orders")
 
-A message may come again after a crash, a rebalance or a lost answer (docs/reference/client.md, Duplicates).
-Its key is marked beside its effect, and what is marked is not handled again. How safe that is depends on
-where the marks are: see MemoryMarks, DatabaseMarks and RedisMarks.
+A message may be delivered again after a crash, a rebalance or a lost answer (docs/reference/client.md,
+Duplicates). The idempotency key of a processed message is stored beside its effect, and a message with a
+stored key is not processed again. The degree of safety depends on the storage: see MemoryMarks, DatabaseMarks
+and RedisMarks.
 """
 
 from __future__ import annotations
@@ -30,29 +31,46 @@ _KEY_MAX = 255
 _HANDLED = (None, ConsumeStatus.SUCCESS, OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
 
 Handler = Callable[[MessageExt], object] | Callable[[MessageExt, Any], object]
-"""A plain function of (message) or (message, transaction); runs in a thread."""
+"""A plain function of (message) or (message, transaction), which runs in a thread."""
 AsyncHandler = Callable[[MessageExt], Awaitable[object]] | Callable[[MessageExt, Any], Awaitable[object]]
-"""An async function of (message) or (message, transaction); runs on the loop."""
+"""An async function of (message) or (message, transaction), which runs on the event loop."""
 
 
 class Marks(Protocol):
-    """Where plain handlers' messages are marked."""
+    """A storage of idempotency keys for plain handlers."""
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call `act` with the transaction, if there is one, unless the key is marked; mark it if that raises
-        nothing. Returns whether it was called. Raises BeingHandled for a key that somebody else works on."""
+        """Call `act` unless the key is stored, and store the key if `act` raises nothing.
+
+        Args:
+            scope: The scope of the key, usually the consumer group.
+            key: The idempotency key.
+            act: Called with the transaction, or None if the storage has none.
+
+        Returns:
+            Whether `act` was called.
+
+        Raises:
+            BeingHandled: Another consumer is processing a message with this key.
+        """
 
 
 class AsyncMarks(Protocol):
-    """Where async handlers' messages are marked."""
+    """A storage of idempotency keys for async handlers."""
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
-        """As Marks.once."""
+        """Call an async function as Marks.once does."""
 
 
 def unique_key(message: MessageExt) -> str:
-    """The id that its producer gave it; for a message without one that of its first storage. A producer that
-    sends anew what it sent before gives another id: only a key out of the message's content finds that."""
+    """Return the unique key of a message, or its offset id if the producer assigned none.
+
+    A producer that sends the same content again assigns another key. Only a key taken from the content of the
+    message detects such duplicates.
+
+    Args:
+        message: A received message.
+    """
     properties = message.properties
     return properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.offset_msg_id
 
@@ -76,14 +94,23 @@ def idempotent(
     *,
     key: Callable[[MessageExt], str] = unique_key,
 ) -> Callable[[list[MessageExt]], None] | Callable[[list[MessageExt]], Awaitable[None]]:
-    """A listener, also for orderly consumers, that has `handler` handle each message once.
+    """Return a listener, also for orderly consumers, that calls `handler` once for each message.
 
-    scope: whose effects these are, usually the group: another scope handles the same message for itself. key:
-    what makes two messages the same. The handler gets one message, and as a second argument, if it takes one,
-    the transaction that the mark is part of. If it raises, nothing is marked and the message comes again.
+    If the handler raises an exception, no key is stored and the message is delivered again.
 
-    Raises ConfigError for a handler that the marks cannot serve, and for a scope that is no text of 1 to 255
-    printable characters.
+    Args:
+        scope: The scope of the effects, usually the consumer group: 1 to 255 printable characters. The same
+            message is processed once in each scope.
+        handler: Called with one message and, if it has a second parameter, the transaction that stores the
+            key.
+        marks: The storage of the keys.
+        key: Returns the idempotency key of a message. Default: its unique key.
+
+    Returns:
+        The listener.
+
+    Raises:
+        ConfigError: The storage does not support the handler, or the scope is invalid.
     """
     if not isinstance(scope, str) or not 1 <= len(scope) <= _KEY_MAX or not scope.isprintable():
         raise ConfigError("scope", shown(scope), f"1 to {_KEY_MAX} printable characters")
@@ -138,7 +165,7 @@ def _wants_transaction(handler: object) -> bool:
 
 
 def _check_result(result: object) -> None:
-    """A status that means "later" must not be marked as done, nor what was not even begun."""
+    """Reject results for which no key may be stored: a status for a retry, an object not awaited."""
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -153,7 +180,7 @@ def _check_result(result: object) -> None:
 
 
 def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
-    """The key, or a hash of one that is too long for an index of a database, or that databases refuse."""
+    """Return the key, or its hash if it is too long for a database index or contains illegal characters."""
     found = key(message)
     if not isinstance(found, str) or not found:
         raise TypeError(

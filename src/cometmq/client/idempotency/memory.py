@@ -1,4 +1,4 @@
-"""Marks in the memory of one process."""
+"""Idempotency keys in the memory of one process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from cometmq.errors import BeingHandled
 __all__ = ["EXPIRY_S", "MemoryMarks"]
 
 EXPIRY_S = 7 * 24 * 3600.0
-"""Brokers keep messages for three days unless told otherwise, and retries start that anew."""
+"""In seconds. Brokers keep messages for three days by default, and each retry is stored as a new message."""
 
 
 class MemoryMarks:
-    """For plain and async handlers of this process. A mark is forgotten after `expiry_s`, at the end of the
-    process, and as the oldest of more than `max_keys`.
+    """Idempotency keys for plain and async handlers of this process.
 
-    A process that is killed between effect and mark, or after both, repeats the effect.
+    A key is dropped after `expiry_s`, at the end of the process, and as the oldest of more than `max_keys`. A
+    message whose process is killed before its offset is stored is processed again.
+
+    Args:
+        expiry_s: The lifetime of a key in seconds. Default: seven days.
+        max_keys: The maximum number of keys.
     """
 
     def __init__(self, *, max_keys: int = 100_000, expiry_s: float = EXPIRY_S) -> None:
@@ -29,17 +33,17 @@ class MemoryMarks:
         self._lock = threading.Lock()
         self._under_way: set[tuple[str, str]] = set()
         self._done: dict[tuple[str, str], float] = {}
-        """Key -> time.monotonic of its mark, the oldest first."""
+        """The time.monotonic of each key's storing, oldest first."""
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call act(None) unless the key is marked."""
+        """Call act(None) unless the key is stored, see Marks.once."""
         with self._turn(scope, key) as first:
             if first:
                 act(None)
         return first
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
-        """As `once`."""
+        """Call an async function as `once` does."""
         with self._turn(scope, key) as first:
             if first:
                 await act(None)

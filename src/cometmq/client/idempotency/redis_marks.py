@@ -1,4 +1,4 @@
-"""Marks in Redis: with the effects in one script, or beside effects that are elsewhere, with a lease."""
+"""Idempotency keys in Redis, either set by one script together with the effects or protected by a lease."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ log = logs.logger("cometmq.client.idempotency")
 
 _DONE = "done"
 _IF_OURS = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
-# Not MULTI: EXEC would set the mark though a command before it has failed. ARGV: the token, the mark, its
-# life in ms, then each command's number of words and its words.
+# A script instead of MULTI, because EXEC would set the key even if a command before it has failed. ARGV: the
+# token, the value, its lifetime in ms, then the number of words and the words of each command.
 _DO_ALL = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 local at = 4
@@ -36,20 +36,24 @@ return 1
 
 
 class RedisMarks:
-    """For async handlers, which get a pipeline: Redis does what they put into it, and sets the mark, in one
-    script.
+    """Idempotency keys in Redis for async handlers, which receive a pipeline.
 
-    Nothing comes between these commands. The first that fails, as one does that does not fit the type of its
-    key, ends the script: there is no mark, the message comes again, and the commands before the failed one,
-    which Redis does not take back, are done again. A script knows no commands that block, subscribe, run
-    scripts (EVAL, EVALSHA) or have 8,000 words, so they fail. The handler leaves `execute` to the marks.
+    One script runs the commands of the pipeline and stores the key, so that no other command comes in
+    between. If a command fails, for example because a key has another type, the script ends: no key is
+    stored, the message is delivered again, and the commands before the failed one, which Redis does not roll
+    back, run again. Scripts cannot contain commands that block, subscribe, run scripts (EVAL, EVALSHA) or
+    have 8,000 words. The handler must not call `execute`.
 
-    client: of redis.asyncio; needs `cometmq[redis]` and Redis 6.2. While a message is handled, its key says
-    so for `lease_s`, which has to be longer than any call of the handler: a call that outlasts it fails if it
-    has put commands into the pipeline, and counts if it has not.
+    If the process is killed, no effect of the pipeline is repeated. An effect elsewhere is repeated if the
+    process was killed between the effect and the storing of the key, after the lease has expired.
 
-    A process that is killed repeats nothing that was in the pipeline. An effect that is elsewhere is repeated
-    if the kill came between effect and mark, after the lease has run out.
+    Args:
+        client: A client of redis.asyncio. Needs `cometmq[redis]` and Redis 6.2.
+        prefix: The prefix of the keys in Redis.
+        lease_s: The time in seconds for which a message in progress is reserved. It must exceed the duration
+            of every handler call: a longer call fails if it has added commands to the pipeline, and succeeds
+            otherwise.
+        expiry_s: The lifetime of a key in seconds. Default: seven days.
     """
 
     def __init__(
@@ -69,9 +73,13 @@ class RedisMarks:
         self._expiry_ms = int(expiry_s * 1000)
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
-        """Call act(pipeline) unless the key is marked. Raises what Redis raises, and BeingHandled for a key
-        that somebody else works on or has taken meanwhile."""
-        # With its length, since "a" and "b:c" are not "a:b" and "c".
+        """Call act(pipeline) unless the key is stored, see Marks.once.
+
+        Raises:
+            BeingHandled: Another consumer is processing a message with this key.
+            redis.RedisError: Redis failed.
+        """
+        # The length distinguishes "a" and "b:c" from "a:b" and "c".
         name = f"{self._prefix}{len(scope)}:{scope}:{key}"
         token = f"doing:{secrets.token_hex(8)}"
         if not await self._take(name, token, key):
@@ -90,17 +98,21 @@ class RedisMarks:
         return True
 
     async def _do_all(self, name: str, token: str, commands: Iterable[tuple[Any, Any]]) -> bool:
-        """Whether they were done, and the mark is set; False if the lease has run out or the key is somebody
-        else's. Raises what the first that fails raises."""
+        """Run the commands and store the key.
+
+        Return False if the lease has expired or belongs to another consumer.
+
+        Raises the error of the first command that fails.
+        """
         words: list[Any] = []
         for (command, *arguments), _ in commands:
-            parts = [*command.split(), *arguments]  # a command may be two words: "XGROUP CREATE"
+            parts = [*command.split(), *arguments]  # a command may consist of two words: "XGROUP CREATE"
             words += len(parts), *parts
         done = await self._redis.eval(_DO_ALL, 1, name, token, _DONE, self._expiry_ms, *words)
         return bool(done)
 
     async def _take(self, name: str, token: str, key: str) -> bool:
-        """Whether the key is ours to handle; False if it is marked."""
+        """Reserve the key. Return False if it is stored as processed."""
         for _ in range(2):
             if await self._redis.set(name, token, nx=True, px=self._lease_ms):
                 return True
@@ -109,17 +121,17 @@ class RedisMarks:
                 return False
             if held is not None:
                 break
-            # It ran out between the two.
+            # The lease expired between the two commands.
         raise BeingHandled(key)
 
     async def _let_go(self, name: str, token: str) -> None:
         try:
             await self._redis.eval(_IF_OURS, 1, name, token)
         except Exception as error:
-            # The lease runs out by itself; what the handler raised counts.
+            # The lease expires by itself. The exception of the handler is raised.
             log.debug("the lease of %s stays: %r", name, error)
 
 
 def _text(value: Any) -> str | None:
-    """As a client answers that decodes, and one that does not."""
+    """Return the text of an answer, which depends on the client's decode_responses."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Cutting many messages into batches."""
+"""Division of messages into batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from cometmq.protocol.properties.values import encode_properties
 __all__ = ["split_batches"]
 
 _UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56
-"""Bytes of what a send adds to the properties, on a client with an IPv6 address."""
+"""Bytes that a send adds to the properties, for a client with an IPv6 address."""
 
 
 def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024) -> Iterator[list[Message]]:
-    """Batches for `Producer.send_batch`, one after another, with the messages in their order.
+    """Yield batches for `Producer.send_batch` with the messages in their order.
 
-    max_bytes: of the messages of a batch with their properties, as ProducerOptions.max_message_size; a larger
-    message has a batch of its own, which a send refuses. A message that cannot share the batch before it
-    (another topic, or another wait_store) begins a new one. Messages are taken as they are needed. With
-    OpenTelemetry there is room for the context that a send in the current span adds.
+    A message that cannot share a batch with its predecessor (another topic or another wait_store) begins a
+    new one. Messages are consumed from the iterable as needed. With OpenTelemetry, each batch leaves room for
+    the context that a send in the current span adds.
+
+    Args:
+        messages: The messages.
+        max_bytes: The maximum size of the messages of a batch with their properties in bytes, as
+            ProducerOptions.max_message_size. A larger message is in a batch of its own, which a send refuses.
     """
     added = MIN_ITEM + _UNIQUE_KEY + context_room()
     batch: list[Message] = []

@@ -1,8 +1,7 @@
-"""Which brokers sends avoid for a while because they were slow or failed (sendLatencyFaultEnable). Times are
-seconds of a monotonic clock.
+"""Slow or failed brokers, which sends avoid for a while (sendLatencyFaultEnable).
 
-Java's 4.9 leaves a broker alone for ten minutes after one time-out, 5.x for ten seconds; 5.x's table is taken
-(docs/reference/client.md, Sends and retries).
+Times are seconds of a monotonic clock. Java's 4.9 avoids a broker for ten minutes after one timeout, 5.x for
+ten seconds. This module uses the table of 5.x (docs/reference/client.md, Sends and retries).
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ __all__ = ["SlowBrokers"]
 
 _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-"""By how many of the latencies a try has reached."""
+"""Seconds of avoidance, by the number of latency thresholds that a try has reached."""
 _AS_SLOW_AS_S = 10.0
-"""What a failure counts as."""
+"""The latency that a failure counts as, in seconds."""
 _MOST = 10_000
-"""Brokers that are remembered: more than a client takes in one route."""
+"""Maximum number of remembered brokers, more than one route contains."""
 
 
 class SlowBrokers:
-    """Broker name -> until when it is avoided."""
+    """The time until which each broker is avoided, by broker name."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
 
     def note(self, broker_name: str, took_s: float, now: float, *, failed: bool = False) -> None:
-        """A try ended. A quick answer does not shorten what an earlier one has earned the broker."""
+        """Record a try. A quick answer does not shorten an earlier avoidance."""
         avoided_s = _AVOIDED_FOR_S[bisect_right(_LATENCY_S, _AS_SLOW_AS_S if failed else took_s)]
         until = now + avoided_s
         if not avoided_s or until <= self._until.get(broker_name, 0.0):
@@ -38,7 +37,7 @@ class SlowBrokers:
             self._until[broker_name] = until
 
     def avoided(self, now: float) -> frozenset[str]:
-        """The brokers to leave alone now."""
+        """Return the brokers to avoid now."""
         if not self._until:
             return frozenset()
         return frozenset(name for name, until in self._until.items() if until > now)

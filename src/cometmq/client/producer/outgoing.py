@@ -1,4 +1,4 @@
-"""From a user's message to a send request, and from the broker's answer to a result."""
+"""The conversion of a user's message to a send request, and of the broker's answer to a result."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ USER_MAY_SET = _TIMES | frozenset(
         names.TTL, names.MSG_TYPE, names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
     }
 )  # fmt: skip
-"""Reserved properties that have no field of their own in Message and are the sender's to set."""
+"""Reserved properties without a field in Message that the sender may set."""
 
 
 class Outgoing(msgspec.Struct):
-    """A message (or batch) made ready once, for as many tries as it takes."""
+    """A message or batch, encoded once for all tries."""
 
     topic: str
     body: bytes
@@ -52,7 +52,7 @@ class Outgoing(msgspec.Struct):
     reconsume: tuple[int, int] | None = None
     """See send_request."""
     messages: Sequence[Message] = ()
-    """What a trace tells of: the user's messages, none of the client's own."""
+    """The user's messages for traces. Empty for messages of the client itself."""
 
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(
@@ -63,7 +63,7 @@ class Outgoing(msgspec.Struct):
         )  # fmt: skip
 
     def result(self, answer: Frame, queue: MessageQueue, addr: str) -> SendResult:
-        """Raises BrokerError for every code but the four that mean "stored"."""
+        """Return the send result of an answer. Raises BrokerError unless its code means "stored"."""
         status = SEND_STATUS.get(answer.code)
         if status is None:
             raise broker_error(answer, addr, self.topic, self.msg_id)
@@ -84,7 +84,7 @@ class Outgoing(msgspec.Struct):
 
 
 def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgoing:
-    """Check a user's message and encode it. Raises MessageIllegal. The message itself is not changed."""
+    """Check and encode a user's message without changing it. Raises MessageIllegal."""
     _check(message, options)
     body = message.body
     msg_id, properties = _properties(message, keys)
@@ -107,8 +107,10 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
 
 
 def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
-    """The same for a message that begins a transaction of the producer group. A delay level is left out, as
-    Apache's client does; other ways to delay a message are refused."""
+    """Check and encode a half message for a transaction of the producer group.
+
+    A delay level is omitted, as in Apache's client. Other delays are refused.
+    """
     names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
     for name in (*names_of_times, *(_TIMES & message.properties.keys())):
         problem = f"a message of a transaction cannot be delayed: {name}"
@@ -123,7 +125,7 @@ def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, gro
 
 
 def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: KeyMaker) -> Outgoing:
-    """Raises MessageIllegal, also for messages that cannot share a batch."""
+    """Encode a batch. Raises MessageIllegal, also for messages that cannot share a batch."""
     if not messages:
         raise MessageIllegal("a batch needs at least one message")
     first = messages[0]
@@ -147,8 +149,15 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
 
 
 def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:
-    """Encode a message of the client's own making: reserved properties and topics are right there, and a
-    retry topic's counters move into the header. sys_flag: how the body is compressed already."""
+    """Encode a message that the client itself creates.
+
+    Reserved properties and topics are allowed, and the counters of a retry topic move into the header.
+
+    Args:
+        message: The message.
+        keys: Creates the unique key.
+        sys_flag: The compression type of a body that is already compressed.
+    """
     properties = message.wire_properties()
     msg_id = properties.setdefault(names.UNIQ_KEY, keys.make())
     reconsume: tuple[int, int] | None = None
@@ -204,8 +213,10 @@ def _check_properties(message: Message) -> None:
 
 
 def _properties(message: Message, keys: KeyMaker) -> tuple[str, bytes]:
-    """(unique id, property string). A message object that is sent again has no id of its own and gets a new
-    one; one with UNIQ_KEY among its properties keeps it."""
+    """Return the unique key and the property string.
+
+    A message that is sent again gets a new key unless its properties contain UNIQ_KEY.
+    """
     properties = message.wire_properties()
     msg_id = properties.get(names.UNIQ_KEY)
     if msg_id is None:

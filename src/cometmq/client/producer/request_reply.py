@@ -20,7 +20,7 @@ _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
 
 
 def as_request(message: Message, client_id: str, timeout_s: float) -> tuple[str, Message]:
-    """(correlation id, the message that asks this client for a reply). The message itself is not changed."""
+    """Return a correlation id and a copy of the message that requests a reply to this client."""
     correlation_id = str(uuid.uuid4())
     asking = {
         names.CORRELATION_ID: correlation_id,
@@ -39,10 +39,22 @@ def reply_to(
     flag: int = 0,
     properties: Mapping[str, str] | None = None,
 ) -> Message:
-    """The reply to a message that a producer's `request` sent; any producer may send it.
+    """Return the reply to a message of a producer's `request`. Any producer may send the reply.
 
-    Raises MessageIllegal for a message that asks for none: its properties CORRELATION_ID, REPLY_TO_CLIENT,
-    TTL (set by `request`) and CLUSTER (set by the broker) say where the reply goes.
+    Args:
+        request: The received message. Its properties CORRELATION_ID, REPLY_TO_CLIENT, TTL (set by `request`)
+            and CLUSTER (set by the broker) determine the receiver.
+        body: The body of the reply.
+        tags: The tag of the reply.
+        keys: The keys of the reply.
+        flag: The flag of the reply.
+        properties: The user properties of the reply.
+
+    Returns:
+        The reply, to be sent with `Producer.send`.
+
+    Raises:
+        MessageIllegal: The message does not request a reply.
     """
     asked = request.properties
     for name in (names.CLUSTER, *_COPIED):
@@ -61,5 +73,5 @@ def reply_to(
 
 
 def is_reply(message: Message) -> bool:
-    """Whether a message goes to the client that asked for it."""
+    """Return whether a message is a reply to a request."""
     return message.properties.get(names.MSG_TYPE) == _REPLY

@@ -1,4 +1,4 @@
-"""Which queue a message goes to: round robin that avoids a failed broker, and selectors a user names."""
+"""The choice of a queue for a message: round robin that avoids a failed broker, and selectors for users."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cometmq.protocol.properties.values import java_hash
 __all__ = ["QueueSelector", "RoundRobin", "select_by_hash"]
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
-"""(queues of the topic, message, the caller's argument) -> one of the queues."""
+"""A function that selects one of the queues of a topic for a message. The last argument is that of `send`."""
 
 _COUNTER_MASK = 0x7FFFFFFF
 
 
 class RoundRobin:
-    """One counter per producer; start it at random, so that many producers do not march in step."""
+    """The round-robin choice of a producer. A random start avoids that many producers use the same queues."""
 
     __slots__ = ("_counter",)
 
@@ -26,8 +26,7 @@ class RoundRobin:
     def select(
         self, queues: Sequence[MessageQueue], failed: str | None = None, slow: Collection[str] = ()
     ) -> MessageQueue:
-        """The next queue; after a failure the next one on another broker than the one that failed, and then
-        or without a failure on none of the slow ones, if there is such a broker."""
+        """Return the next queue, avoiding the broker of the failed try and slow brokers if possible."""
         count = len(queues)
         counter = self._counter
         if failed is not None or slow:
@@ -42,13 +41,20 @@ class RoundRobin:
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argument: object) -> MessageQueue:
-    """The same argument always gives the same queue, and the same one that Java's SelectMessageQueueByHash
-    gives.
+    """Select the queue by the hash of the argument, as Java's SelectMessageQueueByHash does.
 
-    Java's meaning is known for str, bool and int; any other argument is hashed by its text.
+    Equal arguments select the same queue as long as the queues of the topic do not change.
+
+    Args:
+        queues: The writable queues of the topic.
+        message: The message to send. It has no influence.
+        argument: A str, bool or int, hashed as in Java. Other arguments are hashed by their text.
+
+    Returns:
+        One of the queues.
     """
     del message
-    # Java's % keeps the sign of the dividend and the absolute value follows: that is |hash| mod n.
+    # Java's % keeps the sign of the dividend, and the absolute value follows: the result is |hash| mod n.
     return queues[abs(_java_hash_of(argument)) % len(queues)]
 
 
