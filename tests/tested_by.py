@@ -54,7 +54,7 @@ cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
-client/test_producer.py: client/cluster/instance client/cluster/requests client/cluster/stacks
+client/test_producer.py: client/cluster/client client/cluster/instance client/cluster/requests client/cluster/stacks
     client/producer/options client/producer/outgoing client/producer/request_reply
 client/test_pull.py: client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving

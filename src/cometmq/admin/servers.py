@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Stats, StatsSpan
-from cometmq.client.cluster.instance import Client
+from cometmq.client.cluster.client import Client
 from cometmq.errors import BrokerError, CometError
 from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.bodies_admin import BrokerStatsData, BrokerStatsItem

@@ -1,4 +1,4 @@
-"""The requests of clients to brokers. They raise BrokerError or RemotingError."""
+"""The requests of clients to brokers. Each method raises BrokerError or RemotingError."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ from cometmq.text import printable
 __all__ = ["BrokerApi", "Calls"]
 
 MEMBERS_MAX = 100_000
-"""Members of a group: all are sorted and shared out at each rebalance, some 0.1 s for this many."""
+"""Members of a group. A rebalance of this many takes about 0.1 s."""
 _PULL_S = 10.0
 
 
 @dataclass(eq=False)
 class Calls:
-    """Base of the typed APIs. `timeout_s` holds where a call names no other."""
+    """The base class of the typed APIs. `timeout_s` is the timeout of calls without one, in seconds."""
 
     remoting: RemotingClient
     timeout_s: float = 3.0
@@ -99,18 +99,18 @@ class Calls:
         topic: str = "",
         key: str = "",
     ) -> Frame:
-        """The answer if its code is SUCCESS. Raises BrokerError otherwise, or what remoting raises."""
+        """Return the answer to a request. Raises BrokerError unless its code is SUCCESS, or RemotingError."""
         answer = await self.ask(addr, Frame.request(code, header, body), timeout_s)
         return succeeded(answer, addr, topic, key)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
-        """The answer to a request, whatever its code."""
+        """Return the answer to a request, whatever its code."""
         return await self.remoting.call(addr, request, self.timeout_s if timeout_s is None else timeout_s)
 
 
 @dataclass(eq=False)
 class BrokerApi(Calls):
-    """The requests that a client makes of a broker, one method each. Names in answers are the user's."""
+    """The requests of a client to a broker, one method each. Names in answers are without the namespace."""
 
     namespace: Namespace = field(default_factory=Namespace)
 
@@ -124,12 +124,20 @@ class BrokerApi(Calls):
         timeout_s: float | None = None,
         max_body: int = MAX_BODY,
     ) -> PullResult:
-        """What a `pull_request` for the queue brings. Raises BrokerError for codes other than those of
-        PullStatus.
+        """Send a `pull_request` for a queue and return its result.
 
-        The broker filters tags by their hash only: look at each message's tag again. timeout_s: more than the
-        request's `suspend_s`; at least 10 s if not given, for a slow disk. max_body: bytes of a decompressed
-        body; a larger one is left as it is stored.
+        The broker filters tags by their hash only, so the caller must compare the tags of the messages.
+
+        Args:
+            addr: The broker.
+            queue: The queue.
+            request: The request.
+            timeout_s: The timeout in seconds, more than the request's `suspend_s`. Default: at least 10 s,
+                for slow disks.
+            max_body: The maximum size of a decompressed body in bytes. A larger one stays compressed.
+
+        Raises:
+            BrokerError: The code of the answer has no PullStatus.
         """
         answer = await self.ask(
             addr, request, max(self.timeout_s, _PULL_S) if timeout_s is None else timeout_s
@@ -155,7 +163,7 @@ class BrokerApi(Calls):
         )
 
     async def upload_filter_class(self, addr: str, group: str, topic: str, name: str, source: str) -> None:
-        """Give a filter server the class by which it filters a group's pulls of a topic."""
+        """Upload the filter class of a group and topic to a filter server."""
         body = source.encode("utf-8", "replace")
         header = RegisterMessageFilterClassRequestHeader(
             consumer_group=group, topic=topic, class_name=name, class_crc=zlib.crc32(body) & 0x7FFFFFFF
@@ -164,8 +172,7 @@ class BrokerApi(Calls):
         await self.call(addr, code, header, body, timeout_s=max(self.timeout_s, _PULL_S), topic=topic)
 
     async def view_message(self, addr: str, physical_offset: int, broker_name: str = "") -> MessageExt:
-        """The message at a position of the commit log, as an offset id names it. Raises RecordError if its
-        body is damaged."""
+        """Return the message at a position of the commit log. Raises RecordError if its body is damaged."""
         header = ViewMessageRequestHeader(offset=physical_offset)
         answer = await self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header)
         message = decode_one(answer.body, broker_name)
@@ -184,7 +191,10 @@ class BrokerApi(Calls):
         unique_key: bool = False,
         broker_name: str = "",
     ) -> list[MessageExt]:
-        """Messages by key or unique key. The index holds hashes: look at each message's keys again."""
+        """Return messages by key or unique key.
+
+        The index stores hashes, so the caller must compare the keys.
+        """
         header = QueryMessageRequestHeader(
             topic=topic,
             key=key,
@@ -204,15 +214,15 @@ class BrokerApi(Calls):
     # -- bounds of queues
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
-        """The offset that the next message will get; 0 for a queue the broker does not have."""
+        """Return the offset that the next message will get, 0 for a queue that the broker does not have."""
         return offset_in(await self.ask(addr, max_offset_request(queue)), addr, queue)
 
     async def min_offset(self, addr: str, queue: MessageQueue) -> int:
-        """The first offset that is still stored."""
+        """Return the first offset that is still stored."""
         return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        """4.9: of the message stored nearest to that time; 5.x: of the first one stored then or later."""
+        """Return the offset at a store time. 4.9: the nearest message; 5.x: the first that is not older."""
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )
@@ -220,7 +230,7 @@ class BrokerApi(Calls):
         return answer.header(OffsetResponseHeader).offset
 
     async def earliest_store_time(self, addr: str, queue: MessageQueue) -> int:
-        """Store time in ms of the queue's first message, -1 without one."""
+        """Return the store time of the queue's first message in ms, -1 for an empty queue."""
         header = GetEarliestMsgStoretimeRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
         )
@@ -234,14 +244,14 @@ class BrokerApi(Calls):
     ) -> int | None:
         """Return the group's offset in a queue, None if it has none.
 
-        Every failure raises, because a failure that was taken for None would skip messages.
+        Every failure raises, because a failure that was treated as None would skip messages.
 
         Args:
             addr: The broker.
             group: The group.
             queue: The queue.
-            exact: Tell "no offset" from 0. Otherwise a broker that still has the queue's first messages
-                answers 0 for a group that it does not know.
+            exact: Distinguish "no offset" from 0. Otherwise a broker that still has the queue's first
+                messages answers 0 for an unknown group.
         """
         request = committed_request(group, queue, set_zero_if_not_found=False if exact else None)
         answer = await self.ask(addr, request, max(self.timeout_s, 5.0))
@@ -253,8 +263,11 @@ class BrokerApi(Calls):
         return offset
 
     async def _stores_offset(self, addr: str, group: str, queue: MessageQueue) -> bool:
-        """Look into the broker's table of all offsets: 4.9 does not know set_zero_if_not_found. A broker that
-        refuses the table to this account is newer, and its 0 is stored."""
+        """Return whether the broker's table of all offsets contains the group's offset.
+
+        Brokers of 4.9 ignore set_zero_if_not_found. A broker that refuses the table to this account is newer,
+        and its 0 is a stored offset.
+        """
         answer = await self.ask(addr, Frame.request(RequestCode.GET_ALL_CONSUMER_OFFSET), _PULL_S)
         if answer.code == ResponseCode.NO_PERMISSION:
             return True
@@ -263,15 +276,18 @@ class BrokerApi(Calls):
         return queue.queue_id in table.get(key, {})
 
     async def update_consumer_offset(self, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Confirmed by the broker (Apache's client does not wait for that)."""
+        """Store a group's offset and wait for the confirmation, unlike Apache's client."""
         answer = await self.ask(addr, commit_request(group, queue, offset), max(self.timeout_s, 5.0))
         succeeded(answer, addr, queue.topic)
 
     async def reset_offset(
         self, addr: str, header: ResetOffsetRequestHeader, *, in_cpp_form: bool, timeout_s: float
     ) -> dict[MessageQueue, int]:
-        """Have the broker tell the members of a group to go on elsewhere; the offsets that it told them.
-        Raises BrokerError, CONSUMER_NOT_ONLINE without members."""
+        """Reset the offsets of a group through its members and return the new offsets.
+
+        Raises:
+            BrokerError: CONSUMER_NOT_ONLINE if the group has no members.
+        """
         request = Frame.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         if in_cpp_form:
             request.language = LanguageCode.CPP.value
@@ -281,21 +297,21 @@ class BrokerApi(Calls):
     # -- groups and their members
 
     async def heartbeat(self, addr: str, data: HeartbeatData) -> int:
-        """The broker's version number."""
+        """Send a heartbeat and return the broker's version number."""
         answer = await self.call(addr, RequestCode.HEART_BEAT, body=data.encode())
         return answer.version
 
     async def unregister_client(
         self, addr: str, client_id: str, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Say that a client leaves its groups."""
+        """Notify the broker that a client leaves its groups."""
         header = UnregisterClientRequestHeader(
             client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
         )
         await self.call(addr, RequestCode.UNREGISTER_CLIENT, header)
 
     async def consumer_ids(self, addr: str, group: str) -> list[str]:
-        """Client ids of the members; raises BrokerError SYSTEM_ERROR when there are none."""
+        """Return the client ids of the members. Raises BrokerError with SYSTEM_ERROR if there are none."""
         header = GetConsumerListByGroupRequestHeader(consumer_group=group)
         answer = await self.call(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         members = ConsumerList.decode(answer.body).consumer_id_list
@@ -307,8 +323,11 @@ class BrokerApi(Calls):
         return list(members)
 
     async def consumer_connection(self, addr: str, group: str) -> ConsumerConnection:
-        """The members of a group that are connected to one broker. Raises BrokerError, CONSUMER_NOT_ONLINE
-        without any."""
+        """Return the members of a group that are connected to one broker.
+
+        Raises:
+            BrokerError: CONSUMER_NOT_ONLINE if there are none.
+        """
         header = GetConsumerConnectionListRequestHeader(consumer_group=group)
         answer = await self.call(addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         found = ConsumerConnection.decode(answer.body)
@@ -324,7 +343,7 @@ class BrokerApi(Calls):
     async def check_client_config(
         self, addr: str, client_id: str, group: str, subscription: SubscriptionData
     ) -> None:
-        """Ask whether the broker would serve a subscription by SQL92. Raises BrokerError with its words."""
+        """Compile an SQL92 subscription at the broker. Raises BrokerError with the broker's remark."""
         body = CheckClientRequestBody(client_id=client_id, group=group, subscription_data=subscription)
         await self.call(addr, RequestCode.CHECK_CLIENT_CONFIG, body=body.encode(), topic=subscription.topic)
 
@@ -338,8 +357,12 @@ class BrokerApi(Calls):
         max_reconsume_times: int = 16,
         timeout_s: float = 5.0,
     ) -> None:
-        """Have the group consume a message again later: level 0 lets the broker choose by the number of
-        tries, a negative one means dead letter."""
+        """Send a message back, so that the group consumes it again later.
+
+        Args:
+            delay_level: 0: the broker chooses the delay by the number of retries. Negative: dead-letter
+                queue.
+        """
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset,
             group=group,
@@ -362,7 +385,7 @@ class BrokerApi(Calls):
     async def lock_queues(
         self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue], *, timeout_s: float = 1.0
     ) -> set[MessageQueue]:
-        """The queues that are locked for this client now."""
+        """Lock queues for this client and return those that are locked now."""
         body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         answer = await self.call(addr, RequestCode.LOCK_BATCH_MQ, body=body.encode(), timeout_s=timeout_s)
         return {
@@ -372,7 +395,7 @@ class BrokerApi(Calls):
     async def unlock_queues(
         self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
-        """Give locks of queues back."""
+        """Unlock queues."""
         body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         await self.call(addr, RequestCode.UNLOCK_BATCH_MQ, body=body.encode())
 
@@ -390,7 +413,7 @@ class BrokerApi(Calls):
         order: bool = False,
         attributes: str | None = None,
     ) -> None:
-        """Create or change a topic on this broker, which tells its name servers at once."""
+        """Create or change a topic on this broker, which registers it at its name servers immediately."""
         header = CreateTopicRequestHeader(
             topic=topic,
             default_topic="TBW102",
@@ -413,13 +436,16 @@ class BrokerApi(Calls):
         before_ms: int | None = None,
         execute: bool = False,
     ) -> list[PurgedQueue]:
-        """Hide a topic's messages on a CometMQ broker, or learn what would go."""
+        """Hide a topic's messages on a CometMQ broker.
+
+        Without `execute`, only return what would be hidden.
+        """
         header = PurgeTopicRequestHeader(topic=topic, queue_id=queue_id, before=before_ms, execute=execute)
         answer = await self.call(addr, RequestCode.PURGE_TOPIC, header, topic=topic)
         return PurgeResult.decode(answer.body).queues
 
     async def recall(self, addr: str, group: str, topic: str, recall_handle: str) -> str:
-        """Take back a message that waits for its time; returns its unique key."""
+        """Cancel the delivery of a waiting timer message and return its unique key."""
         header = RecallMessageRequestHeader(topic=topic, recall_handle=recall_handle, producer_group=group)
         answer = await self.call(addr, RequestCode.RECALL_MESSAGE, header, topic=topic)
         return answer.header(RecallMessageResponseHeader).msg_id
@@ -427,7 +453,7 @@ class BrokerApi(Calls):
     async def timers(
         self, addr: str, broker_name: str, wanted: ListTimersRequestHeader
     ) -> tuple[list[WaitingMessage], ListTimersResponseHeader]:
-        """A page of the messages that wait on a CometMQ broker, and where the next one begins."""
+        """Return a page of the timer messages waiting on a CometMQ broker, and the next page's start."""
         answer = await self.call(addr, RequestCode.LIST_TIMERS, wanted)
         header = answer.header(ListTimersResponseHeader)
         times = [int(text) for text in header.deliver_at.split(",") if text.isdecimal() and len(text) <= 18]
@@ -435,42 +461,42 @@ class BrokerApi(Calls):
         return [_waiting(message, at) for message, at in zip(messages, times, strict=False)], header
 
     async def raft_status(self, addr: str) -> RaftStatus:
-        """What a member of a raft group knows of it."""
+        """Return the state of a raft group as one member reports it."""
         answer = await self.call(addr, RequestCode.GET_RAFT_STATUS)
         return RaftStatus.decode(answer.body)
 
     async def change_raft_group(self, addr: str, action: str, member: str) -> None:
-        """Asked of the leader: transfer, addLearner, promote or remove a member."""
+        """Change a raft group at its leader: transfer, addLearner, promote or remove a member."""
         await self.call(
             addr, RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
         )
 
     async def ha_status(self, addr: str) -> HaRuntimeInfo:
-        """Who follows a master, or whom a slave follows, and how far they are."""
+        """Return the replicas of a master or the master of a slave, with their progress."""
         answer = await self.call(addr, RequestCode.GET_BROKER_HA_STATUS)
         return HaRuntimeInfo.decode(answer.body)
 
     async def reset_master_flush_offset(self, addr: str, offset: int) -> None:
-        """Asked of a slave."""
+        """Set the master's flush offset at a slave."""
         header = ResetMasterFlushOffsetHeader(master_flush_offset=offset)
         await self.call(addr, RequestCode.RESET_MASTER_FLUSH_OFFSET, header)
 
     async def add_broker(self, container: str, config_path: str) -> None:
-        """Asked of a broker container of 5.x."""
+        """Add a broker to a broker container of 5.x."""
         await self.call(container, RequestCode.ADD_BROKER, AddBrokerHeader(config_path=config_path))
 
     async def remove_broker(self, container: str, header: RemoveBrokerHeader) -> None:
-        """Asked of a broker container of 5.x."""
+        """Remove a broker from a broker container of 5.x."""
         await self.call(container, RequestCode.REMOVE_BROKER, header)
 
     async def delete_topic(self, addr: str, topic: str) -> None:
-        """On this broker; name servers have to be told as well."""
+        """Delete a topic on this broker. The name servers require requests of their own."""
         await self.call(
             addr, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic), topic=topic
         )
 
     async def runtime_info(self, addr: str) -> dict[str, str]:
-        """What a broker says of itself, under RocketMQ's names."""
+        """Return the runtime information of a broker, under RocketMQ's names."""
         answer = await self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(KVTable.decode(answer.body).table)
 

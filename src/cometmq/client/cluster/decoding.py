@@ -1,8 +1,8 @@
-"""From a body of records, as brokers answer pulls and queries, to messages.
+"""The decoding of records in answers to pulls and queries.
 
-Every body is checked against the CRC that its record carries. A message whose body has changed since it was
-stored is never given out; what happens instead depends on who asks. Compressed bodies may be a thousand times
-larger than what came over the network: each has a limit, and all bodies of one answer have another.
+Every body is checked against the CRC of its record. A damaged message is never returned; the consequence
+depends on the request. A compressed body may be a thousand times smaller than its content, so each body and
+each answer have a limit.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ log = logs.logger("cometmq.client")
 _COMPRESSED = int(SysFlag.COMPRESSED)
 
 MAX_BODY = 32 << 20
-"""Bytes of one decompressed body: eight times what producers send unless told otherwise."""
+"""Maximum size of one decompressed body in bytes: eight times the default maximum of producers."""
 PLAIN_BUDGET = 64 << 20
-"""Decompressed bytes of one answer together; four frames of the greatest length."""
+"""Maximum size of all decompressed bodies of an answer in bytes: four frames of the maximum length."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 @dataclass(slots=True)
 class Decoded:
-    """What a body of records holds. Offsets are queue offsets."""
+    """The messages in a body of records. Offsets are queue offsets."""
 
     messages: list[MessageExt]
     damaged: list[int]
-    """Of messages left out, because their bodies do not match their CRCs."""
+    """Offsets of omitted messages, whose bodies do not match their CRCs."""
     oversized: list[int]
-    """Of messages whose bodies are as stored, because they are too large when decompressed."""
+    """Offsets of messages whose bodies stay compressed because they would be too large."""
     left_at: int | None
-    """Of the first message left out because there was no room for its body any more."""
+    """Offset of the first message that was omitted because the limit of the answer was reached."""
 
 
 def decode_pulled(body: Buffer, broker_name: str, max_body: int = MAX_BODY) -> Decoded:
-    """The messages of a pull's answer, decompressed.
+    """Return the messages of a pull's answer, decompressed.
 
-    Damaged ones are left out, with an error in the log that names them: asking again gives the same bytes, so
-    raising would hold up their queue for ever. Bodies of all messages together are at most PLAIN_BUDGET bytes
-    when decompressed; what comes after that is left for the next pull.
+    Damaged messages are omitted and logged as errors: a repeated pull would return the same bytes, so an
+    exception would block the queue for ever. The decompressed bodies have PLAIN_BUDGET bytes at most; the
+    next pull returns the messages after that.
     """
     damaged: list[int] = []
     messages = _records(body, broker_name, damaged)
@@ -62,10 +62,11 @@ def decode_pulled(body: Buffer, broker_name: str, max_body: int = MAX_BODY) -> D
 
 
 def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = None) -> list[MessageExt]:
-    """The messages of an answer to a query. Bodies too large to be decompressed are as they were stored.
+    """Return the messages of an answer to a query. Bodies that would be too large stay compressed.
 
-    damaged: takes the queue offsets of messages that are left out, as in Decoded; without it (somebody asked
-    for just this message) RecordError is raised.
+    Args:
+        damaged: Receives the queue offsets of damaged messages, which are omitted. None: RecordError is
+            raised.
     """
     messages = _records(body, broker_name, damaged)
     fitting = _inflate(messages, MAX_BODY)[1]
@@ -78,9 +79,13 @@ def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = 
 
 
 def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) -> MessageExt:
-    """The one message of a body. Raises RecordError if there is none, or its body is damaged.
+    """Return the one message of a body.
 
-    refuse_large: raise BodyTooLarge for what would be given out as stored because of its size.
+    Args:
+        refuse_large: Raise BodyTooLarge for a body that would be too large when decompressed.
+
+    Raises:
+        RecordError: There is no message, or its body is damaged.
     """
     messages = _records(body, broker_name, None)
     if not messages:
@@ -92,7 +97,10 @@ def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) ->
 
 
 def _records(body: Buffer, broker_name: str, damaged: list[int] | None) -> list[MessageExt]:
-    """The messages as stored. Raises RecordError for what is no record, and for damage if nobody takes it."""
+    """Return the messages as stored.
+
+    Raises RecordError for invalid records, and for damage without `damaged`.
+    """
     try:
         return list(iter_records(body, broker_name=broker_name, check_crc=True))
     except RecordError as error:
@@ -102,7 +110,7 @@ def _records(body: Buffer, broker_name: str, damaged: list[int] | None) -> list[
 
 
 def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageExt]:
-    """The messages whose body is as it was stored."""
+    """Return the messages whose bodies match their CRCs."""
     sound = []
     for message in iter_records(body, broker_name=broker_name):
         found = body_crc(message.body)
@@ -120,9 +128,11 @@ def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageEx
 
 
 def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], int]:
-    """Decompress the bodies in place; (indexes of those larger than max_body, how many messages were done).
+    """Decompress the bodies in place.
 
-    A body that cannot be read is charged as if it were of full size: finding out may have cost as much.
+    Return the indexes of too large ones and the number of messages processed.
+
+    An unreadable body counts with the maximum size, because its decompression may have cost as much.
     """
     oversized: list[int] = []
     left = max(PLAIN_BUDGET, max_body)
@@ -140,7 +150,8 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
         except BodyError as error:
             if "not installed" in error.problem:
                 raise
-            # A mistake of the producer; refusing it would hold up the queue for ever. The bit stays set.
+            # The producer made a mistake. Refusing the message would block the queue. The compression bit
+            # stays set.
             log.warning("body of message %s is given out as it was stored: %s", message.msg_id, error)
             left -= max_body
         else:

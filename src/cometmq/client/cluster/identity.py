@@ -1,4 +1,4 @@
-"""Who this client is: its address, its client id, and the unique keys of its messages."""
+"""The identity of a client: its address, its client id, and the unique keys of its messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ __all__ = ["KeyMaker", "client_id_of", "local_address"]
 
 
 _ANYWHERE = "192.0.2.1"
-"""An address for documentation."""
+"""An address reserved for documentation."""
 
 
 def local_address(towards: str) -> str:
-    """The own address towards `host:port`, 127.0.0.1 if that cannot be told. Sends nothing; a host's name is
-    not looked up, and stands for some other machine unless it is localhost."""
+    """Return the local address on the route to `host:port`, or 127.0.0.1 if it is unknown.
+
+    Sends no packet. A host name is not resolved; unless it is localhost, it counts as another machine.
+    """
     host, port = parse_address(towards) or (towards, 9)
     if host == "localhost":
         return "127.0.0.1"
@@ -32,7 +34,7 @@ def local_address(towards: str) -> str:
         host, family = _ANYWHERE, socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # A connected datagram socket has an address and sends nothing.
+            # A connected datagram socket has a local address and sends nothing.
             probe.connect((host, port))
             name: str = probe.getsockname()[0]
             return name
@@ -41,13 +43,13 @@ def local_address(towards: str) -> str:
 
 
 def client_id_of(address: str, options: ClientOptions) -> str:
-    """`<ip>@<instance>[@<unit>]`; without a name the instance is `<pid>#<clock>`, unique on this machine."""
+    """Return `<ip>@<instance>[@<unit>]`. The default instance is `<pid>#<clock>`, unique on this machine."""
     instance = options.instance_name or f"{os.getpid()}#{time.monotonic_ns()}"
     return f"{address}@{instance}" + (f"@{options.unit_name}" if options.unit_name else "")
 
 
 class KeyMaker:
-    """Unique keys for messages, made with the clock and the calendar of this process."""
+    """A generator of unique keys for messages from the clock and the calendar of this process."""
 
     __slots__ = ("_keys",)
 
@@ -57,8 +59,8 @@ class KeyMaker:
         except OSError:
             packed = b"\x7f\0\0\1"
         this_month, next_month = _month_bounds_ms(time.time())
-        # The constant tells apart what has the same address and process id: clients of one process, and
-        # containers.
+        # The random constant distinguishes clients with the same address and process id, such as those of one
+        # process or of containers.
         self._keys = UniqueKeys(packed, os.getpid(), secrets.randbits(32), this_month, next_month)
 
     def make(self) -> str:
@@ -69,7 +71,7 @@ class KeyMaker:
 
 
 def _month_bounds_ms(now_s: float) -> tuple[int, int]:
-    """Starts of this and the next month in the local time zone, as Java takes them."""
+    """Return the starts of this and the next month in the local time zone, as Java does."""
     now = datetime.fromtimestamp(now_s)
     start = datetime(now.year, now.month, 1)
     after = datetime(now.year + now.month // 12, now.month % 12 + 1, 1)

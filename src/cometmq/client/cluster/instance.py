@@ -1,4 +1,4 @@
-"""What producers and consumers of one program may share: connections, routes, heartbeats.
+"""Connections, routes and heartbeats that producers and consumers of one program may share.
 
 async with ClientInstance("127.0.0.1:9876") as client:
     async with Producer("p", client=client) as producer, PushConsumer("c", listener, "T", client=client):
@@ -45,7 +45,7 @@ from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import AddressServer, Connection, RemotingClient
 from cometmq.text import printable
 
-__all__ = ["Client", "ClientInstance"]
+__all__ = ["ClientInstance"]
 
 log = logs.logger("cometmq.client")
 
@@ -53,17 +53,17 @@ T = TypeVar("T")
 
 _TRACE_TIMEOUT_S = 5.0
 _ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
-"""When, after a connection was lost, its broker is told again who is here: it may take a while to start."""
+"""Seconds after the loss of a connection at which heartbeats are sent to the broker."""
 _TEMPLATE_TTL_S = 1.0
-"""A route made from the template is asked again after this: the topic may have come into being meanwhile."""
+"""Seconds after which a route made from the template is requested again: the topic may exist by then."""
 _USED_WITHIN_S = 600.0
-"""Of the routes that were not used for so long only some are kept."""
+"""Seconds. Of the routes that were not used within this time only some are kept."""
 
 
 def _before_leaving(
     namespace: Namespace, credentials: Credentials | None, signs_all: bool
 ) -> Callable[[Frame], None] | None:
-    """What is done with each request last: the signature is of the names in the namespace."""
+    """Return the last step for each request, the signature, which covers names with the namespace."""
     wrap = namespace.wrap_request if namespace else None
     if credentials is None:
         return wrap
@@ -78,7 +78,15 @@ def _before_leaving(
 
 
 class ClientInstance(LifeCycle):
-    """To be made inside the running loop. Whoever makes one starts and stops it."""
+    """A client instance: connections, routes and heartbeats that several producers and consumers may share.
+
+    Create it inside the running event loop. The creator starts and stops it.
+
+    Args:
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings. Default: ClientOptions().
+    """
 
     def __init__(
         self, namesrv: str | Sequence[str] | None = None, options: ClientOptions | None = None
@@ -119,7 +127,7 @@ class ClientInstance(LifeCycle):
         self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s, self.namespace)
         self.routes, self.reads = RouteTable(), Reads(self)
         self.heartbeat_problems: dict[str, str] = {}
-        """Broker address -> why the last heartbeat failed."""
+        """The error of the last heartbeat, by broker address."""
         self.loop = self._loop = asyncio.get_running_loop()
         self._heartbeats = Periodic(
             self.loop,
@@ -138,14 +146,14 @@ class ClientInstance(LifeCycle):
         self._template_until: dict[str, float] = {}
         self._forget_at = self.loop.time() + _USED_WITHIN_S
         self._announced: set[str] = set()
-        """Broker addresses that know of us by a heartbeat on the present connection."""
+        """The brokers that have received a heartbeat on the present connection."""
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
-        """When brokers whose connection was lost are told again."""
+        """The scheduled heartbeats to brokers whose connection was lost."""
         self._joined = self._told_of = 0
-        """Producers that came in all, and how many of them a heartbeat has told of."""
+        """The number of producers that were registered, and the number announced in a heartbeat."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """Those whose route is known: one for each cluster of a request's topic."""
+        """The reply topics with a known route: one for each cluster of a request's topic."""
         self._clusters_asked = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
@@ -154,11 +162,14 @@ class ClientInstance(LifeCycle):
     # -- life
 
     async def start(self) -> None:
-        """Start the periodic work. May be called again; no server is asked for anything yet, but an address
-        server for the name servers: ConnectError if it does not name any."""
+        """Start the periodic work. Repeated calls are allowed. The only request goes to an address server.
+
+        Raises:
+            ConnectError: The address server returned no name server.
+        """
         self._check_loop()
         if self._state == "starting":
-            async with self._turn:  # of whoever shares it, and came first
+            async with self._turn:  # taken by the first of several users
                 pass
         if self._state != "running":
             await super().start()
@@ -172,7 +183,7 @@ class ClientInstance(LifeCycle):
             self.traces.start()
 
     async def close(self) -> None:
-        """As stop, also for an instance that was never started."""
+        """Stop the instance, also if it was never started."""
         if self._state == "new":
             self._state = "running"
         await self.stop()
@@ -198,9 +209,14 @@ class ClientInstance(LifeCycle):
     async def publish_route(
         self, topic: str, template: str = TBW102, template_queue_nums: int = 4
     ) -> TopicRoute:
-        """Where messages of a topic may be sent. A topic nobody knows gets the route of the template topic,
-        whose brokers create topics at their first message; but not one that is ordered, because its brokers
-        are only away. Raises NoRouteError."""
+        """Return the queues to which messages of a topic may be sent.
+
+        A topic without a route gets the route of the template topic, whose brokers create topics at their
+        first message. An ordered topic does not, because its brokers are only unreachable.
+
+        Raises:
+            NoRouteError: There is no route.
+        """
         route = self.routes.get(topic)
         if route is not None and route.write_queues and not self._template_expired(route):
             return route
@@ -208,7 +224,7 @@ class ClientInstance(LifeCycle):
             route = await self._fetch(topic)
         except NoRouteError as error:
             if route is not None and route.write_queues:
-                return route  # the template's route, still good for sending
+                return route  # the template's route, still valid for sends
             return await self._from_template(topic, template, template_queue_nums, error)
         if not route.write_queues:
             raise NoRouteError(
@@ -235,7 +251,7 @@ class ClientInstance(LifeCycle):
                 template, lambda data: template_route(topic, data, queue_nums)
             )
         except NoRouteError:
-            raise error from None  # names the topic that the caller asked for
+            raise error from None  # names the topic that the caller requested
         if not route.write_queues:
             raise error
         self._template_until[topic] = self.loop.time() + _TEMPLATE_TTL_S
@@ -243,26 +259,26 @@ class ClientInstance(LifeCycle):
         return route
 
     async def read_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that may be read. Raises NoRouteError."""
+        """Return the readable queues of a topic. Raises NoRouteError."""
         route = self.routes.get(topic)
         if route is None or route.from_template:
             route = await self._fetch(topic)
         return route.read_queues
 
     async def _fetch(self, topic: str) -> TopicRoute:
-        """Ask for a route; all who want the same one at the same time share one request."""
+        """Request a route. Concurrent callers for the same topic share one request."""
         task = self._fetching.get(topic)
         if task is None:
             task = self.loop.create_task(self._fetch_now(topic), name=f"cometmq-route-{topic}")
             self._fetching[topic] = task
             task.add_done_callback(lambda done: self._fetched(topic, done))
         try:
-            # Shielded: one caller's cancellation must not take the answer from the others.
+            # Shielded, so that the cancellation of one caller does not cancel the request of the others.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._state in ("stopping", "stopped") and caller is not None and not caller.cancelling():
-                raise self._not_running() from None  # the question was cancelled
+                raise self._not_running() from None  # the request was cancelled
             raise
         finally:
             del task  # its error holds this frame
@@ -275,7 +291,7 @@ class ClientInstance(LifeCycle):
         return route
 
     async def _tell_reply_topics_apart(self, topic: str) -> None:
-        """The reply topics of clusters are in no namespace. Other topics whose names end like theirs are."""
+        """Exempt the reply topics of clusters from the namespace, but not other topics with similar names."""
         if not self._clusters_asked and topic not in self.namespace.exempt:
             clusters = (await self.namesrv.cluster_info()).cluster_addr_table
             self.namespace.exempt.update(cluster + REPLY_TOPIC_POSTFIX for cluster in clusters)
@@ -284,7 +300,7 @@ class ClientInstance(LifeCycle):
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # seen: its callers may have gone
+            task.exception()  # marks the exception as retrieved
 
     def _put(self, route: TopicRoute) -> None:
         changed = self.routes.put(route)
@@ -299,7 +315,7 @@ class ClientInstance(LifeCycle):
             self._heartbeats.soon()
 
     def refresh_soon(self, topic: str) -> None:
-        """Ask for a route in the background: something says that it may be old."""
+        """Request a route in the background because it may be outdated."""
         if self._state == "running" and topic not in self._fetching:
             self.in_background(self.refresh_routes([topic]), f"cometmq-refresh-{topic}")
 
@@ -311,8 +327,10 @@ class ClientInstance(LifeCycle):
         return task
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
-        """Ask for the routes of these topics, else of all that are used; the failures by topic. A route that
-        is known stays good until brokers say otherwise."""
+        """Request the routes of these topics, or of all topics in use, and return the failures by topic.
+
+        A known route stays valid until a broker refuses a request.
+        """
         wanted = set(self.routes.topics) if topics is None else set(topics)
         if topics is None:
             for consumer in self.consumers.values():
@@ -329,7 +347,10 @@ class ClientInstance(LifeCycle):
         return failures
 
     def _forget_routes(self) -> set[str]:
-        """Now and then, drop routes that nobody uses. Brokers of any topic may ask a transaction producer."""
+        """Drop unused routes now and then.
+
+        Routes of transaction producers are kept for transaction checks.
+        """
         if self.loop.time() < self._forget_at:
             return set()
         self._forget_at = self.loop.time() + _USED_WITHIN_S
@@ -353,18 +374,18 @@ class ClientInstance(LifeCycle):
     # -- brokers
 
     def master_addr(self, broker_name: str, topic: str = "*") -> str:
-        """Raises NoRouteError, about `topic`, for a broker without a known master."""
+        """Return the address of a broker's master. Raises NoRouteError, about `topic`, if there is none."""
         addr = self.routes.master(broker_name)
         if addr is None:
             raise self._unknown_broker(broker_name, topic, "a master")
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
-        """The master of a queue's broker, else a replica; asks for the topic's route if need be."""
+        """Return the address of a queue's master, otherwise of a replica. Requests the route if necessary."""
         return await self._find(queue, lambda: self.routes.any(queue.broker_name), "any replica")
 
     async def find_master(self, queue: MessageQueue) -> str:
-        """The master of a queue's broker, asking for the topic's route if it is not known yet."""
+        """Return the address of a queue's master. Requests the route if it is unknown."""
         return await self._find(queue, lambda: self.routes.master(queue.broker_name), "a master")
 
     async def read_targets(self, queue: MessageQueue, broker_id: int) -> list[ReadTarget]:
@@ -391,7 +412,7 @@ class ClientInstance(LifeCycle):
         )
 
     async def consumer_ids(self, topic: str, group: str) -> list[str]:
-        """The client ids of a group's members, from any broker of the topic, masters first."""
+        """Return the client ids of a group's members from any broker of the topic, masters first."""
         failure: CometError | None = None
         for addr in self.routes.readers_of(topic):
             try:
@@ -401,7 +422,7 @@ class ClientInstance(LifeCycle):
         raise failure if failure is not None else self._unknown_broker("(any)", topic, "any replica")
 
     async def _send_traces(self, body: bytes, keys: str) -> None:
-        """Send records of traces to any broker of the trace topic. Raises CometError after two tries."""
+        """Send trace records to any broker of the trace topic. Raises CometError after two tries."""
         assert self.options.trace is not None
         topic = self.options.trace.topic
         properties = {names.KEYS: keys, names.UNIQ_KEY: self.keys.make(), names.WAIT: "true"}
@@ -424,26 +445,29 @@ class ClientInstance(LifeCycle):
     # -- who we are, told to brokers
 
     def register_producer(self, group: str) -> None:
-        """Announce a producer group from the next heartbeat on, which comes soon."""
+        """Announce a producer group with the next heartbeat, which is sent soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
         self._joined += 1
         self._heartbeats.soon()
 
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
-        """Let a transaction producer answer brokers. Raises ClientStateError if its group has one."""
+        """Register a transaction producer for transaction checks.
+
+        Raises ClientStateError if its group has one.
+        """
         if group in self.transactions:
             why = f"client {self.client_id} has a transaction producer of group {group} already"
             raise ClientStateError(why)
         self.transactions[group] = peer
 
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
-        """Announce a consumer and let it answer brokers. Raises ClientStateError if its group has one."""
+        """Register a consumer for heartbeats and requests. Raises ClientStateError if its group has one."""
         if group in self.consumers:
             raise ClientStateError(f"client {self.client_id} has a consumer of group {group} already")
         self.consumers[group] = peer
 
     async def unregister_producer(self, group: str) -> None:
-        """Tell the brokers that the last producer of a group leaves."""
+        """Notify the brokers that the last producer of a group has left."""
         left = self._producers.get(group, 0) - 1
         if left > 0:
             self._producers[group] = left
@@ -452,14 +476,14 @@ class ClientInstance(LifeCycle):
             await self._say_goodbye(producer_group=group)
 
     async def unregister_consumer(self, group: str) -> None:
-        """Tell the brokers that a consumer leaves."""
+        """Notify the brokers that a consumer has left."""
         if self.consumers.pop(group, None) is not None:
             await self._say_goodbye(consumer_group=group)
 
     async def _say_goodbye(
         self, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Tell the brokers that know of us: the others take over at once instead of after 120 s."""
+        """Unregister at all brokers, so that other members rebalance immediately and not after 120 s."""
 
         async def tell(addr: str) -> None:
             try:
@@ -470,11 +494,11 @@ class ClientInstance(LifeCycle):
         await asyncio.gather(*(tell(addr) for addr in sorted(self._announced)))
 
     def heartbeat_soon(self) -> None:
-        """Announce all groups in the background."""
+        """Send heartbeats in the background."""
         self._heartbeats.soon()
 
     async def _beat(self) -> None:
-        # Their questions leave before our heartbeats, which wait for no answer.
+        # The queries must be sent before the heartbeats, which do not wait for their answers.
         looks = asyncio.gather(
             *(peer.look_at_group() for peer in self.consumers.values()), return_exceptions=True
         )
@@ -483,7 +507,10 @@ class ClientInstance(LifeCycle):
         await looks
 
     async def send_heartbeats(self) -> None:
-        """Announce all groups to all brokers. Never raises: `heartbeat_problems` says what failed."""
+        """Send heartbeats for all groups to all brokers.
+
+        Failures are stored in `heartbeat_problems`, not raised.
+        """
         if not self._producers and not self.consumers:
             return
         joined, body = self._joined, self._heartbeat()
@@ -494,9 +521,14 @@ class ClientInstance(LifeCycle):
             del self.heartbeat_problems[addr]
 
     async def introduce(self, route: TopicRoute, end: float) -> None:
-        """Have the brokers that may bring a reply know this client: those of the topic of the request, and
-        all others of their clusters, which take replies as well. Those that take no heartbeat are not waited
-        for again. end: of the caller's time, by the loop's clock."""
+        """Send heartbeats to the brokers that may forward a reply: all brokers of the clusters of a topic.
+
+        Brokers that do not accept a heartbeat are not waited for a second time.
+
+        Args:
+            route: The route of the request's topic.
+            end: The deadline of the caller, on the loop's clock.
+        """
         for cluster in {broker.cluster for broker in route.data.broker_datas}:
             topic = cluster + REPLY_TOPIC_POSTFIX
             self.namespace.exempt.add(topic)
@@ -533,7 +565,7 @@ class ClientInstance(LifeCycle):
         )
 
     def _connection_closed(self, connection: Connection) -> None:
-        """A broker forgets a client with its connection: whom it calls announces itself again soon."""
+        """Schedule heartbeats to a broker whose connection was lost: it has dropped this client, too."""
         self._announced.discard(connection.addr)
         if self._state == "running" and (self.consumers or self.transactions or self.replies):
             self._announce_no_more(connection.addr)
@@ -552,40 +584,3 @@ class ClientInstance(LifeCycle):
     def _announce_again(self, addr: str) -> None:
         if self._state == "running" and addr in self.routes.addresses(replicas=True) - self._announced:
             self._heartbeats.soon()
-
-
-class Client(LifeCycle):
-    """Works on a client instance: one that others share, or one of its own towards `namesrv`."""
-
-    def __init__(
-        self,
-        name: str,
-        namesrv: str | Sequence[str] | None,
-        client: ClientInstance | None,
-        client_options: ClientOptions | None,
-    ) -> None:
-        super().__init__(name)
-        self._namesrv = namesrv
-        self._client_options = client_options
-        self._client = client
-        self._shared = client is not None
-        options = client.options if client is not None else client_options
-        self.telemetry = options.telemetry if options is not None else None
-        """OpenTelemetry's spans, if the client options asked for them."""
-
-    @property
-    def client(self) -> ClientInstance:
-        """The connections, routes and heartbeats it uses. Raises ClientStateError before the start."""
-        if self._client is None:
-            raise self._not_running()
-        return self._client
-
-    async def _start_client(self) -> ClientInstance:
-        if self._client is None:
-            self._client = ClientInstance(self._namesrv, self._client_options)
-        await self._client.start()
-        return self._client
-
-    async def _close_client(self) -> None:
-        if self._client is not None and not self._shared:
-            await self._client.close()

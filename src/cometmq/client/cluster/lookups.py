@@ -9,7 +9,8 @@ from ipaddress import ip_address
 from itertools import chain
 
 from cometmq.client.cluster.broker_api import BrokerApi
-from cometmq.client.cluster.instance import Client, ClientInstance
+from cometmq.client.cluster.client import Client
+from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.ranges import check_range
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import CometError, MessageNotFound, NoRouteError

@@ -1,7 +1,7 @@
-"""Namespaces: names of topics and groups that several users of one cluster may all have.
+"""Namespaces, which let several users of one cluster have equal names of topics and groups.
 
-Everything of a client works with the user's names. They become `namespace%name` where a request leaves, and
-the user's again where an answer is read (docs/reference/client.md, Namespaces).
+A client works with the user's names. They become `namespace%name` in requests and are converted back in
+answers (docs/reference/client.md, Namespaces).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from cometmq.protocol.frame import Frame
 __all__ = ["Namespace", "instance_of"]
 
 _FIELDS = ("topic", "originTopic", "group", "groupName", "consumerGroup", "producerGroup", "compareGroup")
-"""Ext fields that are names, in whatever request."""
+"""Header fields that contain names, in any request."""
 _LETTERS = ("a", "b")
-"""The same of sends: group and topic."""
+"""Header fields of sends that contain names: group and topic."""
 _SENDS = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )
@@ -47,16 +47,21 @@ _INSTANCE = re.compile(r"MQ_INST_\w+_\w+(?=\.)")
 
 
 def instance_of(namesrv: Iterable[str]) -> str:
-    """The namespace in the name of the first name server, `MQ_INST_<word>_<word>.…`; "" if it has none."""
+    """Return the namespace in the first name server's name, `MQ_INST_<word>_<word>.…`, "" without one."""
     found = _INSTANCE.match(next(iter(namesrv), ""))
     return found[0] if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """name: "" for none. v2: 5.x's namespace, a field of each request that proxies understand, "" for none.
-    exempt: topics that belong to nobody's namespace, beside those of the system; a client adds what it
-    learns."""
+    """The namespaces of a client.
+
+    Attributes:
+        name: The namespace of names, "" for none.
+        v2: The namespace of RocketMQ 5, a field of each request that proxies understand, "" for none.
+        exempt: Topics outside any namespace besides the system topics. The client adds those that it
+            discovers.
+    """
 
     name: str = ""
     v2: str = ""
@@ -66,7 +71,7 @@ class Namespace:
         return bool(self.name or self.v2)
 
     def wrap(self, name: str) -> str:
-        """The name in this namespace, unless it belongs to the system or has the namespace already."""
+        """Return the name with the namespace, unless it is a system name or has the namespace already."""
         if not self.name or not name:
             return name
         prefix, rest = _split(name)
@@ -80,26 +85,26 @@ class Namespace:
         return f"{prefix}{self.name}%{rest}"
 
     def unwrap(self, name: str) -> str:
-        """The user's name."""
+        """Return the name without the namespace."""
         if not self.name:
             return name
         prefix, rest = _split(name)
         return prefix + rest.removeprefix(f"{self.name}%")
 
     def own(self, names: Iterable[str]) -> list[str]:
-        """Of the names that a server lists: those in this namespace, as the user's."""
+        """Return the names that belong to this namespace, without it."""
         return [self.unwrap(name) for name in names if self.wrap(name) == name]
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue under its name in this namespace."""
+        """Return the queue with the namespace in its topic."""
         return MessageQueue(self.wrap(queue.topic), queue.broker_name, queue.queue_id)
 
     def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue under the user's name."""
+        """Return the queue without the namespace in its topic."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id)
 
     def wrap_running_info(self, info: ConsumerRunningInfo) -> ConsumerRunningInfo:
-        """What a consumer says of itself, with the names that brokers and their tools know."""
+        """Return the information of a consumer with the namespace in its names."""
         properties = {**info.properties, "consumerGroup": self.wrap(info.properties["consumerGroup"])}
         return replace(
             info,
@@ -110,13 +115,13 @@ class Namespace:
         )
 
     def unwrap_messages(self, messages: Iterable[MessageExt]) -> None:
-        """Give messages the user's topic. Their properties stay as brokers know them."""
+        """Remove the namespace from the topics of messages. Their properties stay unchanged."""
         if self.name:
             for message in messages:
                 message.topic = self.unwrap(message.topic)
 
     def wrap_request(self, frame: Frame) -> None:
-        """Put the namespace into a request that leaves; once more does no harm."""
+        """Add the namespace to an outgoing request. A repeated call changes nothing."""
         ext = dict(frame.ext or {})
         if self.v2:
             ext |= {"nsd": "true", "ns": self.v2}
@@ -160,7 +165,7 @@ class Namespace:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """(prefix of a retry or dead-letter topic, the rest)."""
+    """Return the prefix of a retry or dead-letter topic and the rest of the name."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if name.startswith(prefix):
             return prefix, name[len(prefix) :]

@@ -1,4 +1,4 @@
-"""What a name server can be asked. One server is asked until it fails, then the next one."""
+"""The requests of clients to name servers. The next server is tried when the current one fails."""
 
 from __future__ import annotations
 
@@ -35,33 +35,35 @@ __all__ = ["NameServersUnreachable", "NamesrvApi"]
 T = TypeVar("T")
 
 _PATIENCE_S = 0.5
-"""After this the next name server is asked as well."""
+"""Seconds without an answer after which the request is also sent to the next name server."""
 
 
 class NameServersUnreachable(NoRouteError):
-    """None of the name servers answered."""
+    """No name server answered."""
 
 
 class NamesrvApi(Calls):
-    """Name servers do not know of each other, so a topic that one does not know is asked of all."""
+    """The API of the name servers, which are independent: a topic unknown to one is requested from all."""
 
     def __init__(self, remoting: RemotingClient, addrs: Sequence[str], timeout_s: float = 3.0) -> None:
         super().__init__(remoting, timeout_s)
         self.addrs: tuple[str, ...] = ()
         self.current = ""
-        """The one that is asked first; "" while none is known."""
+        """The name server that is tried first, "" while none is known."""
         self.use(addrs)
 
     def use(self, addrs: Sequence[str]) -> None:
-        """Ask these from now on; the current one first if it is among them."""
+        """Replace the name servers. The current one stays first if it is among them."""
         self.addrs = tuple(addrs)
         if self.current not in self.addrs:
             self.current = random.choice(self.addrs) if self.addrs else ""
 
     async def _answers(self, request: Frame) -> AsyncGenerator[tuple[str, Frame | RemotingError], None]:
-        """What the name servers answer, from the current one on. The next one is asked when another answer
-        is wanted, and also when all that were asked are silent for a while: one that hangs, or a machine that
-        is gone, does not use up the time of a send."""
+        """Yield the answers of the name servers, beginning with the current one.
+
+        The request goes to the next server when the caller wants another answer, and also after a timeout, so
+        that one that hangs does not use up the timeout of a send.
+        """
         waiting: dict[asyncio.Task[Frame], str] = {}
         start = self.addrs.index(self.current) if self.current in self.addrs else 0
         left = [*self.addrs[start:], *self.addrs[:start]]
@@ -84,7 +86,7 @@ class NamesrvApi(Calls):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def ask_any(self, code: RequestCode, header: Header | None = None) -> Frame:
-        """The answer of the first name server that is reached. Raises BrokerError or RemotingError."""
+        """Return the answer of the first reachable name server. Raises BrokerError or RemotingError."""
         failure: RemotingError = ConnectError("(no name server)", "none is known")
         async with aclosing(self._answers(Frame.request(code, header))) as answers:
             async for addr, answer in answers:
@@ -95,12 +97,16 @@ class NamesrvApi(Calls):
         raise failure
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Raises NoRouteError, which names every name server and what it answered."""
+        """Return the route of a topic. Raises NoRouteError with the answers of all name servers."""
         return await self.route_as(topic, lambda data: data)
 
     async def route_as(self, topic: str, read: Callable[[TopicRouteData], T]) -> T:
-        """What `read` makes of the route. Raises as `route`, and BodyError if the only ones that gave a route
-        gave one that cannot be read: another name server may have a good one."""
+        """Return the result of `read` for the route of a topic.
+
+        Raises:
+            NoRouteError: No name server returned a route.
+            BodyError: The routes of all name servers that returned one are invalid.
+        """
         asked: list[tuple[str, str]] = []
         reached = False
         unreadable: BodyError | None = None
@@ -130,23 +136,23 @@ class NamesrvApi(Calls):
         raise NoRouteError(topic, asked, hint)
 
     async def cluster_info(self) -> ClusterInfo:
-        """All brokers by name, and broker names by cluster."""
+        """Return all brokers by name, and broker names by cluster."""
         answer = await self.ask_any(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.decode(answer.body)
 
     async def topics(self) -> list[str]:
-        """All topics, system topics included."""
+        """Return all topics, including system topics."""
         answer = await self.ask_any(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(TopicList.decode(answer.body).topic_list)
 
     async def delete_topic(self, addr: str, topic: str) -> None:
-        """On one name server: each has to be told."""
+        """Delete a topic at one name server. Each server requires its own request."""
         await self.call(
             addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequestHeader(topic=topic), topic=topic
         )
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """A value of the name server's own table; None: there is none."""
+        """Return a value of the name server's KV configuration, None if there is none."""
         try:
             answer = await self.ask_any(
                 RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(namespace=namespace, key=key)
@@ -158,11 +164,11 @@ class NamesrvApi(Calls):
         return answer.header(GetKVConfigResponseHeader).value
 
     async def put_kv_config(self, addr: str, namespace: str, key: str, value: str) -> None:
-        """On one name server: each has to be told."""
+        """Store a value at one name server. Each server requires its own request."""
         header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
         await self.call(addr, RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_kv_config(self, addr: str, namespace: str, key: str) -> None:
-        """On one name server, whether it has it or not: each has to be told."""
+        """Delete a value at one name server, even if it has none. Each server requires its own request."""
         header = GetKVConfigRequestHeader(namespace=namespace, key=key)
         await self.call(addr, RequestCode.DELETE_KV_CONFIG, header)

@@ -1,4 +1,4 @@
-"""Choosing the broker from which a queue is read: its master, or a replica of it."""
+"""The choice of the broker from which a queue is read: its master or a replica."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _PROBE_INTERVALS_S = (0.5, 10.0)
-"""Interval between two probes of an unreachable broker: the first, and the longest after doubling."""
+"""First and maximum interval between two probes of an unreachable broker. It doubles after each probe."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,15 +48,15 @@ class Reads:
         """Read a queue at the first of its brokers that serves it.
 
         Args:
-            queue: The queue; its topic's route is fetched if no route names its broker.
+            queue: The queue. The route of its topic is requested if no route contains its broker.
             read: Makes one attempt. It is called again for the next broker after a ConnectError, and for the
                 master after a replica has refused.
             broker_id: The broker id that the last answer suggested.
 
         Raises:
-            NoRouteError: No route names an address of the broker.
-            BrokerError: The master refused, or a replica did while its master cannot be reached.
-            RemotingError: No broker could be connected, or an answer did not arrive.
+            NoRouteError: No route contains an address of the broker.
+            BrokerError: The master refused, or a replica did while its master is unreachable.
+            RemotingError: No broker is reachable, or an answer did not arrive.
         """
         tried: set[str] = set()
         failure: CometError | None = None
@@ -75,7 +75,7 @@ class Reads:
                 log.debug("%s: replica %s refused, asking the master: %s", queue, target.addr, error)
                 broker_id, failure = MASTER_ID, error
             except RemotingError as error:
-                if error.addr != target.addr:  # a filter server's
+                if error.addr != target.addr:  # the address of a filter server
                     raise
                 self._failed(queue, target.addr)
                 if not isinstance(error, ConnectError):
@@ -106,7 +106,7 @@ class Reads:
                 await asyncio.sleep(interval_s)
                 interval_s = min(2 * interval_s, longest_s)
                 try:
-                    # Any answer, a refusal too, shows that the broker works again.
+                    # Any answer, even a refusal, proves that the broker works again.
                     await self._instance.brokers.ask(addr, min_offset_request(queue))
                 except CometError:
                     continue

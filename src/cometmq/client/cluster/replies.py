@@ -22,7 +22,7 @@ log = logs.logger("cometmq.client.producer")
 
 
 class Replies:
-    """Correlation id -> who waits for the reply. Those who wait bound it (ProducerOptions.max_requests)."""
+    """The waiting requests by correlation id. ProducerOptions.max_requests bounds their number."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
@@ -31,17 +31,17 @@ class Replies:
         return len(self._waiting)
 
     def expect(self, correlation_id: str) -> asyncio.Future[MessageExt]:
-        """What will be the reply; `forget` it in the end."""
+        """Return the future of a reply. The caller must call `forget` in the end."""
         reply: asyncio.Future[MessageExt] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = reply
         return reply
 
     def forget(self, correlation_id: str) -> None:
-        """Nobody waits any more."""
+        """Remove a request that does not wait any more."""
         self._waiting.pop(correlation_id, None)
 
     def arrived(self, message: MessageExt) -> None:
-        """A broker brought a reply. One that comes late, or a second one, is dropped."""
+        """Deliver a reply to its request. Late and repeated replies are dropped."""
         correlation_id = message.properties.get(names.CORRELATION_ID, "")
         reply = self._waiting.get(correlation_id)
         if reply is None or reply.done():
@@ -51,7 +51,7 @@ class Replies:
 
 
 def pushed_reply(frame: Frame) -> MessageExt:
-    """The reply in a request of a broker (code 326). Raises HeaderError, BodyError."""
+    """Return the reply in a broker's request (code 326). Raises HeaderError or BodyError."""
     header = frame.header(PushReplyMessageRequestHeader)
     properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
     properties[names.ARRIVE_TIME] = str(int(time.time() * 1000))

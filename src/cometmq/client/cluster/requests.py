@@ -1,4 +1,4 @@
-"""The requests that clients and pipelines make alike, as frames, and what their answers mean."""
+"""The request frames that clients and pipelines share, and the evaluation of their answers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ PULL_STATUS = {
     int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
-"""The codes of answers to a pull that are no refusal."""
+"""Response codes of a pull that are no refusal."""
 SEND_STATUS = {
     int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-"""The codes of answers to a send that mean "stored"."""
+"""Response codes of a send that mean "stored"."""
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -78,12 +78,12 @@ _HINTS: dict[int, str] = {
 
 
 def hint_of(code: int, remark: str = "") -> str:
-    """A way out of a refusal, "" where none is known."""
+    """Return a hint how to solve a refusal, "" if there is none."""
     return ACCESS_HINT if "AclException" in remark else _HINTS.get(code, "")
 
 
 def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> BrokerError:
-    """The refusal as an error that says who refused what and why."""
+    """Return the refusal in an answer as an error."""
     return BrokerError(
         answer.code,
         remark=answer.remark or "",
@@ -95,19 +95,19 @@ def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> Br
 
 
 def succeeded(answer: Frame, addr: str, topic: str = "", key: str = "") -> Frame:
-    """The answer itself. Raises BrokerError unless its code is SUCCESS."""
+    """Return the answer. Raises BrokerError unless its code is SUCCESS."""
     if answer.code != ResponseCode.SUCCESS:
         raise broker_error(answer, addr, topic, key)
     return answer
 
 
 def route_request(topic: str) -> Frame:
-    """Where a topic is."""
+    """Return the request for the route of a topic."""
     return Frame.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
 
 
 def route_in(answer: Frame) -> TopicRouteData | str:
-    """The route in a name server's answer, or why there is none."""
+    """Return the route in a name server's answer, or the reason why there is none."""
     if answer.code == ResponseCode.SUCCESS and answer.body:
         return TopicRouteData.decode(answer.body)
     return str(BrokerError(answer.code, remark=answer.remark or ""))
@@ -128,13 +128,16 @@ def send_request(
     template: str = TBW102,
     template_queue_nums: int = 4,
 ) -> Frame:
-    """A message, or with `batch` the messages of protocol/batch.py. The codes of answers that mean "stored"
-    are those of SEND_STATUS.
+    """Return the request to store a message, or with `batch` the messages of protocol/batch.py.
 
-    reply: it goes to the client that asked for it. reconsume: (times, maximum) of a message on its way to a
-    retry topic. template: the topic after which one that does not exist is made.
+    The keys of SEND_STATUS are the response codes that mean "stored".
+
+    Args:
+        reply: The message is a reply, which goes to the client that sent the request.
+        reconsume: The number and the maximum of retries of a message on its way to a retry topic.
+        template: The topic whose settings a topic that does not exist gets.
     """
-    # Written as text straight away: a typed header would cost three times as much here.
+    # Written as text directly, because a typed header would cost three times as much here.
     ext = {
         "a": group,
         "b": topic,
@@ -171,12 +174,14 @@ def pull_request(
     suspend_s: float = 0.0,
     bulk: bool | None = None,
 ) -> Frame:
-    """Messages from `offset` on. The codes of its answers that are no refusal are those of PULL_STATUS.
+    """Return the request to pull messages from an offset. The keys of PULL_STATUS are no refusals.
 
-    `carry_expression` sends the expression along; without it the broker takes the one of the group's
-    heartbeat. `class_filter`: the request is for a filter server that has the group's class.
-    `commit_offset` is stored as the group's offset. With `suspend_s` the broker waits that long for a
-    message. With `bulk` ours gives up to 1,024 messages and 1 MiB, others what they always give.
+    Args:
+        carry_expression: Send the expression. Otherwise the broker uses that of the group's heartbeat.
+        class_filter: The request is for a filter server that has the group's class.
+        commit_offset: The broker stores this offset for the group.
+        suspend_s: The maximum time for which the broker waits for a message.
+        bulk: CometMQ's broker returns up to 1,024 messages and 1 MiB. Other brokers ignore it.
     """
     sys_flag = 0
     if commit_offset is not None:
@@ -206,22 +211,22 @@ def pull_request(
 
 
 def min_offset_request(queue: MessageQueue) -> Frame:
-    """The first offset that is still stored; `offset_in` the answer."""
+    """Return the request for the first stored offset. `offset_in` evaluates the answer."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MIN_OFFSET, header)
 
 
 def max_offset_request(queue: MessageQueue) -> Frame:
-    """The offset that the next message will get, 0 for an unknown queue; `offset_in` the answer."""
+    """Return the request for the next message's offset, 0 for an unknown queue. See `offset_in`."""
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
-    """A group's offset; `offset_in` the answer, or its code is QUERY_NOT_FOUND.
+    """Return the request for a group's offset. See `offset_in`, or its code is QUERY_NOT_FOUND.
 
-    A broker that still has the queue's first messages answers 0 for a group it does not know; CometMQ and 5.x
-    do not with set_zero_if_not_found=False.
+    A broker that still has the queue's first messages answers 0 for an unknown group, except CometMQ and 5.x
+    with set_zero_if_not_found=False.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumer_group=group,
@@ -234,7 +239,7 @@ def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found:
 
 
 def commit_request(group: str, queue: MessageQueue, offset: int) -> Frame:
-    """Store a group's offset."""
+    """Return the request to store a group's offset."""
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=group,
         topic=queue.topic,
@@ -246,5 +251,5 @@ def commit_request(group: str, queue: MessageQueue, offset: int) -> Frame:
 
 
 def offset_in(answer: Frame, addr: str, queue: MessageQueue) -> int:
-    """Raises BrokerError unless its code is SUCCESS."""
+    """Return the offset in an answer. Raises BrokerError unless its code is SUCCESS."""
     return succeeded(answer, addr, queue.topic).header(OffsetResponseHeader).offset

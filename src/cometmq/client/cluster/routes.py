@@ -1,4 +1,4 @@
-"""What name servers say about a topic, as producers and consumers need it, and where each broker is."""
+"""The routes of topics for producers and consumers, and the addresses of brokers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ __all__ = ["ReadTarget", "RouteTable", "TopicRoute", "template_route", "topic_ro
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """What a route means for clients: the queues that can be written and read."""
+    """The route of a topic with its readable and writable queues."""
 
     topic: str
     data: TopicRouteData
     write_queues: tuple[MessageQueue, ...]
-    """On brokers that have a master and let the topic be written, by broker name and queue id; or in the
-    order of the topic's order configuration."""
+    """The queues of writable brokers with a master, sorted, or in the topic's configured order."""
     read_queues: tuple[MessageQueue, ...]
     unusable: tuple[str, ...] = ()
-    """What the name server gave as addresses and is left out of `data`, because it cannot be any."""
+    """Invalid addresses that the name server returned. They are not in `data`."""
     from_template: bool = False
-    """Made from the template's route: the topic does not exist yet and its first message will create it."""
+    """Made from the template's route: the topic does not exist yet, and its first message creates it."""
 
     def one_of_each_broker(self) -> list[MessageQueue]:
         """Return one readable queue of each broker."""
@@ -46,19 +45,22 @@ class ReadTarget(NamedTuple):
 
 
 QUEUES_MAX = 262_144
-"""Queues of a topic, over all brokers, that a client makes objects of (some 40 MB): four brokers with as many
-as a name server lets them register."""
+"""Maximum number of queues of a topic (about 40 MB): four times the maximum of one broker."""
 ADDRESSES_MAX = 10_000
-"""Addresses in one route: a heartbeat goes to each, and a connection is made for it."""
+"""Maximum number of addresses in one route. Each gets a connection and heartbeats."""
 IDLE_MAX = 256
-"""Routes of topics that nobody uses any more, which are refreshed all the same: a program that sends seldom
-stays known to its brokers, and one that makes up topics is bounded."""
+"""Maximum number of routes of unused topics.
+
+They are still refreshed, so that a program that sends rarely stays known to its brokers, while one that
+invents topics is bounded.
+"""
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    """What a name server's answer means, addresses that cannot be any left out.
+    """Return the route in a name server's answer, without invalid addresses.
 
-    Raises BodyError for a route with more queues or addresses than a client can work with.
+    Raises:
+        BodyError: The route has more queues or addresses than a client supports.
     """
     _check_counts(topic, data)
     unusable = sorted(
@@ -95,10 +97,10 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
-    """`broker-a:4;broker-b:2`: these queues in this order, whatever brokers are up."""
+    """Parse `broker-a:4;broker-b:2`: these queues in this order, whether or not the brokers are up."""
     parts = [part.partition(":") for part in order_topic_conf.split(";")]
     return [
-        (broker_name.strip(), int(count[:10]))  # longer ones are beyond every limit as well
+        (broker_name.strip(), int(count[:10]))  # longer numbers exceed every limit anyway
         for broker_name, _, text in parts
         if (count := text.strip()).isascii() and count.isdecimal()
     ]
@@ -134,35 +136,37 @@ def _without(data: TopicRouteData, addrs: Collection[str]) -> TopicRouteData:
 
 
 def template_route(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
-    """Where the first message of a topic may go: the queues that brokers would make for it."""
+    """Return the route for the first message of a topic: the queues that the brokers would create."""
     route = topic_route(topic, template)
     kept = tuple(queue for queue in route.write_queues if queue.queue_id < queue_nums)
     return TopicRoute(topic, route.data, kept, (), route.unusable, from_template=True)
 
 
 class RouteTable:
-    """Routes by topic, and from them the addresses of brokers by name."""
+    """Routes by topic, and the addresses of brokers by name."""
 
     def __init__(self) -> None:
         self._routes: dict[str, TopicRoute] = {}
         self._addrs: dict[str, dict[int, str]] = {}
         self._used: set[str] = set()
-        """Topics whose route was asked for since the last `forget_unused`."""
+        """The topics whose route was read since the last `forget_unused`."""
         self.unreachable: set[str] = set()
-        """Addresses that the owner of this table could not reach; reads go to them last."""
+        """Addresses that the owner of this table could not reach. Reads try them last."""
 
     def get(self, topic: str) -> TopicRoute | None:
-        """To work with it: it counts as used."""
+        """Return the route of a topic and count it as used."""
         self._used.add(topic)
         return self._routes.get(topic)
 
     def use(self, topic: str) -> None:
-        """Count a route as used whose brokers' addresses are worked with."""
+        """Count a route as used."""
         self._used.add(topic)
 
     def forget_unused(self, kept: Collection[str]) -> list[str]:
-        """Drop the routes that nobody has used since the last call, but the `IDLE_MAX` newest of them and
-        those of `kept`; the topics that were dropped."""
+        """Drop the routes that were not used since the last call, and return their topics.
+
+        The newest `IDLE_MAX` of them and the topics of `kept` stay.
+        """
         unused = [topic for topic in self._routes if topic not in self._used and topic not in kept]
         self._used.clear()
         dropped = unused[:-IDLE_MAX]
@@ -172,7 +176,10 @@ class RouteTable:
         return dropped
 
     def put(self, route: TopicRoute) -> bool:
-        """Whether it says anything new. A broker's addresses are those of the newest route that names it."""
+        """Store a route and return whether it is new.
+
+        The newest route of a broker determines its addresses.
+        """
         before = self._routes.get(route.topic)
         self._routes[route.topic] = route
         for broker in route.data.broker_datas:
@@ -183,7 +190,7 @@ class RouteTable:
         self._routes.pop(topic, None)
 
     def forget_unrouted(self) -> None:
-        """Drop the addresses of brokers that no route names any more."""
+        """Drop the addresses of brokers that no route contains any more."""
         named = {broker.broker_name for route in self._routes.values() for broker in route.data.broker_datas}
         for broker_name in set(self._addrs) - named:
             del self._addrs[broker_name]
@@ -197,20 +204,20 @@ class RouteTable:
         return None if addrs is None else addrs.get(MASTER_ID)
 
     def any(self, broker_name: str) -> str | None:
-        """The master, else the replica with the lowest id."""
+        """Return the address of the master, otherwise of the replica with the lowest id."""
         addrs = self._addrs.get(broker_name)
         return addrs[min(addrs)] if addrs else None
 
     def all_of(self, broker_name: str) -> list[str]:
-        """The master, then the replicas by id."""
+        """Return the addresses of the master, then of the replicas by id."""
         addrs = self._addrs.get(broker_name, {})
         return [addrs[broker_id] for broker_id in sorted(addrs)]
 
     def read_targets(self, broker_name: str, broker_id: int = MASTER_ID) -> list[ReadTarget]:
         """Return the brokers that may serve a read, in the order in which they are tried.
 
-        First comes the broker id that was suggested, else the one after it, as RocketMQ's clients have it;
-        then the master and the replicas by id. Addresses in `unreachable` come last.
+        First comes the suggested broker id, otherwise the one after it, as in RocketMQ's clients, then the
+        master and the replicas by id. Addresses in `unreachable` come last.
         """
         addrs = self._addrs.get(broker_name, {})
         first = next((number for number in (broker_id, broker_id + 1) if number in addrs), MASTER_ID)
@@ -218,7 +225,7 @@ class RouteTable:
         return [ReadTarget(addrs[number], number != MASTER_ID) for number in order]
 
     def addresses(self, *, replicas: bool) -> set[str]:
-        """Of all masters, and with `replicas` of all the others."""
+        """Return the addresses of all masters, and with `replicas` of all replicas."""
         return {
             addr
             for addrs in self._addrs.values()
@@ -227,7 +234,7 @@ class RouteTable:
         }
 
     def filter_servers(self, topic: str, broker_addr: str) -> list[str]:
-        """Those of a broker, as the topic's route names them."""
+        """Return the filter servers of a broker in the topic's route."""
         route = self._routes.get(topic)
         return route.data.filter_server_table.get(broker_addr, []) if route is not None else []
 

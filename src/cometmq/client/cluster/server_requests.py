@@ -1,4 +1,4 @@
-"""What brokers ask of a client on its own connection."""
+"""The requests of brokers to a client, received on its own connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logs.logger("cometmq.client")
 
 
 class ConsumerPeer(Protocol):
-    """A consumer as its client instance and the brokers see it."""
+    """The interface of a consumer for its client instance and for brokers."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -58,7 +58,7 @@ class ConsumerPeer(Protocol):
 
 
 class TransactionPeer(Protocol):
-    """A transaction producer as its client instance and the brokers see it."""
+    """The interface of a transaction producer for its client instance and for brokers."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -68,8 +68,13 @@ class TransactionPeer(Protocol):
 
 
 class ServerRequests:
-    """`consumers`, `transactions`: group -> consumer or transaction producer, the client instance's own
-    tables; `replies`: its requests that wait."""
+    """The handlers of the brokers' requests.
+
+    Attributes:
+        consumers: The client instance's table of consumers by group.
+        transactions: The client instance's table of transaction producers by group.
+        replies: The requests that wait for a reply.
+    """
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class ServerRequests:
         return consumer
 
     def ids_changed(self, connection: Connection, frame: Frame) -> None:
-        """40: a member came or went."""
+        """Handle code 40: a member has joined or left a group."""
         del connection
         group = frame.header(NotifyConsumerIdsChangedRequestHeader).consumer_group
         consumer = self._consumers.get(self._namespace.unwrap(group))
@@ -111,7 +116,7 @@ class ServerRequests:
             consumer.wake_rebalance()
 
     def check_transaction_state(self, connection: Connection, frame: Frame) -> None:
-        """39: the broker asks how a transaction of this producer's group stands."""
+        """Handle code 39: a transaction check for this producer's group."""
         header = frame.header(CheckTransactionStateRequestHeader)
         message = decode_one(frame.body, header.bname or "")
         self._namespace.unwrap_messages([message])
@@ -123,7 +128,7 @@ class ServerRequests:
         producer.check(connection, header, message)
 
     async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
-        """220: an administrator moved the group's offsets."""
+        """Handle code 220: an administrator has reset the group's offsets."""
         header = frame.header(ResetOffsetRequestHeader)
         body = ResetOffsetBody.decode(frame.body)
         table = {self._namespace.unwrap_queue(queue): offset for queue, offset in body.offset_table.items()}
@@ -134,7 +139,7 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS)
 
     def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
-        """221: this member's offsets of a topic."""
+        """Handle code 221: return this member's offsets of a topic."""
         del connection
         header = frame.header(GetConsumerStatusRequestHeader)
         offsets = self._consumer(header.group).offsets(self._namespace.unwrap(header.topic))
@@ -143,7 +148,7 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS, body=body)
 
     def running_info(self, connection: Connection, frame: Frame) -> Frame:
-        """307: everything about a consumer."""
+        """Handle code 307: return all information about a consumer."""
         del connection
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         info = self._namespace.wrap_running_info(self._consumer(header.consumer_group).running_info())
@@ -152,7 +157,7 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS, body=info.encode())
 
     async def consume_directly(self, connection: Connection, frame: Frame) -> Frame:
-        """309: hand one message to the listener and tell what it said."""
+        """Handle code 309: call the listener with one message and return its result."""
         del connection
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer(header.consumer_group)
@@ -161,7 +166,7 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())
 
     def push_reply(self, connection: Connection, frame: Frame) -> Frame:
-        """326: the reply to a request of ours."""
+        """Handle code 326: the reply to a request of this client."""
         del connection
         self._replies.arrived(pushed_reply(frame))
         return frame.response(ResponseCode.SUCCESS)

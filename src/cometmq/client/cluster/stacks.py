@@ -1,4 +1,4 @@
-"""Where every task and thread of this process is, for an operator who asks a consumer that stands still."""
+"""The stacks of all tasks and threads of this process, for an operator who examines a stalled consumer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import Any
 __all__ = ["stacks"]
 
 _TASKS, _DEPTH = 500, 50
-"""At most so many tasks, and the innermost so many calls of each: a few MB."""
+"""Maximum number of tasks and of innermost calls per task. The text has a few MB at most."""
 
 
 def stacks() -> str:
-    """As text, the innermost call first: names of functions, files and lines, and nothing of what they work
-    with. To be called on the loop."""
+    """Return the stacks as text, innermost call first. Must be called on the loop.
+
+    The text contains names of functions, files and line numbers, but no values.
+    """
     return "\n".join(itertools.chain(_threads(), _tasks()))
 
 
@@ -48,12 +50,12 @@ def _called(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
-    """The calls of a coroutine, the outermost first: what it awaits, what that awaits, and so on."""
+    """Yield the calls of a coroutine, outermost first, following what each one awaits."""
     while waiting is not None:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
         frame = None if kind is None else getattr(waiting, f"{kind}_frame")
         if frame is None:
-            return  # a future, or one that has just ended
+            return  # a future, or a coroutine that has just ended
         yield frame.f_code, frame.f_lineno
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 

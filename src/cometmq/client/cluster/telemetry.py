@@ -1,9 +1,9 @@
-"""OpenTelemetry's spans of sends, of messages that are received, and of listeners' calls.
+"""OpenTelemetry spans of sends, of received messages, and of listener calls.
 
 They follow OpenTelemetry's conventions for messaging (docs/reference/client.md, Spans). The context of a send
-travels in user properties of its messages, as W3C's trace context has it: `traceparent` and `tracestate`.
-A message or batch that has no room for them goes without. What a tracer, sampler or span processor raises is
-logged, and nothing else happens.
+is stored in user properties of its messages, as W3C trace context: `traceparent` and `tracestate`. It is
+omitted from a message or batch without room for it. Exceptions of a tracer, sampler or span processor are
+logged and have no other effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ S = TypeVar("S", bound=Enum)
 _HANDLED = {"SUCCESS", "COMMIT"}
 _TRACEPARENT = "00-" + 32 * "0" + "-" + 16 * "0" + "-01"
 _MOST_LINKS = 128
-"""Of a span; OpenTelemetry's SDK keeps no more unless told otherwise."""
+"""Maximum links of a span, the default of OpenTelemetry's SDK."""
 
 _budget = LogBudget()
 
@@ -48,9 +48,16 @@ Attributes = dict[str, "str | int | list[str]"]
 
 
 class Telemetry:
-    """For ClientOptions(telemetry=...). Needs cometmq[otel]; without a provider that of the program counts.
+    """OpenTelemetry spans for ClientOptions(telemetry=...).
 
-    Attributes hold topic, group, tags, keys, ids, sizes and addresses, never bodies or other properties.
+    The attributes contain topic, group, tags, keys, ids, sizes and addresses, but no bodies or other
+    properties.
+
+    Args:
+        tracer_provider: The provider of the tracer. Default: the global provider of the program.
+
+    Raises:
+        ImportError: `cometmq[otel]` is not installed.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
@@ -64,18 +71,30 @@ class Telemetry:
         self._propagator = TraceContextTextMapPropagator()
 
     def context_of(self, message: MessageExt) -> Context:
-        """The context of the send of a message, empty for one that has none: the parent for spans of your own
-        about a message that a stream or a poll gave out."""
+        """Return the context of the send of a message, as the parent of the caller's own spans.
+
+        Args:
+            message: A message of a stream or a poll.
+
+        Returns:
+            The context, empty if the message contains none.
+        """
         from opentelemetry.context import Context
 
         return self._propagator.extract(message.properties, context=Context())
 
     async def send(self, group: str, what: object, send: Callable[[Any], Awaitable[R]]) -> R:
-        """Send in a span. what: a message, or those of a batch; send: gets copies that carry the context."""
+        """Send in a span.
+
+        Args:
+            group: The producer group.
+            what: A message, or the messages of a batch.
+            send: Sends copies of them that carry the context.
+        """
         many = list(what) if isinstance(what, Iterable) else None
         messages: list[Any] = [what] if many is None else many
         if not messages or not all(isinstance(each, Message) for each in messages):
-            return await send(what if many is None else many)  # which says what is wrong
+            return await send(what if many is None else many)  # raises the error about the argument
 
         def begin() -> AbstractContextManager[Span]:
             attributes = _attributes("send", messages[0].topic, messages)
@@ -93,7 +112,7 @@ class Telemetry:
             try:
                 try:
                     result = await send(carrying[0] if many is None else carrying)
-                except MessageIllegal:  # too large with the context, or anyway
+                except MessageIllegal:  # too large with the context, or even without it
                     result = await send(what if many is None else many)
             except BaseException as error:
                 _tried(span.set_attribute, "error.type", type(error).__qualname__)
@@ -109,7 +128,7 @@ class Telemetry:
             return result
 
     def received(self, group: str, messages: Sequence[MessageExt], begun_ns: int) -> None:
-        """A stream or a poll gave messages of one topic out. begun_ns: by time.time_ns."""
+        """Record that a stream or a poll returned messages of one topic. begun_ns: a time.time_ns."""
 
         def tell() -> None:
             attributes = _attributes("receive", messages[0].topic, messages, group)
@@ -126,8 +145,10 @@ class Telemetry:
     def processing(
         self, listener: Callable[[list[MessageExt], C], Awaitable[S]], group: str
     ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-        """The listener, each of its calls in a span: a child of the send's for a single message, and linked
-        to the sends of all."""
+        """Return the listener with each call in a span.
+
+        The span is a child of the send's span for a single message, and linked to the sends of all messages.
+        """
 
         def begin(messages: list[MessageExt]) -> AbstractContextManager[Span]:
             attributes = _attributes("process", messages[0].topic, messages, group)
@@ -154,7 +175,7 @@ class Telemetry:
 
     @contextmanager
     def _span(self, begin: Callable[[], AbstractContextManager[Span]]) -> Iterator[Span]:
-        """The span that `begin` opens, one that does nothing if that fails."""
+        """Return the span that `begin` opens, or one without effect if that fails."""
 
         def enter() -> tuple[AbstractContextManager[Span], Span]:
             manager = begin()
@@ -185,7 +206,7 @@ class Telemetry:
 
 
 def context_room() -> int:
-    """Bytes that a send in the current span adds to the properties of a message, 0 without OpenTelemetry."""
+    """Return the bytes that the current span's context adds to a message, 0 without OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:
         return 0
     from opentelemetry import trace
@@ -196,7 +217,7 @@ def context_room() -> int:
 
 
 def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """A method of a producer that sends its first argument, in a span if the client is told to have spans."""
+    """Return the producer's send method with a span around each call if the client has spans."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -207,7 +228,7 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
         rest: tuple[Any, ...] = args[1:]
         name = next((name for name in ("message", "messages") if name in kwargs), "")
         if not rest and not name:
-            return method(*args, **kwargs)  # which says what is missing
+            return method(*args, **kwargs)  # raises the error about the missing argument
 
         def send(what: object) -> Coroutine[Any, Any, R]:
             if name:
@@ -220,7 +241,7 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
 
 
 def _tried(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """What it returns, None if it raises: telemetry decides nothing about a message."""
+    """Return the result of a call, None if it raises: telemetry must not affect a message."""
     try:
         return work(*args, **kwargs)
     except Exception as error:

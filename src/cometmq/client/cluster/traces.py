@@ -1,7 +1,7 @@
-"""What a client instance writes into the trace topic about its sends and its listeners' calls.
+"""The trace records of a client instance about sends and listener calls.
 
-Nothing waits for a trace: it goes into one line of bounded size, which is sent twice a second, or as soon as
-it fills a message (docs/reference/client.md, Traces).
+Nothing waits for a trace: records go into a bounded queue, which is sent twice a second or once it fills a
+message (docs/reference/client.md, Traces).
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _EVERY_S = 0.5
 _STOP_WITHIN_S = 3.0
 _BODY_BYTES = 118_000
-"""Of a trace message: what Java's 4.9 client fills one with."""
+"""Maximum body of a trace message, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
-"""Of a trace message: its whole property string may have 32,767 bytes."""
+"""Maximum keys of a trace message. Its whole property string is limited to 32,767 bytes."""
 _LINE_BYTES = 4 << 20
-"""Of what waits: some 15,000 records."""
+"""Maximum size of waiting records, about 15,000 of them."""
 
 
 class TraceLine:
-    """Records that wait to be sent, each with the keys that it is found by."""
+    """The waiting records, each with its keys for queries."""
 
     def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
         self._most_bytes = most_bytes
         self._records: deque[bytes] = deque()
         self._keys: deque[bytes] = deque()
-        """Of each record; beside it, since pairs would be work for the garbage collector."""
+        """The keys of each record. A separate deque, because pairs would burden the garbage collector."""
         self._bytes = 0
         self._keys_bytes = 0
 
@@ -70,8 +70,10 @@ class TraceLine:
         return self._bytes >= _BODY_BYTES or self._keys_bytes >= _KEYS_BYTES
 
     def add(self, trace: ClientTrace) -> bool:
-        """Put a record in line, unless the line is full. It is found by the message's id and its keys, or by
-        the id alone where the keys are very long."""
+        """Add a record unless the queue is full, and return whether it was added.
+
+        The message's id and keys become the keys of the record, or only the id if the keys are very long.
+        """
         if self._bytes + self._keys_bytes >= self._most_bytes:
             return False
         record = encode_trace(trace).encode("utf-8", "replace")
@@ -85,7 +87,10 @@ class TraceLine:
         return True
 
     def take(self) -> tuple[bytes, str, int]:
-        """(body, keys, number of records) of the next message; at least one record waits."""
+        """Return body, keys and number of records of the next message.
+
+        At least one record must be waiting.
+        """
         records: list[bytes] = []
         words: list[bytes] = []
         body_bytes = keys_bytes = 0
@@ -104,21 +109,22 @@ class TraceLine:
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """A listener's call that has begun."""
+    """A listener call that has begun."""
 
     group: str
     request_id: str
     begun_ms: int
     count: int
-    """Messages of the call."""
+    """The number of messages of the call."""
     traced: Sequence[tuple[str, str | None]]
-    """Id and keys of those that are traced."""
+    """Id and keys of the messages that are traced."""
 
 
 class Traces:
-    """The traces of one client instance. Methods belong to the loop; none but stop() raises or waits.
+    """The traces of one client instance. Methods run on the loop, and only stop() waits.
 
-    send: sends a body with keys into the trace topic, or raises CometError.
+    Args:
+        send: Sends a body with keys to the trace topic, or raises CometError.
     """
 
     def __init__(
@@ -134,13 +140,13 @@ class Traces:
         )
         self._problem = ""
         self.dropped = 0
-        """Records that were lost: the line was full, or the trace topic's brokers took none."""
+        """Records that were lost because the queue was full or the brokers refused them."""
 
     def start(self) -> None:
         self._sending.start()
 
     async def stop(self) -> None:
-        """Send what waits, for three seconds at most."""
+        """Send the waiting records, for three seconds at most."""
         try:
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await self._sending.stop()
@@ -165,8 +171,14 @@ class Traces:
         *,
         half: bool,
     ) -> None:
-        """A broker answered a send: of one message, or of those of a batch, each of which has a record of its
-        own (Java writes one for all). begun_s: by time.monotonic; half: the message begins a transaction."""
+        """Record the answer to a send of one message or batch.
+
+        Each message of a batch has its own record, while Java writes one for all.
+
+        Args:
+            begun_s: The begin of the send, a time.monotonic.
+            half: The message begins a transaction.
+        """
         topic = result.queue.topic
         if not result.trace_on or self._is_trace_topic(topic):
             return
@@ -197,7 +209,7 @@ class Traces:
                 )
 
     def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
-        """A listener is about to be called. The result is for `consumed`, None where nothing is traced."""
+        """Record the begin of a listener call. Pass the result to `consumed`. None: nothing is traced."""
         now_ms, count = int(time.time() * 1000), 0
         request_id = self._keys.make()
         traced = []
@@ -226,7 +238,7 @@ class Traces:
         return Consumption(group, request_id, now_ms, count, traced) if traced else None
 
     def consumed(self, call: Consumption | None, code: ConsumeCode, *, success: bool) -> None:
-        """A listener's call has ended."""
+        """Record the end of a listener call."""
         if call is None:
             return
         now_ms = int(time.time() * 1000)
@@ -247,9 +259,11 @@ class Traces:
     def transaction_ended(
         self, group: str, message: MessageExt, addr: str, state: str, *, from_check: bool
     ) -> None:
-        """A producer tells a broker how the transaction of a half message ends.
+        """Record the end of a transaction.
 
-        state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (so); from_check: because the broker asked.
+        Args:
+            state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling).
+            from_check: The end answers a transaction check.
         """
         msg_id, properties = message.msg_id, message.properties
         if (
@@ -309,7 +323,7 @@ class Traces:
             self._problem = ""
 
     def _drop(self, count: int, why: str) -> None:
-        """Count what is lost; each reason is logged once until a message is sent again."""
+        """Count lost records. Each reason is logged once until a message is sent again."""
         self.dropped += count
         if count and why != self._problem:
             self._problem = why

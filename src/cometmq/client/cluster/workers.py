@@ -1,4 +1,4 @@
-"""Work on many items, some at a time; and the one place where functions of users are called and ended."""
+"""Concurrent work on many items, and all calls of user functions."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def is_async(function: Callable[..., object]) -> bool:
 
 
 async def call_user_function(executor: Executor | None, function: Callable[..., Any], *given: object) -> Any:
-    """Call a function of the user's: an async one in this task, a plain one in a thread of `executor`.
+    """Call a user function: an async one in this task, a plain one in a thread of `executor`.
 
     Raises:
-        RuntimeError: The function raised what is no ordinary error, see `call_on_loop`.
+        RuntimeError: The function raised an exception with a meaning for the interpreter, see `call_on_loop`.
     """
     if is_async(function):
         return await call_on_loop(function, *given)
@@ -51,10 +51,10 @@ async def call_user_function(executor: Executor | None, function: Callable[..., 
 
 
 async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) -> R:
-    """Call an async function of the user's in this task.
+    """Call an async user function in this task.
 
-    Some exceptions mean more to the interpreter than "the call failed": StopIteration and its like, exits,
-    cancellations. Here they are the function's own failure, so they become a RuntimeError.
+    Some exceptions have a meaning for the interpreter beyond a failed call: StopIteration, exits,
+    cancellations. They are failures of the function and are raised as a RuntimeError.
 
     Raises:
         RuntimeError: The function raised such an exception, which is the cause.
@@ -75,11 +75,11 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
 
 
 async def call_in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
-    """Call a plain function of the user's in a thread, in the context of the caller.
+    """Call a plain user function in a thread, in the context of the caller.
 
     Raises:
-        RuntimeError: The function raised what is no ordinary error. A future refuses a StopIteration, and
-            the call would never end; a sys.exit() would end the loop.
+        RuntimeError: The function raised an exception with a meaning for the interpreter. A future refuses a
+            StopIteration, so the call would never end; a sys.exit() would end the loop.
     """
     run = copy_context().run
     return await asyncio.get_running_loop().run_in_executor(executor, run, _call_here, function, *given)
@@ -95,10 +95,10 @@ def _call_here(function: Callable[..., R], *given: object) -> R:
 
 
 def call_hook(function: Callable[..., R], *given: object) -> R:
-    """Call a plain function of the user's on the loop.
+    """Call a plain user function on the loop.
 
     Raises:
-        RuntimeError: The function raised what is no ordinary error, see `call_on_loop`.
+        RuntimeError: The function raised an exception with a meaning for the interpreter, see `call_on_loop`.
         SystemExit, KeyboardInterrupt: The function raised it in the main thread: the program ends.
     """
     try:
@@ -114,7 +114,7 @@ def _is_ordinary(error: BaseException) -> bool:
 
 
 def _is_for_program(error: BaseException) -> bool:
-    """Return whether an exit ends the program: a loop in another thread belongs to other clients as well."""
+    """Return whether an exit ends the program. A loop in another thread also serves other clients."""
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and isinstance(error, SystemExit | KeyboardInterrupt)
 
@@ -131,14 +131,18 @@ def _as_failure(error: BaseException) -> RuntimeError:
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
-    """Cancel tasks that run functions of the user's, and wait for them, but not for ever: such a function may
-    go on. what: these, for the log."""
+    """Cancel tasks that run user functions, and wait for them for a limited time.
+
+    Args:
+        tasks: The tasks. A user function may ignore the cancellation.
+        what: The name of the tasks in the log.
+    """
     for task in tasks:
         task.cancel()
     if not tasks:
         return
     done, pending = await asyncio.wait(tasks, timeout=_CANCELLED_WITHIN_S)
-    await asyncio.gather(*done, return_exceptions=True)  # seen
+    await asyncio.gather(*done, return_exceptions=True)  # marks exceptions as retrieved
     if pending:
         log.error(
             "%s: %s not end within %s of being cancelled, and go on by themselves",
@@ -148,8 +152,10 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
 
 
 def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> None:
-    """Have `again` called a second after the task was cancelled: by the user's function that runs in it, or
-    by somebody who cancels all tasks. It has to look whether its owner has cancelled it on purpose."""
+    """Call `again` a second after the task was cancelled by its user function or by foreign code.
+
+    `again` must check whether the owner of the task has cancelled it on purpose.
+    """
 
     def ended(task: asyncio.Task[Any]) -> None:
         if task.cancelled() and not task.get_loop().is_closed():
@@ -159,9 +165,9 @@ def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> 
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """What `work` gives for each item, in their order, with up to `at_once` of them under way.
+    """Return the results of `work` for each item, in their order, with `at_once` concurrent calls.
 
-    After a failure no new item is taken; the work under way ends, then the first failure is raised.
+    After a failure no further item is processed. The work in progress ends, then the first failure is raised.
     """
     if isinstance(items, Sized):
         at_once = min(at_once, len(items))
@@ -170,7 +176,8 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_onc
     failures: list[Exception] = []
 
     async def worker() -> None:
-        # The workers share the iterator: taking the next item is one step that no other task can interrupt.
+        # The workers share the iterator, because taking the next item is one step that no other task can
+        # interrupt.
         for number, item in source:
             try:
                 results[number] = await work(item)
