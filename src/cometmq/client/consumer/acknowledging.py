@@ -1,6 +1,7 @@
-"""After the listener: what is done is committed, what failed goes round once more.
+"""The handling of a listener's results: consumed messages are committed, failed ones are consumed again.
 
-A failed message is sent back to its broker, else to the group's retry topic, else consumed again here.
+A failed message is sent back to its broker, otherwise to the group's retry topic, otherwise consumed again in
+this process.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ __all__ = ["Acknowledger"]
 log = logs.logger("cometmq.client.consumer")
 
 _AGAIN_HERE_S = 5.0
-"""When neither the broker nor the retry topic takes a failed message: the next try is in this process."""
+"""Seconds before a retry in this process, if neither broker nor retry topic accepts a message."""
 _OVERDUE_LEVEL = 3
 
 
 class Acknowledger:
-    """The manner of a listener that gets messages in no particular order (see consuming.Manner).
+    """The consume mode of a listener without message order (see consuming.Manner).
 
-    made_room: told of queues that hold fewer messages now; consume_again: of batches that failed here; left:
-    of queues that are given up when their last call has ended.
+    made_room, consume_again and left are notified of queues that hold fewer messages, of batches that failed
+    here, and of revoked queues whose last call has ended.
     """
 
     later = ConsumeStatus.RECONSUME_LATER
@@ -56,7 +57,7 @@ class Acknowledger:
         await self.retry_topic.close()
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
-        """The context of a batch's call, None for one that is sent back already or of a queue that went."""
+        """Return the context of a batch's call, None if the batch was sent back or its queue was revoked."""
         queue = batch.queue
         if batch.done or queue.dropped or queue.leaving:
             return None
@@ -64,11 +65,11 @@ class Acknowledger:
         return ConsumeContext(queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
-        """Do what the listener's answer to a batch asks for."""
+        """Commit or send back the messages of a batch, according to the listener's result."""
         queue = batch.queue
         try:
             if batch.done or queue.dropped:
-                return  # overdue and sent back already, or somebody else's queue by now
+                return  # overdue and sent back already, or the queue was revoked
             delay_level, ack_index = context.delay_level, context.ack_index
             if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
                 wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
@@ -83,7 +84,7 @@ class Acknowledger:
                 self._left(queue)
 
     async def _went_back(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
-        """Whether the batch is finished with that; what could not be sent back is consumed again here."""
+        """Send messages back and return whether the batch is finished. The others are consumed again here."""
         kept = await self._send_back_all(failed, delay_level)
         if batch.done or batch.queue.dropped:
             return False
@@ -93,7 +94,7 @@ class Acknowledger:
         return not kept
 
     async def overdue(self, batch: Batch) -> None:
-        """The listener takes longer than the consume time-out: let the queue's offset pass its messages."""
+        """Send back a batch whose call exceeds the consume timeout, so that the offset can advance."""
         kept = await self._send_back_all(batch.messages, _OVERDUE_LEVEL)
         if not kept and not batch.done and not batch.queue.dropped:
             self._finish(batch)
@@ -105,7 +106,7 @@ class Acknowledger:
         self._made_room(batch.queue)
 
     async def _send_back_all(self, messages: Iterable[MessageExt], delay_level: int) -> list[MessageExt]:
-        """Those that could not be sent back."""
+        """Send messages back and return those for which that failed."""
         kept: list[MessageExt] = []
         for message in messages:
             if not self._group.clustering:

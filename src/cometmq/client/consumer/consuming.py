@@ -1,8 +1,7 @@
-"""Calling the listener of a push consumer for many batches at once.
+"""The calls of a push consumer's listener for many batches concurrently.
 
-A fixed number of worker tasks takes batches from one line, so there is no task per message. Which batches
-come into the line, and what a listener's answer means, is the business of a manner: Acknowledger or
-Orderly.
+A fixed number of worker tasks takes batches from one queue, so that there is no task per message. The consume
+mode, Acknowledger or Orderly, decides which batches enter the queue and how a listener's result is handled.
 """
 
 from __future__ import annotations
@@ -30,32 +29,35 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _BATCHES_WITHOUT_YIELD = 32
-"""A listener that never really waits would keep the loop from reading its sockets."""
+"""Batches after which a worker yields, because a listener that never waits would block the loop."""
 
 
 _FAILING = 3
-"""Failures in a row after which a listener is a problem and no accident."""
+"""Consecutive failures after which health() reports the listener."""
 
 
 class Manner(Protocol[C, S]):
-    """What a listener's calls and answers mean. S: its statuses, C: the context of a call."""
+    """A consume mode: the contexts and results of listener calls.
+
+    S: its statuses, C: the context of a call.
+    """
 
     later: S
-    """What an exception means."""
+    """The status that stands for an exception."""
 
     @property
     def handled(self) -> Collection[S]: ...
 
     def begin(self, batch: Batch) -> C | None:
-        """The context for the call that is about to be made, None if it must not be made."""
+        """Return the context for a call that is about to start, None if it must not start."""
 
     async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
-        """Do what the listener's answer asks for."""
+        """Handle the listener's result."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker(Generic[C]):
-    """What a worker task is at."""
+    """The current work of a worker task."""
 
     batch: Batch | None = None
     context: C | None = None
@@ -63,36 +65,36 @@ class _Worker(Generic[C]):
 
 @dataclass(slots=True, eq=False)
 class Consuming(Generic[C, S]):
-    """Worker tasks that call the listener with batches, as they come."""
+    """The worker tasks that call the listener with batches in their order of arrival."""
 
     _listener: BoundListener[C, S]
     concurrency: int
-    """Calls at once; see set_concurrency."""
+    """Maximum number of concurrent calls, see set_concurrency."""
     _manner: Manner[C, S]
     _enter: Callable[[], object] = lambda: None
-    """Called by each worker as it begins: what it sets in its context holds for all its calls."""
+    """Called by each worker at its start, to set context variables for all its calls."""
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _failing: set[asyncio.Task[None]] = field(default_factory=set)
-    """What ends the calls of workers that were cancelled."""
+    """Tasks that end the calls of cancelled workers."""
     _stopping: bool = False
     running: int = 0
-    """Listener calls under way."""
+    """The number of running listener calls."""
     consumed: int = 0
     failed: int = 0
-    """Messages whose listener failed or asked for later."""
+    """Messages whose listener raised an exception or requested a retry."""
     _failures_in_a_row: int = 0
     _last_failure: str = ""
     last_error: BaseException | None = None
 
     @property
     def waiting(self) -> int:
-        """Batches in line."""
+        """The number of waiting batches."""
         return len(self._ready)
 
     def problem(self) -> str | None:
-        """What is wrong with a listener that fails for every message, None for one that does not."""
+        """Return the problem of a listener that fails for every message, None for one that does not."""
         if self._failures_in_a_row < _FAILING:
             return None
         return f"failed {self._failures_in_a_row} times in a row, last: {self._last_failure}"
@@ -101,7 +103,7 @@ class Consuming(Generic[C, S]):
         self.set_concurrency(self.concurrency)
 
     def set_concurrency(self, concurrency: int) -> None:
-        """How many calls run at once from now on; calls under way that are too many end first."""
+        """Change the maximum number of concurrent calls. Running calls are not interrupted."""
         self.concurrency = concurrency
         while len(self._workers) < concurrency and not self._stopping:
             self._begin_worker()
@@ -114,7 +116,7 @@ class Consuming(Generic[C, S]):
         again_if_cancelled(task, lambda: self._replace(task, worker))
 
     def _replace(self, task: asyncio.Task[None], worker: _Worker[C]) -> None:
-        """A worker was cancelled, by its listener's call or somebody else."""
+        """Replace a worker that was cancelled by its listener or by foreign code."""
         if self._stopping:
             return
         self._workers.discard(task)
@@ -142,17 +144,17 @@ class Consuming(Generic[C, S]):
                 count -= 1
 
     async def stop(self, drain_timeout_s: float) -> int:
-        """Start no more listener calls and wait for those that run; the number that did not end in time.
+        """Start no more calls, wait for running ones, and return the number of those that did not end.
 
-        Calls that overrun are cancelled (async listeners, which may ignore it) or left alone (threads cannot
-        be stopped); in all cases their messages stay uncommitted and are delivered again.
+        After the timeout, async listeners are cancelled, which they may ignore. Threads cannot be stopped and
+        continue. In both cases the messages stay uncommitted and are delivered again.
         """
         self._stopping = True
         self._wake(len(self._idle))
         overrun = 0
         if workers := [*self._workers, *self._failing]:
             done, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
-            await asyncio.gather(*done, return_exceptions=True)  # seen
+            await asyncio.gather(*done, return_exceptions=True)  # marks exceptions as retrieved
             overrun = len(pending)
             await cancel_all(pending, "listeners")
         self._workers.clear()
@@ -176,7 +178,7 @@ class Consuming(Generic[C, S]):
                 continue
             batch = ready.popleft()
             if ready and in_a_row == 0:
-                self._wake(1)  # for the rest, if the listener waits; many never do
+                self._wake(1)  # wakes a worker for the other batches, in case the listener waits
             context = self._manner.begin(batch)
             if context is None:
                 continue
@@ -219,7 +221,7 @@ class Consuming(Generic[C, S]):
         try:
             await self._manner.acknowledge(batch, status, context)
         except Exception:
-            # The batch stays unfinished: its offset is not committed and its messages come again.
+            # The batch stays unfinished: its offset is not committed and its messages are delivered again.
             log.exception("could not acknowledge messages of %s", batch.queue.message_queue)
 
     async def _call(self, batch: Batch, context: C) -> S:
@@ -231,7 +233,7 @@ class Consuming(Generic[C, S]):
             return status
         except Exception as error:
             self.last_error = error
-            self._last_failure = printable(repr(error))  # it may quote a body
+            self._last_failure = printable(repr(error))  # may quote a body
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they will be consumed again: %r",
                 batch.queue.message_queue,

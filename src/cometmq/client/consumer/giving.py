@@ -1,7 +1,7 @@
-"""Giving the messages of a push consumer out to a caller who acknowledges each, in the place of a listener.
+"""The delivery of messages to a caller who acknowledges each of them, instead of a listener.
 
-Nothing is taken from the line before the caller asks for it. What a caller does not take or acknowledge fills
-the limits of its queues (FlowLimits), and these are pulled no further.
+A message stays in the queue until the caller requests it. Messages that are not requested or not acknowledged
+count towards the limits of their queues (FlowLimits), which are then not pulled.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _WITHOUT_YIELD = 32
-"""A caller that never really waits would keep the loop from reading its sockets."""
+"""Messages after which next() yields, because a caller that never waits would block the loop."""
 _SENT_BACK_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given(Generic[C]):
-    """A message that the caller has, until it is acknowledged. Keeps the message, whose id is its key."""
+    """A delivered message that waits for its acknowledgement. Holds the message, whose id is its key."""
 
     message: MessageExt
     batch: Batch
@@ -50,12 +50,12 @@ class _Given(Generic[C]):
 
     @property
     def is_lost(self) -> bool:
-        """It went back to the broker, held too long, or its queue went: it comes again whatever is said."""
+        """Return whether the message is delivered again anyway: it was overdue, or its queue was revoked."""
         return self.batch.done or self.batch.queue.dropped
 
 
 class Giving(Generic[C, S]):
-    """What PushSession takes for a Consuming. Batches have one message each."""
+    """The counterpart of Consuming for streams. Batches have one message each."""
 
     def __init__(self, manner: Manner[C, S], group: ConsumerGroup) -> None:
         self._manner = manner
@@ -63,15 +63,15 @@ class Giving(Generic[C, S]):
         self._traces = group.instance.traces
         self._telemetry = group.instance.options.telemetry
         self.concurrency = group.options.consume_concurrency
-        """What brokers are told; nothing here depends on it."""
+        """Reported to brokers, without an effect here."""
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._given: dict[int, _Given[C]] = {}
         self._settling = 0
-        """Acknowledgements under way."""
+        """The number of acknowledgements in progress."""
         self._settled = asyncio.Event()
         self._furthest: dict[MessageQueue, int] = {}
-        """The highest offset of each queue that was acknowledged."""
+        """The highest acknowledged offset of each queue."""
         self._in_a_row = 0
         self._stopping = False
         self._left = False
@@ -81,20 +81,20 @@ class Giving(Generic[C, S]):
 
     @property
     def running(self) -> int:
-        """Messages that the caller has not acknowledged yet."""
+        """The number of messages that the caller has not acknowledged yet."""
         return len(self._given)
 
     @property
     def waiting(self) -> int:
-        """Messages in line."""
+        """The number of waiting messages."""
         return len(self._line)
 
     def problem(self) -> str | None:
-        """There is no listener that could fail."""
+        """Return None: there is no listener that could fail."""
         return None
 
     def start(self) -> None:
-        """Nothing has to run."""
+        """Do nothing: delivery needs no task."""
 
     def set_concurrency(self, concurrency: int) -> None:
         raise ClientStateError(f"a stream has no listener to be called {concurrency} times at once")
@@ -105,7 +105,7 @@ class Giving(Generic[C, S]):
             self._arrived.set()
 
     async def next(self) -> MessageExt:
-        """The next message, as soon as there is one. Raises StopAsyncIteration once it stops."""
+        """Wait for the next message and return it. Raises StopAsyncIteration after a stop."""
         begun_ns = time.time_ns()
         self._in_a_row += 1
         if self._in_a_row >= _WITHOUT_YIELD:
@@ -141,17 +141,20 @@ class Giving(Generic[C, S]):
         try:
             await self._manner.acknowledge(batch, self._manner.later, context)
         except BaseException:
-            if isinstance(context, ConsumeContext):  # an orderly queue has it in line again by itself
+            if isinstance(context, ConsumeContext):  # an orderly queue submits the batch again by itself
                 self._line.appendleft(batch)
             raise
 
     def context(self, message: MessageExt) -> C:
-        """That of a message that is given out. Raises ClientStateError for any other."""
+        """Return the context of a delivered message. Raises ClientStateError for any other message."""
         return self._of(message).context
 
     async def settle(self, message: MessageExt, status: S) -> None:
-        """Acknowledge a message that was given out, and still is if this is cancelled. Raises
-        ClientStateError for any other, and for one that comes again by now."""
+        """Acknowledge a delivered message. A cancelled call leaves it unacknowledged.
+
+        Raises:
+            ClientStateError: The message was not delivered, or is about to be delivered again.
+        """
         given = self._of(message)
         del self._given[id(message)]
         if given.is_lost:
@@ -180,15 +183,17 @@ class Giving(Generic[C, S]):
         self._trace_end(given, done=done)
 
     def _give_back(self, given: _Given[C]) -> None:
-        """To the caller, who may acknowledge it later. An orderly queue gives it out again by itself."""
+        """Leave a message unacknowledged. An orderly queue delivers it again by itself."""
         if isinstance(given.context, ConsumeContext):
             context = self._manner.begin(given.batch)
             if context is not None:
                 self._given[id(given.message)] = replace(given, context=context)
 
     async def let_go(self) -> None:
-        """End the calls of messages that come again whatever the caller says. Not for an orderly queue: it
-        comes back to this member after the caller's last word about it."""
+        """End the calls of messages that are delivered again in any case.
+
+        Not for orderly queues: they return to this member after the last acknowledgement.
+        """
         lost = [each for each in self._given.values() if each.is_lost]
         for each in lost:
             del self._given[id(each.message)]
@@ -213,15 +218,16 @@ class Giving(Generic[C, S]):
         return given
 
     def leave(self) -> None:
-        """The caller asks for nothing any more: a stop waits for no acknowledgement that is not under way."""
+        """Record that the caller has left: a stop waits only for acknowledgements in progress."""
         self._left = True
         self._settled.set()
 
     async def stop(self, drain_timeout_s: float) -> int:
-        """Give nothing more out, and wait for the acknowledgement of what is given out.
+        """Deliver no more messages and wait for the acknowledgement of delivered ones.
 
-        What is not acknowledged in time comes again: from where its queue's offset stands, or, if something
-        behind it was acknowledged, by way of the retry topic, so that this does not come again too.
+        Messages that are not acknowledged in time are delivered again from the offset of their queue. If a
+        later message was acknowledged, they go to the retry topic instead, so that the later one is not
+        repeated.
         """
         self._stopping = True
         self._line.clear()
@@ -245,7 +251,7 @@ class Giving(Generic[C, S]):
         await for_each(passed_by, self._fail, _SENT_BACK_AT_ONCE)
         for each in left:
             if each not in passed_by:
-                each.batch.queue.dropped = True  # so it only ends the call: nothing is counted or sent back
+                each.batch.queue.dropped = True  # only ends the call, without a result
                 await self._fail(each)
         return 0
 

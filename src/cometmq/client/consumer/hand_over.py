@@ -1,9 +1,10 @@
-"""A queue goes from one member of a group to another, and nothing that was handled is handled again.
+"""The handoff of a queue between two members of a group, without consuming messages twice.
 
-Members that consume concurrently lock what they hold, as orderly ones do, but under a group name of their
-own: brokers 5.x take a group with locks for an orderly one, and make its retries dead letters. Who gives a
-queue up lets running calls end, stores the offset, and unlocks. Who takes one up waits for that, but not for
-ever: the other may be dead. Java's members know nothing of this; they are neither kept out nor waited for.
+Members that consume concurrently lock their queues, as orderly members do, but under a separate group name:
+brokers of 5.x treat a group with locks as an orderly one and send its retries to the dead-letter queue. The
+previous member waits for running calls, stores the offset, and unlocks the queue. The next member waits for
+that for a limited time, because the previous one may have been killed. Java's members do not take part: they
+neither wait nor are waited for.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ __all__ = ["HandOver"]
 log = logs.logger("cometmq.client.consumer.hand_over")
 
 _GRACE_S = 1.0
-"""The next member waits so much longer than this one lets calls run. So long a member whose connection was
-cut may take to be in the group again."""
+"""Seconds that the next member waits longer than this one waits for its calls.
+
+Also the grace period for a disconnected member to rejoin its group.
+"""
 
 
 class HandOver:
-    """The locks of a member, and the queues that it is giving up."""
+    """The locks of a member, and the queues that it is releasing."""
 
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
@@ -36,23 +39,23 @@ class HandOver:
         self.locks = QueueLocks(group.instance, HANDOFF_PREFIX + group.name, self._lost)
         self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._timers: dict[MessageQueue, asyncio.TimerHandle] = {}
-        """Of those that have calls under way."""
+        """Timeouts of revoked queues with running calls."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[MessageQueue, float] = {}
-        """Queues whose lock we have not got, and since when we want it."""
+        """The time at which the first lock request was refused, by queue."""
         self._refused: set[MessageQueue] = set()
-        """Those of this round."""
+        """The refused queues of this rebalance."""
         self._has_begun = False
-        """It has had queues, or has seen another member."""
+        """Whether this member has had queues or has seen another member."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
 
     async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
-        """Those that may be pulled now: we have their lock, or have waited for it long enough.
+        """Lock queues and return those that may be pulled now, including those whose wait has ended.
 
-        alone: the group has no other member, so one that has a lock died, or its connection was cut. We do
-        not wait then before we have begun, when the only member of a group is started again.
+        alone: The group has no other member, so the owner of a lock has been killed or disconnected. A member
+        that is alone does not wait before it has begun, which is the restart of a group's only member.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
         refused = set(wanted) - await self.locks.take(wanted)
@@ -73,8 +76,10 @@ class HandOver:
         return [queue for queue in wanted if queue not in refused]
 
     async def settle(self, held: Collection[MessageQueue]) -> None:
-        """After a round: give back what was locked and could not be taken up, and lock what is held without
-        a lock, because it was another member's, or the broker forgot it."""
+        """Complete a rebalance: unlock queues that are not assigned, lock assigned ones without a lock.
+
+        A lock is missing if it belonged to another member, or if the broker has lost it.
+        """
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()
         self._has_begun |= bool(held)
@@ -83,7 +88,7 @@ class HandOver:
         await self.locks.take(set(held) - locked)
 
     def leave(self, queues: Iterable[ProcessQueue]) -> None:
-        """Give queues up: no further call begins, and those under way count."""
+        """Release queues: no further call starts, and the results of running calls count."""
         idle = []
         for queue in queues:
             queue.leaving = True
@@ -97,7 +102,7 @@ class HandOver:
             self._start(self._hand_over(idle))
 
     def ended(self, queue: ProcessQueue) -> None:
-        """The last call of a queue that is given up has ended."""
+        """Release a revoked queue whose last call has ended."""
         timer = self._timers.pop(queue.message_queue, None)
         if timer is not None:
             timer.cancel()
@@ -128,7 +133,7 @@ class HandOver:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give back all locks."""
+        """Release all locks."""
         for timer in self._timers.values():
             timer.cancel()
         await self.locks.close()

@@ -1,4 +1,4 @@
-"""The queues that a push consumer holds: taking them up and giving them up."""
+"""The queues that are assigned to a push consumer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Held", "Membership"]
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""A queue whose offset its broker corrects again so soon is taken up again after as long."""
+"""If a broker corrects a queue's offset again within these seconds, the queue pauses for as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held queue: who pulls it, and the task in which that is done."""
+    """An assigned queue with its puller and the task of the puller."""
 
     puller: QueuePuller
     task: asyncio.Task[None]
@@ -39,10 +39,10 @@ class Held:
 
 
 class Membership:
-    """The queues that a push consumer holds, and the rounds that change them.
+    """The assigned queues of a push consumer, which rebalances change.
 
-    submit: takes the batches of what was pulled; locking: what a queue is taken up and given up with, None
-    where each member has all queues, or hands them over without a word.
+    submit receives the batches of pulled messages. locking locks and unlocks queues; it is None if each
+    member has all queues or if queues change their owner without a handoff.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Membership:
         self._ended = False
         self._limits = group.options.flow_limits
         self._corrected: dict[MessageQueue, float] = {}
-        """When brokers did not have the offsets of queues, of late (monotonic seconds)."""
+        """The last correction of each queue's offset by a broker, in monotonic seconds."""
 
     def made_room(self, queue: ProcessQueue) -> None:
         held = self.held.get(queue.message_queue)
@@ -79,7 +79,7 @@ class Membership:
             held.puller.resume()
 
     async def stop_pulling(self) -> None:
-        """No more rebalance and no more pulls; held messages may still be acknowledged."""
+        """Stop rebalances and pulls. Held messages may still be acknowledged."""
         self._ended = True
         self.rounds.cancel()
         tasks = [held.task for held in self.held.values()]
@@ -92,14 +92,14 @@ class Membership:
             held.queue.dropped = True
         self.held.clear()
 
-    # -- what rounds ask for (Holder)
+    # -- requests of the rebalance (Holder)
 
     @property
     def queues(self) -> Collection[MessageQueue]:
         return self.held
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Whether its pull is under way for so long that it is lost."""
+        """Return whether a queue's pull has been in progress for so long that it must be lost."""
         lost = self.held[queue].puller.lost(asyncio.get_running_loop().time())
         if lost:
             log.warning("a pull of %s has not come back; the queue is given up and taken up anew", queue)
@@ -116,11 +116,11 @@ class Membership:
         self._share_limits()
 
     async def take_up(self, queue: MessageQueue) -> bool:
-        """Begin to pull a queue; whether that was possible. Raises CometError if its offset is not known."""
+        """Start pulling a queue and return whether that was possible. Raises CometError without an offset."""
         group, order = self._group, self._order
         group.offsets.forget(queue)
         offset = await group.start_offset(queue, await group.offsets.stored(queue))
-        if self._ended:  # while a rebalance that somebody had asked for was under way
+        if self._ended:  # the consumer was stopped during the rebalance
             return False
         if order is not None and not order.locks.holds(queue):
             return False
@@ -139,7 +139,7 @@ class Membership:
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
-        """A pull loop ends with its queue only; after a bug of ours the queue is taken up anew."""
+        """Assign the queue again if its pull loop ended by a bug. The loop must end with the queue only."""
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
@@ -150,7 +150,7 @@ class Membership:
             self.rounds.wake()
 
     def _take_anew(self, queue: ProcessQueue) -> bool:
-        """False if it was given up, or all is over."""
+        """Assign a queue again. Return False if it was revoked or the consumer was stopped."""
         held = self.held.get(queue.message_queue)
         if held is None or held.queue is not queue or self._ended:
             return False
@@ -159,13 +159,13 @@ class Membership:
         return True
 
     def _drop(self, queue: ProcessQueue) -> None:
-        """What comes later of a queue that was given up changes nothing."""
+        """Ignore all later results of a revoked queue."""
         queue.dropped = True
         if isinstance(queue, OrderlyQueue) and self._order is not None:
             self._order.leave(queue)
 
     def lost(self, queues: Iterable[MessageQueue]) -> None:
-        """Somebody else may have these by now."""
+        """Drop queues that may belong to another member by now."""
         for queue in queues:
             held = self.held.pop(queue, None)
             if held is not None:
@@ -189,7 +189,10 @@ class Membership:
             await self._group.offsets.release(held.queue.message_queue for held in gone)
 
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
-        """Start anew at the offset the broker names. Late results must not bring the old one back."""
+        """Start a queue again at the offset that the broker returned.
+
+        Late results must not restore the old one.
+        """
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
             return
@@ -202,14 +205,17 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rounds.wake)  # unless something else wakes them
+            loop.call_later(_CORRECTED_AGAIN_S, self.rounds.wake)  # in case nothing else wakes the rebalance
         else:
             self.rounds.wake()
         self._corrected[message_queue] = now
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """An administrator moved the group: drop what is held of these queues and start at the given
-        offsets. Queues that others hold are theirs to store: what they have done since would be undone."""
+        """Apply an administrator's reset: drop held messages and start at the given offsets.
+
+        Offsets of other members' queues are not stored, because that would undo their progress since the
+        reset.
+        """
         async with self.rounds.between_rounds:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}
             dropped = [self.held.pop(queue) for queue in ours]
@@ -231,7 +237,7 @@ class Membership:
             log.warning("corrected offsets of group %s were not stored: %s", self._group.name, error)
 
     def _share_limits(self) -> None:
-        """Limits over all queues together are shared out evenly among those that are held."""
+        """Divide the limits over all queues evenly among the assigned queues."""
         options = self._group.options
         of_queue = options.flow_limits
 

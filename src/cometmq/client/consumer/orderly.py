@@ -1,8 +1,9 @@
-"""The manner of a listener that gets the messages of each queue one batch after another, in their order.
+"""The consume mode of a listener that receives the messages of each queue in their order.
 
-A queue has one batch under way, from its place in line to its acknowledgement, and it is ours while its lock
-is. It leaves in this order: the running call ends, its offset is stored, the lock is given back. So the next
-member begins where this one ended, and never beside it.
+One batch of a queue is in progress at a time, from its place in the queue of batches to its acknowledgement.
+The queue belongs to this member while its lock does. A release happens in this order: the running call ends,
+its offset is stored, the lock is released. So the next member continues where this one ended, and never
+concurrently.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ log = logs.logger("cometmq.client.consumer.orderly")
 
 
 class Orderly:
-    """made_room: told of queues that hold fewer messages now; consume: of batches whose turn it is; lost: of
-    queues whose lock somebody else may have."""
+    """The consume mode of an orderly listener.
+
+    made_room, consume and lost are notified of queues that hold fewer messages, of batches that are next, and
+    of queues whose lock may belong to another member.
+    """
 
     later = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
     handled = (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
@@ -49,24 +53,26 @@ class Orderly:
         self._timers: set[asyncio.TimerHandle] = set()
         self._leaving: dict[MessageQueue, OrderlyQueue] = {}
         self._called: set[MessageQueue] = set()
-        """Queues of which a listener has messages."""
+        """The queues whose messages a listener call is processing."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- a queue comes and goes
+    # -- assignment and release of queues
 
     async def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock queues; those that may be pulled now: nobody else has them, and no call of ours from before
-        is under way."""
+        """Lock queues and return those that may be pulled now.
+
+        These are locked for this member, and no earlier call of this member is running for them.
+        """
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
         ours = await self.locks.take(free)
         return [queue for queue in free if queue in ours]
 
     async def settle(self, held: Collection[MessageQueue]) -> None:
-        """Give back what was locked and could not be taken up."""
+        """Unlock queues that were locked but not assigned."""
         await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
 
     def leave(self, queue: OrderlyQueue) -> None:
-        """Give a queue up when no listener has messages of it any more."""
+        """Release a queue once no listener call is processing its messages."""
         queue.leaving = True
         self._leaving[queue.message_queue] = queue
         if not queue.called:
@@ -85,7 +91,7 @@ class Orderly:
         first = next(iter(queues))
         log.warning("group %s lost the locks of %d queues, first %s", self._group.name, len(queues), first)
         for queue in queues:
-            self._group.offsets.forget(queue)  # it may be somebody else's by now
+            self._group.offsets.forget(queue)  # it may belong to another member by now
             if queue in self._leaving:
                 self._leaving[queue].dropped = True
         self._lost(queues)
@@ -96,8 +102,7 @@ class Orderly:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give back all locks but those of queues whose listener call still runs: these run out by
-        themselves."""
+        """Release all locks except those of queues with a running call, which expire by themselves."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -111,7 +116,7 @@ class Orderly:
     # -- one batch after another
 
     def submit(self, batches: list[Batch]) -> None:
-        """A queue got new batches."""
+        """Start consuming a queue that has new batches."""
         if batches:
             self._line_up(batches[0].queue)
 
@@ -122,7 +127,7 @@ class Orderly:
             self._consume([batch])
 
     def begin(self, batch: Batch) -> OrderlyContext | None:
-        """The context of the call, None while nobody may have the queue's messages."""
+        """Return the context of the call, None while the queue may not be consumed."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         if not queue.begin():
@@ -130,18 +135,18 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            self._line_up_later(queue, AGAIN_S)  # unless the renewal drops it
+            self._line_up_later(queue, AGAIN_S)  # in case the renewal does not drop the queue
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: OrderlyStatus, context: OrderlyContext) -> None:
-        """Move the offset, or give the same messages again after a moment."""
+        """Commit the offset, or consume the same messages again after a moment."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         again = True
         if not self.locks.holds(queue.message_queue):
-            self.locks.let_go()  # a call that has slept through its lock ends too late to count
+            self.locks.let_go()  # a call that has outlasted its lock does not count
         try:
             if not queue.dropped:
                 again = await self._settle(queue, status, context.auto_commit)
@@ -159,7 +164,7 @@ class Orderly:
                 self._line_up(queue)
 
     async def _settle(self, queue: OrderlyQueue, status: OrderlyStatus, auto_commit: bool) -> bool:
-        """Whether the queue has to rest."""
+        """Apply a status and return whether the queue must pause."""
         rest = False
         if status is OrderlyStatus.ROLLBACK and auto_commit:
             log.warning("%s: ROLLBACK says nothing with auto_commit; suspended", queue.message_queue)
@@ -183,7 +188,10 @@ class Orderly:
         return rest
 
     async def _bury(self, message: MessageExt) -> bool:
-        """Whether the message became a dead letter; otherwise it is tried once more."""
+        """Send the message to the dead-letter queue and return whether that succeeded.
+
+        It is retried otherwise.
+        """
         try:
             await self.retry_topic.send(message)
         except CometError as error:

@@ -1,5 +1,7 @@
-"""What decides when a queue is consumed in order: which batch is next, what a listener's answer changes, and
-how long a lock may be believed. Neither clock nor sockets (docs/reference/client.md, Orderly consumption)."""
+"""The rules of orderly consumption: the next batch, the effect of a status, and the validity of a lock.
+
+This module uses neither clocks nor sockets (docs/reference/client.md, Orderly consumption).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ from cometmq.message import MessageExt, MessageQueue
 __all__ = ["LOCK_LIVE_S", "LockTable", "OrderlyQueue", "suspension_s"]
 
 LOCK_LIVE_S = 30.0
-"""How long a lock is believed, from the moment it was asked for. Brokers keep one for 60 s, from a later
-moment. Both count sleep, by clocks that nobody sets."""
+"""Validity of a lock in seconds from the time of the request.
+
+Brokers keep a lock for 60 s from a later time. Both clocks include the time of a suspended machine and cannot
+be set.
+"""
 _SHORTEST_S, _LONGEST_S = 0.01, 30.0
 
 
 def suspension_s(wanted_s: object, usual_s: float) -> float:
-    """How long a queue rests after a failure: what is wanted, within 10 ms and 30 s; usual_s for what is no
-    number, None above all."""
+    """Return the pause of a queue after a failure: the wanted one within 10 ms and 30 s, or the usual one.
+
+    The usual one applies if `wanted_s` is not a number, such as None.
+    """
     if not isinstance(wanted_s, int | float) or wanted_s != wanted_s:
         wanted_s = usual_s
     return min(max(wanted_s, _SHORTEST_S), _LONGEST_S)
@@ -27,21 +34,21 @@ def suspension_s(wanted_s: object, usual_s: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class OrderlyQueue(ProcessQueue):
-    """A held queue of which one batch at a time is under way.
+    """An assigned queue with one batch in progress at a time.
 
-    Its first batches are taken (given to the listener, not committed yet), the others wait. So the offset to
-    commit is that of the first batch, as in every process queue.
+    Its first batches are taken (delivered to the listener but not committed), the others are waiting. So the
+    offset to commit is that of the first batch, as in every process queue.
     """
 
     under_way: Batch | None = None
-    """In line for the listener, or with it."""
+    """The batch that waits for the listener or is being consumed."""
     called: bool = False
-    """The listener has the batch that is under way."""
+    """Whether the listener was called with the batch in progress."""
     _taken: int = 0
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """(first offset, last offset, messages) of what was taken and is not committed, 0 without any."""
+        """First offset, last offset and number of taken, uncommitted messages, 0 without any."""
         batches = [self._batches[number] for number in range(self._taken)]
         if not batches:
             return 0, 0, 0
@@ -49,12 +56,15 @@ class OrderlyQueue(ProcessQueue):
         return batches[0].first_offset, last, sum(len(batch.messages) for batch in batches)
 
     def oldest_started_before(self, moment: float) -> Batch | None:
-        """Return the batch under way, if its call began before `moment` (monotonic seconds)."""
+        """Return the batch in progress if its call began before `moment` (monotonic seconds)."""
         batch = self.under_way if self.called else None
         return batch if batch is not None and 0 < batch.started_at < moment else None
 
     def take(self) -> Batch | None:
-        """The next batch, None while another is under way, when none waits, or when the queue is given up."""
+        """Take the next batch.
+
+        Return None if one is in progress, none is waiting, or the queue is revoked.
+        """
         if self.dropped or self.leaving or self.under_way or self._taken == len(self._batches):
             return None
         self.under_way = self._batches[self._taken]
@@ -62,34 +72,37 @@ class OrderlyQueue(ProcessQueue):
         return self.under_way
 
     def begin(self) -> bool:
-        """The listener's turn has come; False if the queue was given up meanwhile."""
+        """Record the start of the listener call. Return False if the queue was revoked meanwhile."""
         self.called = not (self.dropped or self.leaving)
         return self.called
 
     def put_back(self) -> None:
-        """The batch under way comes first again, without an answer."""
+        """Make the batch in progress the next one again, without a result."""
         self.called, self.under_way = False, None
         self._taken -= 1
 
     def commit(self) -> None:
-        """The batch under way is done, and so is all that was taken before."""
+        """Finish the batch in progress and all batches that were taken before."""
         self.go_on()
         while self._taken:
             self.finish(self._batches[0])
             self._taken -= 1
 
     def go_on(self) -> None:
-        """The batch under way was handled and waits for a commit."""
+        """Mark the batch in progress as consumed. It waits for a commit."""
         self.called, self.under_way = False, None
 
     def roll_back(self) -> None:
-        """All that was taken and not committed comes again, the oldest first."""
+        """Make all taken, uncommitted batches wait again, oldest first."""
         self.go_on()
         self._taken = 0
 
     def count_failure(self, most: int) -> list[MessageExt]:
-        """Note one more try of the batch under way, and return those of its messages that had `most` before:
-        they get no other."""
+        """Count one more try of the batch in progress.
+
+        Returns:
+            The messages of the batch that had `most` tries before. They are not tried again.
+        """
         assert self.under_way is not None
         hopeless = []
         for message in self.under_way.messages:
@@ -100,7 +113,10 @@ class OrderlyQueue(ProcessQueue):
         return hopeless
 
     def take_out(self, messages: Collection[MessageExt]) -> bool:
-        """These messages of the batch under way went to the dead letters; whether others are left of it."""
+        """Remove messages that went to the dead-letter queue from the batch.
+
+        Return whether others are left.
+        """
         batch = self.under_way
         assert batch is not None
         offsets = {message.queue_offset for message in messages}
@@ -118,7 +134,7 @@ class OrderlyQueue(ProcessQueue):
 
 @dataclass(slots=True)
 class LockTable:
-    """The locks that this member has, as far as it may know. Times are those of `boottime`."""
+    """The locks of this member to its own knowledge. Times are those of `boottime`."""
 
     _until: dict[MessageQueue, float] = field(default_factory=dict)
 
@@ -127,21 +143,25 @@ class LockTable:
         return tuple(self._until)
 
     def taken(self, queues: Iterable[MessageQueue], asked_at: float) -> None:
-        """The broker answered a request of `asked_at` that these are ours."""
+        """Record locks that a broker granted in answer to a request sent at `asked_at`."""
         self._until.update(dict.fromkeys(queues, asked_at + LOCK_LIVE_S))
 
     def renewed(
         self, asked: Collection[MessageQueue], got: Collection[MessageQueue], asked_at: float, now: float
     ) -> list[MessageQueue]:
-        """The answer to a renewal; those that are somebody else's now, or may have been since the last one.
-        They are forgotten."""
+        """Record the answer to a renewal.
+
+        Returns:
+            The queues that were not renewed or may have been locked by others meanwhile. Their locks are
+                removed.
+        """
         lost = [queue for queue in asked if queue not in got or not self.holds(queue, now)]
         self.taken(asked, asked_at)
         self.forget(lost)
         return lost
 
     def expired(self, now: float) -> list[MessageQueue]:
-        """Those that nobody has confirmed for too long, which are forgotten."""
+        """Remove the locks that have not been confirmed for too long and return their queues."""
         over = [queue for queue in self._until if not self.holds(queue, now)]
         self.forget(over)
         return over
@@ -150,7 +170,7 @@ class LockTable:
         return now < self._until.get(queue, now)
 
     def last_confirmed(self, queue: MessageQueue) -> float | None:
-        """When the request was sent that got or renewed the lock."""
+        """Return when the request was sent that acquired or renewed the lock."""
         until = self._until.get(queue)
         return None if until is None else until - LOCK_LIVE_S
 

@@ -1,4 +1,4 @@
-"""What a pull consumer reads ahead, what it has given out, and which of that counts as consumed."""
+"""The prefetched and the returned messages of a pull consumer, and which of them count as consumed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ __all__ = ["Polling"]
 
 
 class Polling:
-    """The queues that are read, by order of the user or of a rebalance (PullHolder).
+    """The queues that a user or a rebalance has assigned (PullHolder).
 
-    schedule: has the queues of its topics, which are not read ahead. pull: brings messages of a queue; ended:
-    what is raised when no message will ever come. auto_commit: what counts as consumed is committed; else
-    commit() does.
+    Args:
+        schedule: Manages the queues of scheduled topics, which are not prefetched.
+        pull: Pulls messages of a queue.
+        ended: Creates the exception for a consumer that returns no more messages.
+        auto_commit: Commit what counts as consumed. Otherwise only commit() does.
     """
 
     def __init__(
@@ -41,20 +43,20 @@ class Polling:
         self._fetcher = Fetcher(pull, self._count)
         self._auto_commit = auto_commit
         self._given: Fetched | None = None
-        """The batch given out by the last poll; the next poll counts it as consumed."""
+        """The batch of the last poll. The next poll counts it as consumed."""
         self._iterated: Fetched | None = None
         self._rest: deque[MessageExt] = deque()
-        """Of the batch that is being iterated: what was not given out yet."""
+        """The messages of the iterated batch that were not returned yet."""
         self._in_hand: tuple[MessageExt, ...] = ()
-        """What the iteration gave out last, until the next is asked for."""
+        """The message that the iteration returned last, until the next one is requested."""
         self._consumed: dict[MessageQueue, int] = {}
-        """Without auto_commit: how far each queue was consumed since the last commit."""
+        """Without auto_commit: the consumed offset of each queue since the last commit."""
 
     async def close(self) -> None:
         await self._fetcher.close()
         await self.schedule.close()
 
-    # -- which queues are read
+    # -- assigned queues
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -88,10 +90,10 @@ class Polling:
         return [queue for queue in queues if not self.schedule.is_ending(queue)]
 
     async def settle(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: a rebalance needs no completion here."""
 
     async def take_up(self, queue: MessageQueue) -> bool:
-        """Read a queue from its committed offset, or as `consume_from_where` says."""
+        """Read a queue from its committed offset, or from `consume_from_where` without one."""
         if self._fetcher.closed:
             return False
         if queue.topic in self.schedule.functions:
@@ -115,13 +117,13 @@ class Polling:
         if queue.topic not in self.schedule.functions:
             self._fetcher.read(queue, offset)
 
-    # -- giving out
+    # -- delivery
 
     async def poll(self, timeout_s: float | None) -> list[MessageExt]:
-        """The next messages of one queue; empty when none came in time."""
+        """Return the next messages of one queue, none after the timeout."""
         self._count_given()
         if self._rest:
-            # An iteration was left in the middle of a batch: here is what it has not given out.
+            # The iteration was left within a batch: return its remaining messages.
             assert self._iterated is not None
             self._given = self._iterated
             self._given.messages = list(self._rest)
@@ -133,7 +135,7 @@ class Polling:
     async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
         begun_ns = time.time_ns()
         fetched = await self._fetcher.next_batch(timeout_s)
-        if self._fetcher.closed:  # nobody waits for ever for a consumer that was stopped meanwhile
+        if self._fetcher.closed:  # a stopped consumer must not block the caller
             raise self._ended()
         traces = self._group.instance.traces
         if fetched is not None and traces is not None:
@@ -144,7 +146,7 @@ class Polling:
         return fetched
 
     async def each(self) -> AsyncIterator[MessageExt]:
-        """Message after message; each counts as consumed when the next is asked for."""
+        """Yield one message after another. Each counts as consumed once the next is requested."""
         self._count_given()
         while True:
             while not self._rest:
@@ -166,33 +168,35 @@ class Polling:
         run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]],
         later: Callable[[Callable[[], None]], None],
     ) -> Iterator[MessageExt]:
-        """The iteration of the blocking face. The loop is asked once for a batch, not for each message.
+        """Yield messages for the blocking class. The loop is used once per batch, not for each message.
 
-        run: runs a coroutine on the loop and waits for it; later: has the loop call a function, and does not
-        wait.
+        Args:
+            poll: Creates the coroutine of a poll.
+            run: Runs a coroutine on the loop and waits for it.
+            later: Schedules a function on the loop and does not wait.
         """
         while True:
             messages = run(poll())
             for number, message in enumerate(messages):
                 if self._given is None or self._given.messages is not messages:
-                    break  # a seek or a new assignment came in between
+                    break  # a seek or a new assignment happened in between
                 try:
                     yield message
                 except GeneratorExit:
-                    # Not waited for: Python may close this iterator in any thread, or at its exit, when the
-                    # loop's thread does not run any more. What is asked of the loop next comes after it.
+                    # Do not wait: Python may close this iterator in any thread, or at exit, when the loop's
+                    # thread has ended. Later requests to the loop come after this one.
                     later(partial(self._left_at, messages, number))
                     raise
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:
-        """The one given out last is not known to be consumed; those after it are the next to be given out."""
+        """Make the messages after the last returned one the next to return. That one may not be consumed."""
         given = self._given
         if given is not None and given.messages is messages:
             self._given, self._iterated = None, given
             self._count(given.queue, messages[number].queue_offset)
             self._rest.extend(messages[number + 1 :])
 
-    # -- what is consumed
+    # -- consumption
 
     def _count(self, queue: MessageQueue, offset: int) -> None:
         if self._auto_commit:
@@ -208,7 +212,7 @@ class Polling:
             self._count(given.queue, given.next_offset)
 
     def _forget_given(self, queue: MessageQueue) -> None:
-        """What was given out of a queue must not move its offset any more."""
+        """Forget the returned messages of a queue, which must not move its offset any more."""
         self._consumed.pop(queue, None)
         if self._given is not None and self._given.queue == queue:
             self._given = None
@@ -217,7 +221,7 @@ class Polling:
             self._rest.clear()
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None) -> None:
-        """Store offsets now: these, or those of all that was consumed, the last poll's included."""
+        """Store the given offsets now, or those of all returned messages, including the last poll's."""
         store = self._group.offsets
         if offsets is not None:
             for queue, offset in offsets.items():

@@ -1,4 +1,4 @@
-"""A pull consumer that has subscribed: a member of its group, without a listener."""
+"""The group membership of a pull consumer that has subscribed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TYPE = "CONSUME_ACTIVELY"
 
 
 class PullHolder(Holder, Protocol):
-    """A holder whose queues can be moved."""
+    """A holder whose queues can continue at another offset."""
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at an offset with a queue that is held."""
+        """Continue an assigned queue at an offset."""
 
 
 class PullSession:
-    """The membership of a pull consumer, and its answers to brokers (ConsumerPeer)."""
+    """The group membership of a pull consumer, and its answers to brokers (ConsumerPeer)."""
 
     def __init__(self, group: Group, holder: PullHolder) -> None:
         self._group = group
@@ -44,7 +44,7 @@ class PullSession:
         group.instance.register_consumer(group.name, self)
 
     async def join(self) -> None:
-        """Announce the subscriptions, and share out the queues."""
+        """Announce the subscriptions and rebalance."""
         group = self._group
         await group.instance.refresh_routes(group.subscriptions)
         await self.agreement.look()
@@ -53,11 +53,11 @@ class PullSession:
         self.rounds.start()
 
     async def leave(self) -> None:
-        """No more rounds. The holder gives its queues up by itself, before the brokers are told."""
+        """Stop rebalancing. The holder then releases its queues before the consumer is unregistered."""
         self.rounds.cancel()
         await asyncio.gather(self.rounds.stop(), return_exceptions=True)
 
-    # -- what brokers and the client instance ask
+    # -- requests of brokers and the client instance
 
     def topics(self) -> Collection[str]:
         return self._group.subscriptions.keys()
@@ -80,7 +80,7 @@ class PullSession:
         self.rounds.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """An administrator moved the group. Queues that others hold are theirs to move."""
+        """Apply an administrator's reset to assigned queues. Other members apply it to theirs."""
         async with self.rounds.between_rounds:
             for queue in set(table).intersection(self._holder.queues):
                 await self._holder.move(queue, table[queue])
@@ -111,5 +111,5 @@ class PullSession:
         )
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """There is no listener."""
+        """Refuse to consume a message, because there is no listener."""
         raise CommandError(ResponseCode.SYSTEM_ERROR, f"{message.msg_id}: a pull consumer has no listener")

@@ -60,7 +60,7 @@ log = logs.logger("cometmq.client.consumer")
 _OVERDUE_PER_ROUND = 16
 _MIB = 1024 * 1024
 _LISTENING: ContextVar[PushSession | None] = ContextVar("_LISTENING", default=None)
-"""Whose listener runs in this task, or began it."""
+"""The session whose listener runs in this task or created it."""
 _DIRECT_RESULTS: dict[Enum, str] = {
     ConsumeStatus.SUCCESS: "CR_SUCCESS",
     ConsumeStatus.RECONSUME_LATER: "CR_LATER",
@@ -72,7 +72,7 @@ _DIRECT_RESULTS: dict[Enum, str] = {
 
 
 class PushSession:
-    """To be made inside the running loop, on a started client instance, whose ConsumerPeer it is."""
+    """The running consumer, a ConsumerPeer. Create it inside the event loop of a started client instance."""
 
     def __init__(
         self,
@@ -84,7 +84,10 @@ class PushSession:
         *,
         gives: bool = False,
     ) -> None:
-        """gives: messages are given out one by one (Giving); the listener is for administrators only."""
+        """Create the parts.
+
+        gives: deliver messages one by one (Giving); the listener is for administrators only.
+        """
         self.started_at_ms = int(time.time() * 1000)
         self.group = group = ConsumerGroup(name, client, options, dict(subscriptions))
         if group.clustering:
@@ -142,7 +145,7 @@ class PushSession:
         return _LISTENING.set(self)
 
     def in_listener(self) -> bool:
-        """Whether an async listener of this session is asking."""
+        """Return whether the caller is an async listener of this session."""
         return _LISTENING.get() is self
 
     async def start(self) -> None:
@@ -156,7 +159,7 @@ class PushSession:
             job.start()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop pulling, let running listeners end, store the offsets."""
+        """Stop pulling, wait for running listener calls, and store the offsets."""
         await self.members.stop_pulling()
         overrun = await self.consuming.stop(timeout_s)
         if overrun:
@@ -204,12 +207,12 @@ class PushSession:
 
     async def _persist(self) -> None:
         if self._order is not None:
-            self._order.locks.let_go()  # the offsets of those queues may be somebody else's by now
+            self._order.locks.let_go()  # the offsets of those queues may belong to another member by now
         await self._let_go()
         await self.group.offsets.try_persist()
 
     async def _send_back_overdue(self, acknowledger: Acknowledger) -> None:
-        """Send back what a listener holds too long, or one message would hold its queue's offset."""
+        """Send back messages of overdue listener calls. One of them would block its queue's offset."""
         timeout_s = self.group.options.consume_timeout_s
         before = asyncio.get_running_loop().time() - timeout_s
         for held in list(self.members.held.values()):
@@ -229,8 +232,10 @@ class PushSession:
         await self._let_go()
 
     def _report_overdue(self) -> None:
-        """Log the calls of a plain orderly listener that take too long: a thread cannot be ended, and nothing
-        may overtake its messages."""
+        """Log overdue calls of a plain orderly listener.
+
+        A thread cannot be ended, and no later message may be consumed before.
+        """
         timeout_s = self.group.options.consume_timeout_s
         before = asyncio.get_running_loop().time() - timeout_s
         for queue, held in self.members.held.items():
@@ -242,11 +247,11 @@ class PushSession:
                 )  # fmt: skip
 
     async def _let_go(self) -> None:
-        """A stream keeps nothing that nobody can acknowledge any more."""
+        """Drop the messages of a stream that can no longer be acknowledged."""
         if self._order is None and isinstance(self.consuming, Giving):
             await self.consuming.let_go()
 
-    # -- what brokers and the client instance ask (ConsumerPeer)
+    # -- requests of brokers and the client instance (ConsumerPeer)
 
     def topics(self) -> Collection[str]:
         return self.group.subscriptions.keys()
@@ -268,7 +273,7 @@ class PushSession:
     def wake_rebalance(self) -> None:
         self.members.rounds.wake()
         if self._order is not None:
-            self._order.locks.renew_soon()  # a broker that restarts tells us, and has forgotten its locks
+            self._order.locks.renew_soon()  # a restarted broker sends this notice, and has lost its locks
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         await self.members.reset_offsets(table)
@@ -304,7 +309,7 @@ class PushSession:
 
     def _queue_info(self, held: Held) -> ProcessQueueInfo:
         queue = held.queue
-        # The brokers' tools want wall-clock milliseconds; the client keeps seconds of other clocks.
+        # The brokers' tools expect wall-clock milliseconds, while the client uses monotonic seconds.
         wall_s = time.time()
         shift, lock_shift = wall_s - asyncio.get_running_loop().time(), wall_s - boottime()
         bounds = queue.bounds()
@@ -329,7 +334,7 @@ class PushSession:
         )
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Run the listener once on a message that an administrator chose; nothing is committed."""
+        """Call the listener once with an administrator's message. No offset is committed."""
         begun = time.monotonic()
         remark: str | None = None
         orderly = OrderlyContext(message.queue)
@@ -339,7 +344,7 @@ class PushSession:
         try:
             result = _DIRECT_RESULTS[await self._bound([message], context)]
         except Exception as error:
-            # The administrator who asked is told; nothing here depends on it.
+            # The error is reported to the administrator only.
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         finally:
             _LISTENING.reset(token)

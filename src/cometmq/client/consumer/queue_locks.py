@@ -1,5 +1,8 @@
-"""The locks of an orderly consumer at its brokers: taken before a queue is pulled, renewed while it is held,
-given back when its last listener call has ended (docs/reference/client.md, Orderly consumption)."""
+"""The locks of an orderly consumer at its brokers (docs/reference/client.md, Orderly consumption).
+
+A lock is acquired before a queue is pulled, renewed while it is assigned, and released when its last listener
+call has ended.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,14 @@ log = logs.logger("cometmq.client.consumer.queue_locks")
 
 RENEW_INTERVAL_S = 20.0
 AGAIN_S = 1.0
-"""To the next renewal after one that failed."""
+"""Seconds between a failed renewal and the next one."""
 
 
 class QueueLocks:
-    """lost: told of queues whose lock is somebody else's or has run out."""
+    """The locks of a member.
+
+    lost is notified of queues whose lock has expired or belongs to another member.
+    """
 
     def __init__(
         self, client: ClientInstance, group: str, lost: Callable[[Collection[MessageQueue]], None]
@@ -37,8 +43,9 @@ class QueueLocks:
         self._loop = asyncio.get_running_loop()
         self.table = LockTable()
         self._connections: dict[MessageQueue, Connection | None] = {}
-        """Those on which the locks were last confirmed."""
-        # A renewal that a broker handles after an unlock would lock the queue again, for nobody.
+        """The connection on which each lock was last confirmed."""
+        # Serializes requests: a renewal that a broker handles after an unlock would lock the queue for no
+        # owner.
         self._asking = asyncio.Lock()
         self._failing = self._soon = False
         self._renewals = Periodic(
@@ -53,19 +60,22 @@ class QueueLocks:
         self._renewals.start()
 
     def renew_soon(self) -> None:
-        """Something says that the brokers may not remember."""
+        """Renew the locks soon, because the brokers may have lost them."""
         if not self._soon:
             self._soon = True
             self._renewals.soon()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether nobody else can have the queue. A broker whose connection was lost may have been restarted,
-        and then it has forgotten its locks: each holds again when it has been confirmed."""
+        """Return whether no other member can have the queue.
+
+        A broker whose connection was lost may have restarted without its locks, so each must be confirmed
+        first.
+        """
         connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())
 
     async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues; those that are ours now."""
+        """Lock queues and return those that this member has now."""
         ours: set[MessageQueue] = set()
 
         async def lock(addr: str, some: list[MessageQueue]) -> None:
@@ -79,14 +89,14 @@ class QueueLocks:
         return ours
 
     async def _lock(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
-        """Ask one broker for locks; those that it grants."""
+        """Request locks from one broker and return the granted ones."""
         got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, queues)
         ours = got.intersection(queues)
         self._connections.update(dict.fromkeys(ours, self._client.remoting.connection(addr)))
         return ours
 
     async def give_back(self, queues: Collection[MessageQueue]) -> None:
-        """Unlock queues. A broker that does not hear of it forgets the locks after 60 s."""
+        """Unlock queues. If the request is lost, the broker drops the locks after 60 s."""
 
         async def unlock(addr: str, some: list[MessageQueue]) -> None:
             await self._client.brokers.unlock_queues(addr, self._group, self._client.client_id, some)
@@ -98,11 +108,11 @@ class QueueLocks:
             await self._at_brokers(queues, "unlock", unlock)
 
     def let_go(self) -> None:
-        """Give up the queues whose locks have run out."""
+        """Drop the queues whose locks have expired."""
         self._report(self.table.expired(boottime()))
 
     async def close(self) -> None:
-        """No more renewals."""
+        """Stop renewing locks."""
         self._renewals.cancel()
         await self._renewals.stop()
 
@@ -130,7 +140,7 @@ class QueueLocks:
         what: str,
         ask: Callable[[str, list[MessageQueue]], Awaitable[None]],
     ) -> bool:
-        """One request to the master of each broker; whether all were answered."""
+        """Send one request to the master of each broker, and return whether all were answered."""
 
         async def one(name: str, some: list[MessageQueue]) -> bool:
             try:

@@ -1,4 +1,4 @@
-"""Pulling one held queue: one request under way at a time, for as long as the queue is ours."""
+"""The pull loop of one assigned queue, with one request in progress at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ __all__ = ["IDLE_S", "FlowControl", "QueuePuller"]
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
-"""A held queue whose pull has not come back for this long is given up and taken up anew
-(docs/reference/client.md, Rebalance)."""
+"""Seconds without an answer to a pull before its queue is reassigned (docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
-"""From one pull that brings nothing to the next, at least."""
+"""Minimum interval between two pulls without messages in seconds."""
 _HELD_S = 1.0
-"""A broker that refuses does so at once; one that has not answered after this holds the pull."""
+"""Seconds. A broker refuses a pull immediately; one that has not answered after this has parked it."""
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -40,14 +39,14 @@ _UNANNOUNCED = (
     ResponseCode.FILTER_DATA_NOT_EXIST,
     ResponseCode.FILTER_DATA_NOT_LATEST,
 )
-"""The first pull may overtake the heartbeat that announces us."""
+"""Codes that the first pull may return if it arrives before the heartbeat of this client."""
 
 _LATE_S = 60.0
-"""No broker holds a pull for so long, and requests end before."""
+"""Seconds. No broker parks a pull for so long, and requests time out before."""
 
 
 def unanswered(now: float, asked_at: float | None) -> str | None:
-    """What is wrong with a pull that was begun at `asked_at`, None while nothing is."""
+    """Return the problem of a pull that began at `asked_at`, None if there is none."""
     if asked_at is None or now - asked_at < _LATE_S:
         return None
     waited_s = now - asked_at
@@ -56,14 +55,16 @@ def unanswered(now: float, asked_at: float | None) -> str | None:
 
 @dataclass(slots=True)
 class FlowControl:
-    """How a queue fares whose broker answers pulls with flow control. For a moment that is a broker's daily
-    work; for longer it keeps the consumer from its own."""
+    """The flow control answers to the pulls of one queue.
+
+    Single ones are normal for a busy broker. If they continue, the consumer reports a problem.
+    """
 
     since: float | None = None
-    """Since when nothing else has been the answer."""
+    """The time since which all answers were flow control."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """(seconds to the next pull, what to tell of it by now), None for any other error."""
+        """Return the seconds to the next pull and the problem to report, or None for any other error."""
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
             return None
@@ -78,7 +79,10 @@ OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class QueuePuller:
-    """`run` ends when the queue is dropped. A failure is logged once per kind and tried again."""
+    """Pulls one queue. `run` ends when the queue is dropped.
+
+    A failure is logged once per kind and retried.
+    """
 
     _group: ConsumerGroup
     queue: ProcessQueue
@@ -89,10 +93,10 @@ class QueuePuller:
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _errors_in_a_row: int = 0
     waiting: str | None = None
-    """Why no more is asked for (flow control, suspended), None while pulling."""
+    """Why nothing is pulled (flow control, suspended), None while pulling."""
     _problem: str | None = None
     _asked_at: float | None = None
-    """When the pull that is under way began."""
+    """The time at which the pull in progress began."""
     _flow_control: FlowControl = field(default_factory=FlowControl)
 
     def __post_init__(self) -> None:
@@ -103,13 +107,13 @@ class QueuePuller:
         return self.queue.message_queue
 
     def problem(self, now: float) -> str | None:
-        """What went wrong at the last pull, None if nothing did, or if the broker holds our pull again."""
+        """Return the error of the last pull, None without one or if the broker has parked this pull."""
         if self._asked_at is not None and now - self._asked_at > _HELD_S:
             return unanswered(now, self._asked_at)
         return self._problem
 
     def lost(self, now: float) -> bool:
-        """Whether the pull under way should have come back, or been given up, long ago."""
+        """Return whether the pull in progress should have returned or timed out long ago."""
         limit = max(PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
         return self._asked_at is not None and now - self._asked_at > limit
 
@@ -120,7 +124,7 @@ class QueuePuller:
         self._resumed.set()
 
     def made_room(self) -> None:
-        """Messages were done: pulling may go on if it waited for that."""
+        """Continue pulling if it waits for messages to be consumed."""
         if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
             self._room.set()
 
@@ -144,12 +148,12 @@ class QueuePuller:
                 await asyncio.sleep(delay)
 
     async def _pull_safely(self) -> float:
-        """One pull; seconds to wait before the next."""
+        """Pull once and return the seconds to the next pull."""
         self._asked_at = asyncio.get_running_loop().time()
         try:
             delay = await self._pull_once()
         except Exception as error:
-            # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
+            # Anything but a CometError is a lack of memory or a bug. It is logged, and pulling continues.
             return self._failed(error)
         finally:
             self._asked_at = None
@@ -187,8 +191,8 @@ class QueuePuller:
         if subscription is None:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
-        # A broker may serve a pull late, and store its older offset over the one with which a queue was left:
-        # an orderly group would get messages again, behind later ones.
+        # A broker may serve a pull late and replace the final offset of a released queue by the older offset
+        # of the pull. An orderly group would then receive messages again, after later ones.
         carries = group.stored_by_brokers and not options.orderly
 
         async def request(target: ReadTarget) -> Frame:
@@ -221,13 +225,13 @@ class QueuePuller:
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._hand_over(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._asked_at is not None:
-            # A broker holds a pull that finds nothing. One that does not is not asked as fast as it answers.
+            # A broker parks a pull without messages. If one does not, this limits the rate of the pulls.
             held_s = asyncio.get_running_loop().time() - self._asked_at
             return max(options.pull_interval_s, IDLE_S - held_s)
         return options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
-        """Each message that no listener may get is a batch of its own: it fails without the others."""
+        """Create batches. A message that cannot be delivered is in a batch of its own and fails alone."""
         options = self._group.options
         if not oversized:
             return self.queue.put(messages, options.consume_batch_max_size)
@@ -249,5 +253,5 @@ class QueuePuller:
                     self._group.restore_topic(message)
             self._submit(self._batches(messages, set(result.oversized)))
         elif queue.count == 0 and result.next_begin_offset > 0:
-            # Everything below was done or is not wanted: the group's lag must not grow because of a filter.
+            # All messages below were consumed or filtered out: a filter must not increase the group's lag.
             self._group.offsets.update(self.message_queue, result.next_begin_offset)

@@ -1,8 +1,8 @@
-"""Reading assigned queues ahead of the caller, for PullConsumer.poll and its iteration.
+"""Prefetching of assigned queues for PullConsumer.poll and its iteration.
 
-One task per queue pulls with long polling; what it got waits in one line for all queues, so that a caller
-gets batches in order of arrival and no queue starves another. A queue pulls on only after its batches were
-given out.
+One task per queue pulls with long polling. The results wait in one queue for all, so that a caller receives
+batches in order of arrival and no queue starves another. A queue is pulled again after its batches were
+returned.
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ log = logs.logger("cometmq.client.consumer")
 _BATCHES_AHEAD = 2
 _ERROR_DELAY_S = 1.0
 _MOVED_AGAIN_S = 5.0
-"""The longest wait to the next pull while a broker has none of the offsets that it names itself."""
+"""Maximum seconds before the next pull if a broker does not have the offset that it returned."""
 
 PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
 
 @dataclass(slots=True)
 class Fetched:
-    """What one pull of a queue brought."""
+    """The result of one pull of a queue."""
 
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
-    """Where reading goes on after these messages, and after what followed and was not wanted."""
+    """The offset after these messages and after filtered messages that follow them."""
     counted: bool = False
     """Whether these messages count as consumed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """One queue being read. A reader that was replaced (seek, new assignment) adds nothing any more."""
+    """The prefetching of one queue.
+
+    A reader that was replaced (seek, new assignment) adds no more batches.
+    """
 
     queue: MessageQueue
     start: int
@@ -60,20 +63,24 @@ class _Reader:
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """Monotonic seconds of the last answer, and of the last batch that the caller took."""
+    """The last answer, and the last batch that the caller received, in monotonic seconds."""
     asked_at: float | None = None
-    """When the pull that is under way began."""
+    """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     moved: int = 0
-    """How often in a row the broker did not have the offset."""
+    """The number of consecutive answers that the broker does not have the offset."""
 
 
 class Fetcher:
-    """One reader for each assigned queue, and one line for what they bring."""
+    """One reader for each assigned queue, and one queue of their batches."""
 
     def __init__(self, pull: PullAt, passed: Callable[[MessageQueue, int], None]) -> None:
-        """passed: told of an offset below which all of a queue counts as consumed, since nothing that came
-        after what was consumed is wanted."""
+        """Create the fetcher.
+
+        Args:
+            pull: Pulls messages of a queue.
+            passed: Called with an offset of a queue below which all messages are consumed or filtered out.
+        """
         self._pull = pull
         self._passed = passed
         self._readers: dict[MessageQueue, _Reader] = {}
@@ -87,7 +94,7 @@ class Fetcher:
         return tuple(sorted(self._readers))
 
     def read(self, queue: MessageQueue, offset: int) -> None:
-        """Read `queue` from `offset`, forgetting what was read ahead of it before. Nothing once closed."""
+        """Read `queue` from `offset` and drop its earlier batches. Does nothing once closed."""
         if self.closed:
             return
         paused, now = self.drop(queue), asyncio.get_running_loop().time()
@@ -95,7 +102,7 @@ class Fetcher:
         self._begin(reader)
 
     def _begin(self, reader: _Reader) -> None:
-        """Read, unless the reader was replaced."""
+        """Start the reader's task unless the reader was replaced."""
         queue = reader.queue
         if self._readers.get(queue) is not reader or self.closed:
             return
@@ -105,7 +112,7 @@ class Fetcher:
         again_if_cancelled(reader.task, lambda: self._begin(reader))
 
     def drop(self, queue: MessageQueue) -> bool:
-        """Stop reading a queue; whether it was paused."""
+        """Stop reading a queue, and return whether it was paused."""
         reader = self._readers.pop(queue, None)
         self.problems.pop(queue, None)
         if reader is None:
@@ -116,7 +123,7 @@ class Fetcher:
         return reader.paused
 
     def pause(self, queue: MessageQueue) -> None:
-        """Read no further; what was read ahead is still given out."""
+        """Stop pulling a queue. Its batches are still returned."""
         reader = self._readers.get(queue)
         if reader is not None:
             reader.paused = True
@@ -128,7 +135,7 @@ class Fetcher:
             reader.room.set()
 
     async def next_batch(self, timeout_s: float | None) -> Fetched | None:
-        """The next batch in order of arrival, None when none came in time or will ever come."""
+        """Return the next batch in order of arrival, None after the timeout or once closed."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._line:
@@ -149,8 +156,12 @@ class Fetcher:
         committed: Callable[[MessageQueue], int | None],
         given: Mapping[MessageQueue, Sequence[MessageExt]],
     ) -> Iterator[QueueHealth]:
-        """How far each queue is; committed: the offset that this client will store; given: messages that were
-        given out and are not consumed yet."""
+        """Yield the progress of each queue.
+
+        Args:
+            committed: Returns the offset that this client will store.
+            given: The messages that were returned and are not consumed yet.
+        """
         now = asyncio.get_running_loop().time()
         ahead: dict[MessageQueue, list[MessageExt]] = {queue: list(some) for queue, some in given.items()}
         for reader, fetched in self._line:
@@ -175,7 +186,7 @@ class Fetcher:
             )
 
     async def close(self) -> None:
-        """Read nothing more; whoever waits for a batch gets none."""
+        """Stop all readers. A caller that waits for a batch receives none."""
         self.closed = True
         self._arrived.set()
         tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
@@ -195,7 +206,8 @@ class Fetcher:
             loop = asyncio.get_running_loop()
             reader.asked_at = loop.time()
             try:
-                # Every request has a limit of its own; this one is for an answer that got lost inside.
+                # Every request has its own timeout. This one is for an answer that was lost within the
+                # client.
                 async with asyncio.timeout(queue_puller.PULL_MAX_IDLE_S):
                     result = await self._pull(queue, reader.offset)
             except Exception as error:
@@ -212,7 +224,7 @@ class Fetcher:
                 await asyncio.sleep(pause_s)
 
     def _failed(self, reader: _Reader, error: Exception) -> float:
-        """Say so, once for each kind; seconds to the next pull."""
+        """Log a failure, once for each kind, and return the seconds to the next pull."""
         queue = reader.queue
         refused = reader.flow_control.refused(error, asyncio.get_running_loop().time())
         if refused is not None:
@@ -222,15 +234,17 @@ class Fetcher:
         else:
             delay_s, text = _ERROR_DELAY_S, str(error) if isinstance(error, CometError) else repr(error)
         if self.problems.get(queue) != text:
-            # Anything but a CometError is a lack of memory or a bug of ours: said, and no reason to stop.
+            # Anything but a CometError is a lack of memory or a bug. It is logged, and reading continues.
             expected = isinstance(error, CometError)
             log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
         self.problems[queue] = text
         return delay_s
 
     def _took(self, reader: _Reader, result: PullResult) -> float:
-        """Keep what a pull brought. The least time from its beginning to the next: a broker holds a pull that
-        finds nothing, and one that does not is not asked as fast as it answers."""
+        """Store the result of a pull, and return the minimum interval to the next pull in seconds.
+
+        A broker parks a pull without messages. If one does not, the interval limits the rate of the pulls.
+        """
         queue, before = reader.queue, reader.offset
         reader.offset = result.next_begin_offset
         if result.status is PullStatus.OFFSET_ILLEGAL:
@@ -248,7 +262,7 @@ class Fetcher:
         return 0.0 if result.next_begin_offset > before else IDLE_S
 
     def _pass_over(self, reader: _Reader, offset: int) -> None:
-        """Nothing up to `offset` is wanted: a group's lag must not grow because of a filter."""
+        """Skip to `offset` if all messages below were filtered out: a filter must not cause lag."""
         if reader.last is not None and not reader.last.counted:
             reader.last.next_offset = offset
         else:

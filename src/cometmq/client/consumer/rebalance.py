@@ -1,4 +1,4 @@
-"""Rounds in which a member finds out which queues of its group's topics are its own."""
+"""The rebalances in which a member determines its queues of the group's topics."""
 
 from __future__ import annotations
 
@@ -18,42 +18,46 @@ from cometmq.protocol.codes import RETRY_PREFIX
 __all__ = ["Holder", "Rebalance"]
 
 _TAKEN_UP_AT_ONCE = 32
-"""A member may hold thousands of queues, and each needs a question or two to its broker."""
+"""Maximum number of queues assigned concurrently. Each needs one or two requests to its broker."""
 _RETRY_TOPIC_PATIENCE = 10
-"""Quick rounds that wait for the retry topic; a broker may be forbidden to create it."""
+"""Maximum number of quick rebalances that wait for the retry topic, which a broker may refuse to create."""
 
 log = logs.logger("cometmq.client.consumer.rebalance")
 
 _UNBALANCED_INTERVAL_S = 1.0
-"""Between rounds while something is missing (a route, the member list, a start offset); 5.x does the same."""
+"""Seconds between rebalances while a route, the member list or a start offset is missing, as in 5.x."""
 
 
 class Holder(Protocol):
-    """What takes queues up and gives them up as the rounds say."""
+    """The owner of the assigned queues, which rebalances assign and revoke."""
 
     @property
     def queues(self) -> Collection[MessageQueue]:
-        """Those held now."""
+        """The assigned queues."""
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Whether a queue that is held has to be given up and taken up anew."""
+        """Return whether an assigned queue must be revoked and assigned again."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Of queues that are ours by the members' shares: those that may be taken up now. alone: the group
-        has no other member."""
+        """Return the queues of this member's share that may be assigned now.
+
+        Args:
+            queues: The share.
+            alone: The group has no other member.
+        """
 
     async def take_up(self, queue: MessageQueue) -> bool:
-        """Whether the queue is held now. Raises CometError with what keeps it from that."""
+        """Assign a queue, and return whether it is assigned. Raises CometError if that failed."""
 
     async def release(self, queues: Sequence[MessageQueue]) -> None:
-        """Give up queues that are held."""
+        """Revoke assigned queues."""
 
     async def settle(self) -> None:
-        """A round has ended."""
+        """Complete a rebalance."""
 
 
 class Rebalance:
-    """The rounds of one member of a group."""
+    """The rebalances of one member of a group."""
 
     def __init__(self, group: Group, holder: Holder) -> None:
         self._group = group
@@ -62,24 +66,24 @@ class Rebalance:
         if space.name:
             self._strategy = hashing(self._strategy, space.wrap_queue)
         self.problems: dict[str, str] = {}
-        """topic -> why its queues could not be shared out."""
+        """The reason why a topic's queues could not be distributed, by topic."""
         self._round = asyncio.Lock()
         self._balanced = False
         self._rounds = Periodic(
             asyncio.get_running_loop(), self._interval_s, self.run, name=f"rebalance of group {group.name}"
         )
         self._unlisted: set[str] = set()
-        """Topics whose broker did not know us in the last round."""
+        """The topics whose broker did not list this member in the last rebalance."""
         self._retry_topic_misses = 0
         self._told: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
-        """topic -> all queues and ours, as the queue listener knows them."""
+        """All queues and this member's queues, as last reported to the queue listener, by topic."""
 
     def start(self) -> None:
         self._rounds.start()
-        self._rounds.soon()  # by now brokers may know us, and the retry topic
+        self._rounds.soon()  # by now brokers may list this member and have the retry topic
 
     def wake(self) -> None:
-        """Rebalance now: members or subscriptions changed."""
+        """Rebalance now, because members or subscriptions have changed."""
         self._rounds.soon()
 
     def cancel(self) -> None:
@@ -90,7 +94,7 @@ class Rebalance:
 
     @property
     def between_rounds(self) -> asyncio.Lock:
-        """To be held by whoever changes what is held beside the rounds."""
+        """The lock for changes of the assigned queues outside a rebalance."""
         return self._round
 
     def _interval_s(self) -> float:
@@ -98,7 +102,10 @@ class Rebalance:
         return interval_s if self._balanced else min(interval_s, _UNBALANCED_INTERVAL_S)
 
     async def run(self) -> None:
-        """One round. The next comes soon unless every topic is shared out and every queue of ours is held."""
+        """Rebalance once.
+
+        The next one follows soon unless every topic and every queue of this member is settled.
+        """
         async with self._round:
             self._balanced = False
             group, holder = self._group, self._holder
@@ -125,22 +132,22 @@ class Rebalance:
                 members = []
                 mine = queues
         except CometError as error:
-            # Nothing is known that would justify giving up what we hold.
+            # Without this information no assigned queue may be revoked.
             return self._note_problem(topic, error)
         if group.clustering and group.instance.client_id not in members:
             self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
             group.instance.heartbeat_soon()
             if topic not in self._unlisted:
-                # A broker that was restarted, or whose connection was lost, knows us again after the next
-                # heartbeat. Until then we keep what we hold: giving it up and taking it up anew would repeat
-                # messages.
+                # A broker that was restarted or disconnected lists this member again after the next
+                # heartbeat. Until then the queues stay assigned: revoking and assigning them again would
+                # repeat messages.
                 self._unlisted.add(topic)
                 return False
         else:
             self._unlisted.discard(topic)
         held = {queue for queue in holder.queues if queue.topic == topic}
         kept = {queue for queue in held.intersection(mine) if not holder.expired(queue)}
-        # First those that go: a queue is never pulled twice by one client.
+        # Revoke first, because a client must never pull a queue twice.
         await holder.release(sorted(held - kept))
         new = sorted(set(mine) - kept)
         free = sorted(await holder.claim(new, alone=set(members) <= {group.instance.client_id}))
@@ -166,10 +173,10 @@ class Rebalance:
             return False
 
     def _note_problem(self, topic: str, error: CometError) -> bool:
-        """Keep it for health(); True if it is none that has to be looked after soon."""
+        """Store a problem for health(), and return whether it needs no quick rebalance."""
         text = str(error)
         if isinstance(error, NoRouteError) and topic == RETRY_PREFIX + self._group.name:
-            # The first heartbeat creates it; until then there is nothing to retry either.
+            # The first heartbeat creates the retry topic. Until then there is nothing to consume in it.
             self.problems.pop(topic, None)
             self._retry_topic_misses += 1
             return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
@@ -179,7 +186,7 @@ class Rebalance:
         return False
 
     def _tell(self, topic: str, queues: list[MessageQueue], mine: list[MessageQueue]) -> None:
-        """Let the user's listener know what has changed."""
+        """Notify the user's queue listener of changes."""
         listener = self._group.options.queue_listener
         if listener is None or self._told.get(topic) == (queues, mine):
             return

@@ -1,5 +1,7 @@
-"""Handing a failed message back: to its broker, or by a send to its group's retry topic. Either way the
-broker takes what was tried often enough to the dead letters."""
+"""The return of failed messages: to their broker, or by a send to the group's retry topic.
+
+In both cases the broker moves a message with too many retries to the dead-letter queue.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,18 @@ log = logs.logger("cometmq.client.consumer")
 
 _COMPRESSION = COMPRESSED | TYPE_MASK
 _FIRST_RETRY_LEVEL = 3
-"""The broker's rule: retry n waits delay level 3 + n."""
+"""The broker's rule: retry n waits for delay level 3 + n."""
 
 
 def check_delay_level(delay_level: object) -> None:
-    """Raise ConfigError for what says nothing about the next try of a message."""
+    """Raise ConfigError unless the delay level is valid for a retry."""
     check_range("delay_level", delay_level, -1, 18)
 
 
 class RetryTopic:
     """The retry topic of a group, with a producer that is started for the first message.
 
-    most: retries after which a message is a dead letter.
+    most: The number of retries after which a message goes to the dead-letter queue.
     """
 
     def __init__(self, client: ClientInstance, group: str, most: int) -> None:
@@ -45,9 +47,16 @@ class RetryTopic:
         await self._producer.stop()
 
     async def send_back(self, message: MessageExt, delay_level: int) -> None:
-        """Have the group consume a message again after a delay level: 0 lets the broker choose by the number
-        of tries, a negative one means dead letter. Raises CometError when neither the message's broker nor
-        the retry topic takes it."""
+        """Send a message back, so that the group consumes it again later.
+
+        Args:
+            message: The message.
+            delay_level: 0: the broker chooses the delay by the number of retries. Negative: dead-letter
+                queue.
+
+        Raises:
+            CometError: Neither the message's broker nor the retry topic accepted it.
+        """
         client = self._client
         try:
             await client.brokers.send_message_back(
@@ -62,20 +71,22 @@ class RetryTopic:
             await self.send(message, delay_level)
 
     async def send(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Send it to the retry topic, with a delay level as of send_back. Raises CometError when no broker
-        takes it."""
+        """Send a message to the retry topic, see send_back. Raises CometError if no broker accepts it."""
         if self._producer.state == "new":
             await self._producer.start()
-        # A body that was not decompressed goes round as it is.
+        # A body that was not decompressed is sent unchanged.
         packed = message.sys_flag & _COMPRESSION
         await self._producer.send_raw(
             prepare_system(self._again(message, delay_level), self._client.keys, packed)
         )
 
     def _again(self, message: MessageExt, delay_level: int) -> Message:
-        """The same body, flag and unique id. It is a dead letter when a send-back would make it one, and then
-        without DELAY, which 4.9.7 would obey; 4.9 takes as many tries as the maximum for too many, 5.x more
-        (docs/reference/storage.md, Send back)."""
+        """Return the message for the retry topic, with the same body, flag and unique key.
+
+        It goes to the dead-letter queue in the cases in which a send-back would. It then has no DELAY, which
+        4.9.7 would apply. 4.9 allows fewer retries than the maximum, 5.x as many (docs/reference/storage.md,
+        Send back).
+        """
         tries = message.reconsume_times + 1
         most = self._most if delay_level >= 0 else min(self._most, tries - 1)
         dropped = (names.TRAN_MSG, names.DELAY, names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME)

@@ -1,4 +1,4 @@
-"""Noticing that a consumer stands still, how far it is behind, and that topics got other queues."""
+"""The detection of stalled consumers, the lag, and the notification of changed queues of topics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _ASKED_AT_ONCE = 32
 _LOOKS = 4
-"""At a queue in the time after which it counts as standing still."""
+"""Checks of a queue within the time after which it counts as stalled."""
 
 
 async def lag_of(
@@ -29,8 +29,13 @@ async def lag_of(
     max_offset: Callable[[MessageQueue], Awaitable[int]],
     done_offset: Callable[[MessageQueue], Awaitable[int]],
 ) -> dict[MessageQueue, int]:
-    """How many messages of each queue are not done yet. max_offset: asks the queue's broker, or raises;
-    done_offset: the same, for a queue of which this client does not know it."""
+    """Return the number of messages of each queue that are not consumed yet.
+
+    Args:
+        queues: The queues.
+        max_offset: Requests the max offset of a queue from its broker.
+        done_offset: Requests the consumed offset of a queue for which this client has none.
+    """
 
     async def behind(each: QueueHealth) -> int:
         done = each.done_offset if each.done_offset is not None else await done_offset(each.queue)
@@ -43,43 +48,42 @@ async def lag_of(
 
 @dataclass(slots=True)
 class _Seen:
-    """How a queue stood, and since when (monotonic seconds)."""
+    """The position of a queue, and the time since which it has not changed in monotonic seconds."""
 
     position: tuple[int | None, int]
-    """What was committed, and the pulled ones without those held."""
+    """The committed offset, and the offset of the next pull minus the number of held messages."""
     since: float
 
 
 @dataclass(slots=True, eq=False)
 class Watchdog:
-    """Looks at a consumer's queues now and then. Those that stand still are in `problems`, and in the log
-    once.
+    """A periodic check of a consumer's queues. Stalled queues are in `problems` and logged once.
 
-    A queue stands still if it holds messages and none was done for `_after_s`, unless it is suspended, or if
-    a scheduled call runs for so long and moves no offset. (A pull that does not come back is a problem by
-    itself, see QueueHealth.)
+    A queue is stalled if it holds messages and none was consumed for `_after_s`, unless it is suspended, or
+    if a scheduled call runs for that long and moves no offset. (A pull that does not return is a problem of
+    its own, see QueueHealth.)
     """
 
     _name: str
     _after_s: float
     _look: Callable[[float], Iterable[QueueHealth]]
-    """The queues' health at a time (monotonic seconds)."""
+    """Returns the health of the queues at a time in monotonic seconds."""
     problems: dict[MessageQueue, str] = field(default_factory=dict)
-    """Queue -> how it stands still, in a sentence."""
+    """A sentence about each stalled queue."""
     _seen: dict[MessageQueue, _Seen] = field(default_factory=dict)
 
     def periodic(self) -> Periodic:
-        """What has to be started."""
+        """Return the periodic task, to be started by the caller."""
         loop = asyncio.get_running_loop()
         every_s = self._after_s / _LOOKS
         return Periodic(loop, every_s, lambda: self.look(loop.time()), name=f"watchdog of {self._name}")
 
     def look(self, now: float) -> None:
-        """Look at all queues."""
+        """Check all queues."""
         seen, self._seen = self._seen, {}
         problems: dict[MessageQueue, str] = {}
         for each in self._look(now):
-            # Pulls alone are no progress: they move next_offset and held_count by the same.
+            # Pulls alone are no progress: they increase next_offset and held_count by the same number.
             position = (each.committed_offset, each.next_offset - each.held_count)
             before = seen.get(each.queue)
             if before is None or before.position != position:
@@ -99,7 +103,7 @@ class Watchdog:
         self.problems = problems
 
     def sentences(self) -> tuple[str, ...]:
-        """For ConsumerHealth.problems."""
+        """Return the sentences for ConsumerHealth.problems."""
         return tuple(
             f"{queue.topic}/{queue.broker_name}/{queue.queue_id}: {problem} for {seconds(self._after_s)}"
             for queue, problem in sorted(self.problems.items())
@@ -107,12 +111,11 @@ class Watchdog:
 
 
 QueuesChanged = Callable[[str, tuple[MessageQueue, ...]], Awaitable[None] | None]
-"""Called with a topic and its queues, when these have changed: an async function on the loop, a plain one in
-a thread."""
+"""A function called with a topic and its changed queues: async on the loop, or plain in a thread."""
 
 
 class QueueWatch:
-    """Tells functions of the queues of topics, as often as routes are asked for."""
+    """Notifies functions of changed queues of topics, at each refresh of the routes."""
 
     def __init__(self, client: ClientInstance, name: str) -> None:
         self._client = client
@@ -123,7 +126,7 @@ class QueueWatch:
         )
 
     async def add(self, topic: str, function: QueuesChanged) -> None:
-        """A topic that nobody knows has no queues yet."""
+        """Watch a topic. A topic without a route has no queues yet."""
         self._known[topic] = await self._queues(topic) or ()
         self._functions[topic] = function
         self._rounds.start()

@@ -1,7 +1,7 @@
-"""Whether the members of a group subscribe the same.
+"""The check whether the members of a group have equal subscriptions.
 
-A broker keeps one subscription for all of them, so those who want something else lose messages without a word
-(docs/reference/storage.md, Subscriptions of a group).
+A broker stores one subscription for all members, so a member with another one misses messages without an
+error (docs/reference/storage.md, Subscriptions of a group).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ log = logs.logger("cometmq.client.consumer")
 
 _PATIENCE_S = 3.0
 _MOST_TOLD = 10
-"""Topics of which each is told: a member may subscribe thousands, and others every time."""
+"""Maximum number of topics with a sentence each. Members may subscribe to thousands of topics."""
 _ANOTHER = "another member"
 
 
 class Agreement:
-    """What the others of a group subscribe.
+    """The subscriptions of the other members of a group.
 
-    It is looked at before each heartbeat: a broker that does not tell the members apart has then what another
-    one said last.
+    They are compared before each heartbeat: a broker that does not distinguish members then still has the
+    last subscription of another one.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self.problems: tuple[str, ...] = ()
         self._differed: tuple[Wants, set[str]] = frozenset(), set()
-        """What we wanted and who the others were when `problems` were found."""
+        """This member's subscriptions and the other members at the time of `problems`."""
 
     async def look(self) -> None:
-        """Compare; what is new goes into the log."""
+        """Compare the subscriptions, and log new differences."""
         group = self._group
         instance = group.instance
         own = wants_of([each.data() for each in group.subscriptions.values()])
@@ -49,7 +49,7 @@ class Agreement:
             async with asyncio.timeout(_PATIENCE_S):
                 found = await instance.brokers.consumer_connection(addr, group.name)
         except (CometError, TimeoutError):
-            return  # nobody is there, or nobody knows
+            return  # there are no members, or the broker does not report them
         differing = disagreements(instance.client_id, own, found)
         problems = tuple(differing[:_MOST_TOLD])
         if len(differing) > _MOST_TOLD:
@@ -57,19 +57,22 @@ class Agreement:
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
         if not problems and not _told_apart(found) and wanted == own and were <= others:
-            return  # such a broker keeps the newest subscription, and may have taken ours meanwhile
+            return  # such a broker keeps the newest subscription, which may be this member's by now
         for problem in set(problems).difference(self.problems):
             log.warning("group %s: %s", group.name, problem)
         self.problems, self._differed = problems, (own, others)
 
 
 def _told_apart(found: ConsumerConnection) -> bool:
-    """Whether the broker says what each member subscribes; Apache's know only what heartbeats said last."""
+    """Return whether the broker reports each member's subscriptions.
+
+    Apache's reports the last heartbeat's.
+    """
     return any(each.subscriptions is not None for each in found.connection_set)
 
 
 def disagreements(client_id: str, own: Wants, found: ConsumerConnection) -> list[str]:
-    """In what a member and the others differ, each a sentence."""
+    """Return the differences between a member and the others, each as a sentence."""
     members = {
         each.client_id: frozenset((each.subscriptions or {}).items())
         for each in found.connection_set

@@ -1,4 +1,4 @@
-"""Sending pulls: to a broker of the queue, or to a filter server of that broker when a class filters."""
+"""The sending of pulls: to a broker of the queue, or to a filter server of that broker for a filter class."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from cometmq.protocol.properties.values import MAX_OFFSET, MIN_OFFSET
 __all__ = ["Pulls"]
 
 RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
-"""Makes the pull request for a broker."""
+"""Creates the pull request for a broker."""
 
 
 @dataclass(eq=False)
 class Pulls:
-    """The pulls of one group. A filter server gets the class with the first pull that goes to it."""
+    """The pulls of one group. The first pull that goes to a filter server uploads the class."""
 
     instance: ClientInstance
     group: str
     _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """(address, topic) -> (name, source) of the class that is there; after a failure it is uploaded anew."""
+    """Name and source of the uploaded class by (address, topic). After a failure it is uploaded again."""
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0
     _suggested: dict[MessageQueue, int] = field(default_factory=dict)
-    """The broker id that the last answer for a queue suggested, unless that is the master."""
+    """The broker id that the last answer for a queue suggested, unless it is the master's."""
 
     async def pull(
         self,
@@ -47,15 +47,15 @@ class Pulls:
         Args:
             queue: The queue.
             subscription: With a class, the pull goes to a filter server of the broker.
-            request: Makes the request for the broker that is asked.
-            timeout_s: Limit for the answer of one broker.
-            max_body: Bytes of a decompressed body.
+            request: Creates the request for a broker.
+            timeout_s: The timeout for the answer of one broker, in seconds.
+            max_body: The maximum size of a decompressed body in bytes.
 
         Returns:
-            The answer, with the queue's bounds on each message as Java's client has them.
+            The answer, with the queue's bounds on each message as in Java's client.
 
         Raises:
-            NoRouteError: No route names the broker, or the broker has no filter server.
+            NoRouteError: No route contains the broker, or the broker has no filter server.
             BrokerError: The broker refused.
             RemotingError: No broker answered.
         """
@@ -96,7 +96,7 @@ class Pulls:
             except BrokerError as error:
                 if error.code != ResponseCode.FILTER_DATA_NOT_EXIST:
                     raise
-            # Nobody has pulled for a while, and the filter server has forgotten the class.
+            # The filter server dropped the class because it was not used for a while.
             self._uploaded.pop((addr, queue.topic), None)
             await self._upload(addr, queue.topic, wanted)
             return await brokers.pull(addr, queue, request, timeout_s, max_body)
@@ -113,7 +113,7 @@ class Pulls:
                 self._uploaded[addr, topic] = wanted
 
     def _filter_server(self, broker_addr: str, queue: MessageQueue) -> str:
-        """Queues are spread over a broker's filter servers; after a failure all take the next one."""
+        """Return the filter server for a queue. After a failure all queues use the next one."""
         known = self.instance.routes.filter_servers(queue.topic, broker_addr)
         if not known:
             self.instance.refresh_soon(queue.topic)

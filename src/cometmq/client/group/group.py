@@ -1,4 +1,4 @@
-"""What the parts of a consumer share: name, client instance, subscriptions and offsets."""
+"""The data that the parts of a consumer share: name, client instance, subscriptions and offsets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ConsumerGroup", "Group", "instance_options"]
 
 
 def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
-    """The local offsets of BROADCASTING lie under the client id, which has to be the same after a restart."""
+    """Return the options, with a stable client id for the local offsets of BROADCASTING."""
     given = given if given is not None else ClientOptions()
     if options.message_model is MessageModel.BROADCASTING and given.instance_name is None:
         return replace(given, instance_name="DEFAULT")
@@ -37,7 +37,7 @@ def instance_options(options: MemberOptions, given: ClientOptions | None) -> Cli
 
 @dataclass(slots=True)
 class Group:
-    """One consumer, as its parts see it."""
+    """The shared data of one consumer."""
 
     name: str
     instance: ClientInstance
@@ -72,29 +72,30 @@ class Group:
 
     @property
     def stored_by_brokers(self) -> bool:
-        """Whether brokers keep the group's offsets."""
+        """Whether brokers store the group's offsets."""
         return self.clustering and self.options.offset_storage is None
 
     def close(self) -> None:
-        """Let others use the file in which the offsets are."""
+        """Release the file of local offsets."""
         if self._file is not None:
             self._file.close()
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
-        """Return where to begin with a queue whose offset the group has stored (None: it has none)."""
+        """Return the start offset of a queue. stored: the group's stored offset, None if there is none."""
         where = self.options.consume_from_where
         offset = await start_offset(self.instance, queue, stored, where, self._start_time_ms)
         if stored is None and self.options.start_strictly:
             if where is ConsumeFromWhere.TIMESTAMP:
                 offset = await self._not_older(queue, offset)
-            # Stored even if nothing is consumed: the next member must not begin at a later end of the queue.
+            # Stored even if nothing is consumed, because the next member must not start at a later end of the
+            # queue.
             self.offsets.update(queue, offset)
         return offset
 
     async def _not_older(self, queue: MessageQueue, offset: int) -> int:
-        """Pass over the message at an offset if it is older than the start time.
+        """Return the next offset if the message at this one is older than the start time.
 
-        Brokers of 4.9 answer a search by time with the message nearest to it.
+        Brokers of 4.9 answer a search by time with the nearest message.
         """
         request = pull_request(self.name, queue, offset, 1)
 
@@ -108,7 +109,7 @@ class Group:
 
 @dataclass(slots=True)
 class ConsumerGroup(Group):
-    """A push consumer, which has a retry topic."""
+    """The shared data of a push consumer, which has a retry topic."""
 
     options: PushOptions
 
@@ -117,6 +118,6 @@ class ConsumerGroup(Group):
         return RETRY_PREFIX + self.name
 
     def restore_topic(self, message: MessageExt) -> None:
-        """Listeners see a message of the retry topic under the topic it was sent to."""
+        """Replace the retry topic of a message by its original topic."""
         if message.topic == self.retry_topic:
             message.topic = self.instance.namespace.unwrap(message.properties.get(RETRY_TOPIC, message.topic))

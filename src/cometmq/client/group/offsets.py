@@ -1,5 +1,7 @@
-"""Consumed offsets of a group: in memory first, persisted every few seconds, at the loss of a queue and at
-the end; and where a consumer starts on a queue that has none."""
+"""The consumer offsets of a group in memory, their storage, and the start offset of a queue.
+
+Offsets are stored every few seconds, when a queue is revoked, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,18 @@ __all__ = [
 
 log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
-_AT_ONCE = 64  # requests under way at a time; a member may hold thousands of queues
+_AT_ONCE = 64  # concurrent requests; a member may have thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
-_STORAGE_S = 10.0  # a storage that hangs must not hold a stop, or a queue that goes to another member
+_STORAGE_S = 10.0  # seconds; a storage that hangs must not block a stop or a handoff
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
-"""Persist a table; answers what failed."""
+"""Stores a table and returns the failures by queue."""
 
 
 @dataclass(slots=True, eq=False)
 class OffsetStore:
-    """read: the stored offset, None if there is none, or it raises; write: stores a table."""
+    """The offsets in memory. read returns a stored offset, None without one; write stores a table."""
 
     _read: ReadOffset
     _write: WriteOffset
@@ -61,7 +63,7 @@ class OffsetStore:
         return await self._read(queue)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Memory first, then the store."""
+        """Return the offset in memory, otherwise the stored one."""
         offset = self._offsets.get(queue)
         return offset if offset is not None else await self._read(queue)
 
@@ -69,10 +71,9 @@ class OffsetStore:
         return dict(self._offsets)
 
     async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store what changed since the last time (of `queues`, else of all). What fails stays due for the
-        next time.
+        """Store the offsets that have changed, of `queues` or of all queues.
 
-        Raises the first failure, after everything has been tried.
+        Failed ones are stored the next time. The first failure is raised after all queues were tried.
         """
         async with self._persisting:
             due = self._dirty if queues is None else self._dirty.intersection(queues)
@@ -81,7 +82,7 @@ class OffsetStore:
                 return
             failures = await self._write(table)
             for queue, offset in table.items():
-                # An offset that moved while it was written stays dirty.
+                # An offset that has changed during the write must be written again.
                 if queue not in failures and self._offsets.get(queue, offset) == offset:
                     self._dirty.discard(queue)
             for queue, failure in failures.items():
@@ -90,19 +91,18 @@ class OffsetStore:
                 raise next(iter(failures.values()))
 
     async def try_persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """As `persist`, but a failure is only logged: what is not stored is due the next time."""
+        """Store offsets as `persist` does, but only log failures."""
         try:
             await self.persist(queues)
         except CometError:
             pass
 
     async def persist_last(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """`persist` of queues (None: all) that others read from now on, then ask whether the store still has
-        it all, and store again what it lost.
+        """Store the offsets of queues (None: all) that other members read from now on, and verify them.
 
-        A pull carries its queue's offset, and a broker may serve one that was sent before only now: then an
-        older offset replaces what was confirmed. A failure is only logged: what is not stored is consumed
-        again.
+        A pull contains its queue's offset, and a broker may serve an earlier pull only now, which replaces
+        the confirmed offset by an older one. The stored offsets are therefore read, and stored again if they
+        are lost. Failures are only logged; the messages are then consumed again.
         """
 
         async def lost(queue: MessageQueue) -> bool:
@@ -122,10 +122,10 @@ class OffsetStore:
             pass  # logged
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Persist and forget queues that somebody else reads from now on."""
+        """Store and forget the offsets of queues that another member reads from now on."""
         queues = list(queues)
         try:
-            # If this fails, the next owner starts where the last persist left it and repeats the rest.
+            # If this fails, the next owner starts at the last stored offset and repeats the rest.
             await self.persist_last(queues)
         finally:
             for queue in queues:
@@ -137,14 +137,14 @@ class OffsetStore:
 
 
 class OffsetStorageError(CometError, Transient):
-    """A storage of the user's own did not read or write offsets."""
+    """A user's own storage failed to read or write offsets."""
 
     problem: str
 
 
 @dataclass(slots=True)
 class OwnOffsets:
-    """The offsets of a group, in a storage of its own."""
+    """The offsets of a group in a storage of the user."""
 
     _storage: OffsetStorage
 
@@ -177,12 +177,12 @@ class OwnOffsets:
 
 @dataclass(slots=True)
 class RemoteOffsets:
-    """The offsets of a group, on the brokers that hold its queues."""
+    """The offsets of a group on the brokers of its queues."""
 
     _client: ClientInstance
     _group: str
     _strictly: bool = False
-    """Tell "no offset" from 0, except in a retry topic, whose first messages are always the group's."""
+    """Distinguish "no offset" from 0, except in a retry topic, which belongs to the group."""
 
     async def read(self, queue: MessageQueue) -> int | None:
         addr = await self._client.find_addr(queue)
@@ -205,10 +205,10 @@ class RemoteOffsets:
 
 
 def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], list[MessageQueue]]:
-    """The first queue of each topic, and the others, whose commits must wait for those of the first.
+    """Return the first queue of each topic, and the other queues, which must be committed after them.
 
-    Apache 4.9's broker makes a group's table of a topic when a commit finds none: of two commits that come
-    together each makes one, and what went into the one that is replaced is lost, although it was confirmed.
+    Apache 4.9's broker creates a group's table of a topic at the first commit. Two concurrent commits each
+    create one, and the offsets in the table that is replaced are lost although they were confirmed.
     """
     first: dict[str, MessageQueue] = {}
     rest = [queue for queue in queues if first.setdefault(queue.topic, queue) is not queue]
@@ -218,11 +218,11 @@ def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], l
 async def start_offset(
     client: ClientInstance, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
 ) -> int:
-    """Where to begin with a queue whose offset the group has `stored` (None: it has none).
+    """Return the start offset of a queue. stored: the group's stored offset, None if there is none.
 
-    A broker that still holds the first message of a queue answers 0 for an unknown group, so a new group on a
-    young topic starts at 0 even with LAST_OFFSET, unless it starts strictly. A store that cannot be read is
-    an error of the caller, never None: taking it for "none" would skip messages.
+    A broker that still has the first message of a queue answers 0 for an unknown group, so a new group on a
+    young topic starts at 0 even with LAST_OFFSET, unless it starts strictly. If a store cannot be read, the
+    caller must raise an error: None would skip messages.
     """
     if stored is not None:
         return stored
@@ -240,12 +240,12 @@ async def start_offset(
 
 
 def default_start_time_ms() -> int:
-    """The store time at which TIMESTAMP starts unless told otherwise."""
+    """Return the default store time for TIMESTAMP."""
     return int(time.time() * 1000) - _HALF_HOUR_MS
 
 
 def warn_of_moved_offset(queue: MessageQueue, offset: int, result: PullResult) -> None:
-    """The broker does not have the offset that was pulled."""
+    """Log that the broker does not have the offset that was pulled."""
     logs.logger("cometmq.client.consumer").warning(
         "%s: offset %d is outside the broker's %d to %d; going on at %d",
         queue, offset, result.min_offset, result.max_offset, result.next_begin_offset,

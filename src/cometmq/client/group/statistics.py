@@ -1,5 +1,7 @@
-"""How fast a consumer pulls and consumes each topic, as it tells administrators (request 307;
-docs/reference/client.md, Statistics of clients)."""
+"""The pull and consume rates of a consumer by topic, reported to administrators (request 307).
+
+See docs/reference/client.md, Statistics of clients.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ _OF_AN_HOUR = 360
 
 @dataclass(slots=True)
 class Totals:
-    """Since the start. Times are seconds; messages are counted when pulled, when done, and when failed."""
+    """Totals since the start. Times are in seconds.
+
+    Messages are counted when pulled, consumed, and failed.
+    """
 
     pulls: int = 0
     pull_s: float = 0.0
@@ -31,20 +36,20 @@ class Totals:
 
 @dataclass(slots=True, eq=False)
 class TopicStats:
-    """Totals of a topic, and what they were every 10 s of the last hour."""
+    """The totals of a topic, and their values every 10 s of the last hour."""
 
     totals: Totals = field(default_factory=Totals)
     _samples: deque[Totals] = field(default_factory=lambda: deque([Totals()], _OF_AN_HOUR + 1))
 
     def pulled(self, messages: int, took_s: float) -> None:
-        """A pull brought messages."""
+        """Count the messages of a pull."""
         totals = self.totals
         totals.pulls += 1
         totals.pull_s += took_s
         totals.pulled += messages
 
     def handled(self, messages: int, took_s: float, *, done: bool) -> None:
-        """A listener's call has ended."""
+        """Count the messages of a listener call."""
         totals = self.totals
         totals.calls += 1
         totals.call_s += took_s
@@ -54,12 +59,14 @@ class TopicStats:
             totals.failed += messages
 
     def sample(self) -> None:
-        """To be called every SAMPLE_S."""
+        """Store the totals. Called every SAMPLE_S."""
         self._samples.append(replace(self.totals))
 
     def status(self) -> ConsumeStatus:
-        """Rates and times of the last minute; failures of the last hour, and its times of calls if the minute
-        had none."""
+        """Return rates and times of the last minute, and failures of the last hour.
+
+        The duration of calls is that of the last hour if the last minute had none.
+        """
         samples = self._samples
         newest, oldest = samples[-1], samples[0]
         back = min(_OF_A_MINUTE, len(samples) - 1)
@@ -76,22 +83,22 @@ class TopicStats:
 
 
 class Statistics:
-    """Those of a consumer's topics."""
+    """The statistics of a consumer's topics."""
 
     def __init__(self) -> None:
         self._topics: dict[str, TopicStats] = {}
 
     def of(self, topic: str) -> TopicStats:
-        """Made if need be."""
+        """Return the statistics of a topic, creating them if necessary."""
         return self._topics.setdefault(topic, TopicStats())
 
     def sample(self) -> None:
-        """To be called every SAMPLE_S."""
+        """Store the totals of all topics. Called every SAMPLE_S."""
         for stats in self._topics.values():
             stats.sample()
 
     def table(self) -> Mapping[str, ConsumeStatus]:
-        """By topic."""
+        """Return the rates by topic."""
         return {topic: stats.status() for topic, stats in self._topics.items()}
 
 

@@ -25,8 +25,10 @@ def traced(
     group: str,
     time_out_s: float,
 ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-    """The listener, with a trace before and after each call. time_out_s: a call that takes longer is noted as
-    overdue, whatever it returned."""
+    """Return the listener with a trace before and after each call.
+
+    A call longer than time_out_s is overdue.
+    """
     if traces is None:
         return listener
 
@@ -49,5 +51,5 @@ def traced(
 
 
 def trace_polled(traces: Traces, group: str, messages: Sequence[MessageExt]) -> None:
-    """A caller polled these messages: what becomes of them is not known, and counts as success."""
+    """Record messages that a caller has polled. Their processing is unknown and counts as a success."""
     traces.consumed(traces.consuming(group, messages), ConsumeCode.SUCCESS, success=True)
