@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from cometmq.testing.process import START_DEADLINE_S
+from cometmq.testing.process import START_TIMEOUT_S
 from cometmq.testing.process import ServerProcess as Process
 
 NAMESRV = """
@@ -59,7 +59,7 @@ class ServerProcess(Process):
         super().__init__(command, r"^\d+$", {"PYTHONUNBUFFERED": "1"})
         self.port = 0
 
-    def wait_ready(self, timeout_s: float = START_DEADLINE_S) -> str:
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
         line = super().wait_ready(timeout_s)
         self.port = int(line)
         return line

@@ -317,8 +317,8 @@ PLANTED: list[tuple[Plant, str]] = [
     (deliver_under_another_topic, "nothing invented"),
     (deliver_a_refused_one, "nothing invented"),
     (deliver_before_the_send, "nothing invented"),
-    (put_another_there, "one message a place"),
-    (leave_a_gap, "one message a place"),
+    (put_another_there, "one message per offset"),
+    (leave_a_gap, "one message per offset"),
     (commit_beyond, "commits within bounds"),
     (go_back, "progress"),
     (read_backwards, "reads in order"),
@@ -461,6 +461,6 @@ def test_a_violation_tells_the_first_problems() -> None:
     report = check_history(lines)
     with pytest.raises(HistoryViolation) as raised:
         report.verify()
-    assert "m0 was acknowledged, and nobody read topic T" in str(raised.value)
+    assert "m0 was acknowledged, and no group read topic T" in str(raised.value)
     assert str(raised.value).endswith("and 10 more")
     assert len(pickle.loads(pickle.dumps(raised.value)).problems) == 30

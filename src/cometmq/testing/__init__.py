@@ -1,7 +1,13 @@
-"""Tools for tests, ours and our users': servers that start in milliseconds, bad networks, checked histories.
+"""Tools for tests: brokers that start in milliseconds, fault-injecting proxies, checks of recorded histories.
 
-As a pytest plugin: `pytest_plugins = ["cometmq.testing.plugin"]` in conftest.py gives fixtures. `TestBroker`
-and `local_broker` are the same without pytest; the processes are for tests of crashes and signals.
+- `TestBroker`: a name server and a broker in the test's process, without sockets.
+- `local_broker`: a name server and a broker in the test's process, with real sockets and files.
+- `StandaloneProcess`, `ServerProcess`: servers as separate processes, for tests of crashes and signals.
+- `FaultProxy`, `ClusterProxy`: proxies that cut, stall, delay or split connections.
+- `History`, `check_history`: record what clients did, and check it against what CometMQ guarantees.
+
+The pytest plugin `cometmq.testing.plugin` provides brokers and proxies as fixtures. Add `pytest_plugins =
+["cometmq.testing.plugin"]` to the top-level conftest.py.
 """
 
 from cometmq.testing.checker import Expected, HistoryViolation, Problem, Report, check_history

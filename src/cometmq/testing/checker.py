@@ -1,6 +1,7 @@
-"""What a history must look like: sets, places, order, owners, progress, transactions, timers, retries.
+"""Check a recorded history of client operations against the guarantees of CometMQ.
 
-`check_history(lines)` is a function of the history alone. Each rule is linear in it, but for sorting.
+Each rule is a pure function of the history. Apart from sorting, its run time is linear in the length of the
+history.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import msgspec
 
 from cometmq.testing.history import Operation, operations
 
-SHOWN = 20
+MAX_SHOWN_PROBLEMS = 20
 _FOREVER = float("inf")
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What was agreed on with the servers. Times are seconds.
+    """The settings of servers and consumers that a history is checked against.
 
-    tries: how often a message may come again after its first delivery before it is a dead letter
-    (maxReconsumeTimes). check_s: how long after its sending a transaction may be open. late_s: how long after
-    its time a message may come. filtering: groups that do not want all messages.
+    Attributes:
+        tries: Maximum number of redeliveries of a message after its first delivery, before the message
+            becomes a dead letter (RocketMQ's maxReconsumeTimes).
+        check_s: Time in seconds within which a transaction must be committed or rolled back.
+        late_s: Maximum delay in seconds of a delayed message's delivery after its due time.
+        filtering: Names of the groups that subscribe with a filter, and therefore need not receive every
+            message.
     """
 
     tries: int = 16
@@ -33,19 +38,27 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something that was promised otherwise. rule: the name of the promise."""
+    """A violation of a guarantee.
+
+    Attributes:
+        rule: Name of the violated rule, such as "nothing lost".
+        what: Description of the violation: the message, queue or group and what happened.
+    """
 
     rule: str
     what: str
 
 
 class HistoryViolation(AssertionError):
-    """A history has problems."""
+    """A history violates at least one guarantee.
+
+    `problems` lists all violations; the text shows the first 20.
+    """
 
     def __init__(self, problems: list[Problem]) -> None:
-        shown = [f"{problem.rule}: {problem.what}" for problem in problems[:SHOWN]]
-        more = f"and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        super().__init__("\n".join(["the history breaks what is promised", *shown, more]).rstrip())
+        shown = [f"{problem.rule}: {problem.what}" for problem in problems[:MAX_SHOWN_PROBLEMS]]
+        more = f"and {len(problems) - MAX_SHOWN_PROBLEMS} more" if len(problems) > MAX_SHOWN_PROBLEMS else ""
+        super().__init__("\n".join(["the history violates guarantees", *shown, more]).rstrip())
         self.problems = problems
 
     def __reduce__(self) -> tuple[type[HistoryViolation], tuple[list[Problem]]]:
@@ -53,8 +66,17 @@ class HistoryViolation(AssertionError):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a history says. sent: acknowledged; unknown: those that may have been. duplicates: reads and
-    handled calls of a group beyond the first of each message, which at-least-once delivery allows."""
+    """The result of checking a history.
+
+    Attributes:
+        sent: Number of messages whose send was acknowledged.
+        unknown: Number of messages whose send ended without a result, and which may have been stored.
+        refused: Number of messages whose send failed.
+        delivered: Number of pairs of a group and a message that the group read or handled successfully.
+        duplicates: Number of successful deliveries to a group beyond the first one of each message.
+            At-least-once delivery permits duplicates.
+        problems: Violations of guarantees; empty if the history is correct.
+    """
 
     sent: int
     unknown: int
@@ -64,14 +86,18 @@ class Report(msgspec.Struct, kw_only=True):
     problems: list[Problem]
 
     def verify(self) -> Report:
-        """The report itself. Raises HistoryViolation if there is a problem."""
+        """Return this report if it contains no problem.
+
+        Raises:
+            HistoryViolation: The report contains a problem.
+        """
         if self.problems:
             raise HistoryViolation(self.problems)
         return self
 
 
 class _Index:
-    """The operations of a history by what rules ask for."""
+    """Operations of a history, grouped as the rules need them."""
 
     def __init__(self, history: list[Operation], expected: Expected) -> None:
         self.history = history
@@ -87,7 +113,7 @@ class _Index:
 
     @cached_property
     def deliveries(self) -> dict[str, list[Operation]]:
-        """Of a message: pulls that gave it, and calls of listeners."""
+        """Successful pulls and all listener calls, by message."""
         return by_message(each for each in self.of("read", "handle") if each.op == "handle" or is_ok(each))
 
     @cached_property
@@ -106,9 +132,9 @@ class _Index:
         return {each.outcome for each in self.ends.get(message, []) if each.result in results}
 
 
-def by_message(found: Iterable[Operation]) -> dict[str, list[Operation]]:
+def by_message(history: Iterable[Operation]) -> dict[str, list[Operation]]:
     grouped: dict[str, list[Operation]] = defaultdict(list)
-    for each in found:
+    for each in history:
         grouped[each.message].append(each)
     return grouped
 
@@ -118,7 +144,19 @@ def is_ok(operation: Operation) -> bool:
 
 
 def check_history(lines: Iterable[str | bytes], expected: Expected | None = None) -> Report:
-    """Check a history against all promises. Raises HistoryError for lines that are none."""
+    """Check a history against all guarantees.
+
+    Args:
+        lines: JSON lines as `History.lines` returns them, or the lines of a file. Empty lines are ignored.
+        expected: Settings of servers and consumers that the history is checked against. Default:
+            `Expected()`.
+
+    Returns:
+        Counts of messages and all violations. Call `verify` on it to raise an error for violations.
+
+    Raises:
+        HistoryError: A line is not a valid event.
+    """
     history = operations(lines)
     index = _Index(history, expected if expected is not None else Expected())
     problems = [Problem(name, what) for name, rule in RULES.items() for what in rule(index)]
@@ -139,7 +177,7 @@ def check_history(lines: Iterable[str | bytes], expected: Expected | None = None
 
 
 def nothing_lost(index: _Index) -> Iterator[str]:
-    """What was acknowledged reaches every group that takes the topic: read, or handled, or a dead letter."""
+    """Every acknowledged message is read, handled or a dead letter in every group that reads the topic."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for message, deliveries in index.deliveries.items():
         for send in index.sends.get(message, [])[:1]:
@@ -166,81 +204,81 @@ def nothing_lost(index: _Index) -> Iterator[str]:
         }
         done |= {group for group in wanted if index.dead[group, message]}
         if not groups[ok.topic]:
-            yield f"{message} was acknowledged, and nobody read topic {ok.topic}"
+            yield f"{message} was acknowledged, and no group read topic {ok.topic}"
         for group in sorted(wanted.keys() - done):
             yield (
-                f"{message} was acknowledged and not {'handled' if wanted[group] == 'handle' else 'read'}"
+                f"{message} was acknowledged but not {'handled' if wanted[group] == 'handle' else 'read'}"
                 + (f" by group {group}" if group else "")
             )
 
 
 def nothing_invented(index: _Index) -> Iterator[str]:
-    """What is delivered was sent, to this topic, and not refused."""
+    """Every delivered message was sent to this topic before, and its send did not fail."""
     for message, deliveries in index.deliveries.items():
         results = {each.result for each in index.sends.get(message, [])}
         first = deliveries[0]
         if not results:
-            yield f"{message} came to {first.process} and was never sent"
+            yield f"{message} was delivered to {first.process} but never sent"
         elif results == {"fail"}:
-            yield f"{message} came to {first.process} and its sending had failed"
+            yield f"{message} was delivered to {first.process} although its send failed"
         elif min(each.began for each in index.sends[message]) > first.began:
-            yield f"{message} came to {first.process} before it was sent"
+            yield f"{message} was delivered to {first.process} before it was sent"
         topics = {each.topic for each in index.sends.get(message, [])}
         for each in deliveries:
             if topics and each.topic and each.topic not in topics and not each.topic.startswith("%RETRY%"):
-                yield f"{message} came to {each.process} as one of topic {each.topic}"
+                yield f"{message} was delivered to {each.process} as a message of topic {each.topic}"
                 break
 
 
-def one_message_a_place(index: _Index) -> Iterator[str]:
-    """Everybody agrees on the message at an offset of a queue, and no offset is left out."""
-    places: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+def one_message_per_offset(index: _Index) -> Iterator[str]:
+    """Each offset of a queue holds one message, and no offset is missing."""
+    messages: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     topics = {each.topic for each in index.of("send")}
     for each in index.of("send", "read", "handle"):
         if each.offset is None or not each.queue or (each.op != "handle" and not is_ok(each)):
             continue
-        known = places[each.topic, each.queue].setdefault(each.offset, each.message)
-        if known != each.message:
-            yield f"{each.topic} {each.queue} has {known} and {each.message} at offset {each.offset}"
+        first = messages[each.topic, each.queue].setdefault(each.offset, each.message)
+        if first != each.message:
+            yield f"{each.topic} {each.queue} has {first} and {each.message} at offset {each.offset}"
     lows = {(each.topic, each.queue): each.min for each in reversed(index.of("bounds")) if is_ok(each)}
-    for (topic, queue), found in places.items():
+    for (topic, queue), by_offset in messages.items():
         if topic not in topics:
-            continue  # a retry topic: nobody says what is stored there
-        low = min(min(found), lows.get((topic, queue), min(found)))
-        missing = set(range(low, max(found))) - found.keys()
+            continue  # The sends to a retry topic are not part of the history.
+        low = min(min(by_offset), lows.get((topic, queue), min(by_offset)))
+        missing = set(range(low, max(by_offset))) - by_offset.keys()
         if missing:
-            yield f"{topic} {queue}: nobody saw offset {min(missing)} ({len(missing)} in all)"
+            yield f"{topic} {queue}: offset {min(missing)} is missing (missing offsets: {len(missing)})"
 
 
 def commits_within_bounds(index: _Index) -> Iterator[str]:
-    """A group's offset lies within its queue."""
+    """A group's committed offset lies within the bounds of the queue."""
     highs: dict[tuple[str, str], int] = defaultdict(int)
     lows: dict[tuple[str, str], int] = {}
     for each in index.of("bounds"):
-        place = (each.topic, each.queue)
-        highs[place] = max(highs[place], each.max)
-        lows[place] = min(lows.get(place, each.min), each.min)
+        queue = (each.topic, each.queue)
+        highs[queue] = max(highs[queue], each.max)
+        lows[queue] = min(lows.get(queue, each.min), each.min)
     for each in index.of("send", "read", "handle"):
         if each.offset is not None:
             highs[each.topic, each.queue] = max(highs[each.topic, each.queue], each.offset + 1)
     for each in index.of("commit"):
-        place = (each.topic, each.queue)
+        queue = (each.topic, each.queue)
         assert each.offset is not None
-        if each.result != "fail" and not lows.get(place, 0) <= each.offset <= highs[place]:
-            yield f"group {each.group} is at {each.offset} of {place}, which ends at {highs[place]}"
+        if each.result != "fail" and not lows.get(queue, 0) <= each.offset <= highs[queue]:
+            yield f"group {each.group} committed {each.offset} of {queue}, which ends at {highs[queue]}"
 
 
 def progress(index: _Index) -> Iterator[str]:
-    """A group's offset goes back only if an operator moves it."""
+    """A group's committed offset decreases only if an operator resets it."""
     queues: dict[tuple[str, str, str], list[Operation]] = defaultdict(list)
     for each in index.of("commit", "reset"):
         if each.result != "fail":
             queues[each.group, each.topic, each.queue].append(each)
-    for place, found in queues.items():
+    for group_queue, commits in queues.items():
         highest: Operation | None = None
-        waiting = deque(sorted((each for each in found if each.op == "commit" and is_ok(each)), key=_end))
-        resets = [each for each in found if each.op == "reset"]
-        for each in found:
+        waiting = deque(sorted((each for each in commits if each.op == "commit" and is_ok(each)), key=_end))
+        resets = [each for each in commits if each.op == "reset"]
+        for each in commits:
             if each.op == "reset" or not is_ok(each):
                 continue
             while waiting and _end(waiting[0]) <= each.began:
@@ -252,7 +290,7 @@ def progress(index: _Index) -> Iterator[str]:
             if highest is None or (each.offset or 0) >= (highest.offset or 0):
                 continue
             if not any(reset.began <= _end(each) and _end(reset) >= highest.began for reset in resets):
-                yield f"{place} went back from {highest.offset} to {each.offset}"
+                yield f"{group_queue} went back from {highest.offset} to {each.offset}"
 
 
 def _end(operation: Operation) -> float:
@@ -260,54 +298,54 @@ def _end(operation: Operation) -> float:
 
 
 def reads_in_order(index: _Index) -> Iterator[str]:
-    """While a member has a queue, its reads follow the offsets."""
-    anew: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    """While a member owns a queue, the offsets of its reads increase."""
+    restarts: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for each in index.of("own", "reset"):
-        anew[each.group, each.topic, each.queue].append(each.began)
+        restarts[each.group, each.topic, each.queue].append(each.began)
     before: dict[tuple[str, str, str, str], Operation] = {}
     for each in index.of("read"):
         if not is_ok(each):
             continue
-        place = (each.group, each.topic, each.queue)
-        last = before.get((each.process, *place))
-        before[each.process, *place] = each
-        if last is None or any(last.began <= at <= each.began for at in anew[place]):
+        group_queue = (each.group, each.topic, each.queue)
+        last = before.get((each.process, *group_queue))
+        before[each.process, *group_queue] = each
+        if last is None or any(last.began <= at <= each.began for at in restarts[group_queue]):
             continue
         if (each.offset or 0) <= (last.offset or 0):
-            yield f"{each.process} read {place} at {each.offset} behind {last.offset}"
+            yield f"{each.process} read {group_queue} at {each.offset} after {last.offset}"
 
 
 def strict_order(index: _Index) -> Iterator[str]:
-    """Of a key, one message is in flight at a time, and none comes before those in front of it are done."""
+    """Messages of one key are handled one at a time, each only after all earlier ones are done."""
     calls: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     stored: dict[str, set[tuple[int, str]]] = defaultdict(set)
-    where: dict[str, str] = {}
+    queues: dict[str, str] = {}
     for each in index.of("send", "handle"):
         if not each.key or each.offset is None:
             continue
         stored[each.key].add((each.offset, each.message))
-        where.setdefault(each.message, each.queue)
+        queues.setdefault(each.message, each.queue)
         if each.op == "handle":
             calls[each.group, each.key].append(each)
     for (group, key), history in calls.items():
-        in_front = deque(sorted(stored[key]))
-        done = {message for whose, message in index.dead if whose == group}
+        pending = deque(sorted(stored[key]))
+        done = {message for dead_group, message in index.dead if dead_group == group}
         for before, call in itertools.pairwise([None, *history]):
             if call is None:
                 continue
             if before is not None:
                 if _end(before) > call.began:
-                    yield f"{call.message} of key {key} is handled while {before.message} still is"
+                    yield f"{call.message} of key {key} is handled during the call for {before.message}"
                 if is_ok(before):
                     done.add(before.message)
-            while in_front and in_front[0][1] in done:
-                in_front.popleft()
-            if in_front and in_front[0][0] < (call.offset or 0) and where[in_front[0][1]] == call.queue:
-                yield f"{call.message} of key {key} overtakes {in_front[0][1]} in group {group}"
+            while pending and pending[0][1] in done:
+                pending.popleft()
+            if pending and pending[0][0] < (call.offset or 0) and queues[pending[0][1]] == call.queue:
+                yield f"{call.message} of key {key} overtakes {pending[0][1]} in group {group}"
 
 
 def one_owner(index: _Index) -> Iterator[str]:
-    """While nobody comes or goes, each queue has one owner in its group, or all members if broadcasting."""
+    """While membership is stable, each queue has one owner in its group, or every member if broadcasting."""
     owned: dict[tuple[str, str, str], list[Operation]] = defaultdict(list)
     for each in index.of("own"):
         owned[each.group, each.topic, each.queue].append(each)
@@ -321,13 +359,13 @@ def one_owner(index: _Index) -> Iterator[str]:
                 owners = sorted(each.process for each in here if each.began <= low and high <= _end(each))
                 wanted = sorted(settled.members) if settled.members else owners[:1]
                 if not owners or owners != wanted:
-                    who = ", ".join(owners) or "nobody"
-                    yield f"{settled.topic} {queue} of group {settled.group} belongs to {who} at {low:.3f}"
+                    names = ", ".join(owners) or "no member"
+                    yield f"{settled.topic} {queue} of group {settled.group} belongs to {names} at {low:.3f}"
                     break
 
 
 def transactions(index: _Index) -> Iterator[str]:
-    """A half message ends, once and in time, and is seen only if it was committed."""
+    """A half message is committed or rolled back once, in time, and is delivered only if it was committed."""
     for message, sends in index.sends.items():
         ok = next((each for each in sends if each.half and each.result != "fail"), None)
         if ok is None:
@@ -350,11 +388,11 @@ def transactions(index: _Index) -> Iterator[str]:
         for delivery in index.deliveries.get(message, [])[:1]:
             if delivery.began < committed:
                 state = "rolled back" if "rollback" in outcomes else "not committed"
-                yield f"{message} came to {delivery.process} and was {state}"
+                yield f"{message} was delivered to {delivery.process} but was {state}"
 
 
 def timers(index: _Index) -> Iterator[str]:
-    """A message that is due later comes at its time, never if it was cancelled."""
+    """A delayed message is delivered at its due time, and never after a successful cancellation."""
     for message, sends in index.sends.items():
         due = sends[0].due
         deliveries = index.deliveries.get(message, [])
@@ -362,18 +400,18 @@ def timers(index: _Index) -> Iterator[str]:
             continue
         first = deliveries[0]
         if first.began < due:
-            yield f"{message} came {due - first.began:.3f} s before its time"
+            yield f"{message} was delivered {due - first.began:.3f} s too early"
         elif first.began > max(due, sends[0].ended or sends[0].began) + index.expected.late_s:
-            yield f"{message} came {first.began - due:.3f} s after its time"
+            yield f"{message} was delivered {first.began - due:.3f} s too late"
         for cancel in index.cancelled.get(message, []):
             if is_ok(cancel) and deliveries[-1].began > _end(cancel):
-                yield f"{message} came after it was cancelled"
+                yield f"{message} was delivered after it was cancelled"
                 break
 
 
 def retries(index: _Index) -> Iterator[str]:
-    """A message that fails comes again so many times, then it is one dead letter."""
-    most = index.expected.tries + 1
+    """A message that keeps failing is redelivered up to the limit and then becomes one dead letter."""
+    max_calls = index.expected.tries + 1
     failed: Counter[tuple[str, str]] = Counter()
     unknown: Counter[tuple[str, str]] = Counter()
     handled: set[tuple[str, str]] = set()
@@ -385,24 +423,24 @@ def retries(index: _Index) -> Iterator[str]:
         else:
             unknown[each.group, each.message] += 1
     for (group, message), count in failed.items():
-        if count > most:
-            yield f"{message} failed {count} times in group {group}, which gives it {most}"
-        elif count == most and (group, message) not in handled and not index.dead[group, message]:
-            yield f"{message} failed {count} times in group {group} and is no dead letter"
+        if count > max_calls:
+            yield f"{message} failed {count} times in group {group}, whose limit is {max_calls}"
+        elif count == max_calls and (group, message) not in handled and not index.dead[group, message]:
+            yield f"{message} failed {count} times in group {group} but is not a dead letter"
     for (group, message), count in index.dead.items():
         if count > 1:
             yield f"{message} is {count} dead letters of group {group}"
         if not failed[group, message]:
-            yield f"{message} is a dead letter of group {group} and never failed"
-        elif failed[group, message] + unknown[group, message] < most:
+            yield f"{message} is a dead letter of group {group} but never failed"
+        elif failed[group, message] + unknown[group, message] < max_calls:
             count = failed[group, message]
-            yield f"{message} is a dead letter of group {group} after {count} of {most} fails"
+            yield f"{message} is a dead letter of group {group} after {count} of {max_calls} failures"
 
 
 RULES: dict[str, Callable[[_Index], Iterator[str]]] = {
     "nothing lost": nothing_lost,
     "nothing invented": nothing_invented,
-    "one message a place": one_message_a_place,
+    "one message per offset": one_message_per_offset,
     "commits within bounds": commits_within_bounds,
     "progress": progress,
     "reads in order": reads_in_order,
@@ -412,4 +450,4 @@ RULES: dict[str, Callable[[_Index], Iterator[str]]] = {
     "timers": timers,
     "retries": retries,
 }
-"""By the names that problems carry."""
+"""Rules by the names that `Problem.rule` reports."""

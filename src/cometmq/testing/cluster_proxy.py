@@ -1,11 +1,11 @@
-"""A cluster as clients see it through a bad network: fault proxies before the name server and all brokers.
+"""A proxy for a whole cluster: fault-injecting proxies before the name server and every broker.
 
-async with ClusterProxy(broker.namesrv, random_faults(seed=1)) as faulty:
-    async with Producer("p", namesrv=faulty.namesrv) as producer:
-        ...
+    async with ClusterProxy(broker.namesrv, random_faults(seed=1)) as faulty:
+        async with Producer("p", namesrv=faulty.namesrv) as producer:
+            ...
 
-Routes name the brokers' own addresses, so there is a small name server behind the first proxy, which asks the
-real one and puts the brokers' proxies into its answers.
+Routes contain the addresses of the brokers. A small name server between the first proxy and the real name
+server therefore replaces these addresses by those of the brokers' proxies.
 """
 
 from __future__ import annotations
@@ -22,49 +22,71 @@ from cometmq.testing.proxy import HOST, FaultProxy, Proxy, check_target
 
 
 class ClusterProxy(Proxy):
-    """Fault proxies before a whole cluster; `namesrv` is what clients are given. `async with`, or
-    `run_in_thread`.
+    """Fault-injecting proxies before the name server and all brokers of a cluster.
 
-    target: host:port of the real name server. script: the faults of each proxy; the name server's can be
-    another one.
+    Start it with `async with`, with `start` and `stop`, or with `run_in_thread` for blocking code. Clients
+    connect to `namesrv`.
+
+    Args:
+        target: Address ("host:port") of the real name server.
+        script: Faults of the connections through each proxy. Default: none.
+        namesrv_script: Faults of the connections to the name server, if they differ from `script`.
     """
 
     def __init__(self, target: str, script: Script = no_faults, namesrv_script: Script | None = None) -> None:
         self.target = target
         self.script = script
         self.brokers: dict[str, FaultProxy] = {}
-        """By the brokers' own addresses; made when a client first asks for a route to one."""
+        """Proxies by the brokers' own addresses.
+
+        A proxy is created when a client first requests a route to its broker.
+        """
         self.name_server = FaultProxy("", script if namesrv_script is None else namesrv_script)
-        """The proxy before the name server."""
+        """Proxy before the name server."""
 
     @property
     def namesrv(self) -> str:
-        """ "host:port" of the name server, through its proxy."""
+        """Address ("host:port") of the name server's proxy, for clients."""
         return self.name_server.addr
 
     @property
     def proxies(self) -> list[FaultProxy]:
-        """All of them."""
+        """All proxies of the cluster; the first is that of the name server."""
         return [self.name_server, *self.brokers.values()]
 
     @property
     def happened(self) -> Counter[Kind]:
-        """How often each kind of fault has come, counted by direction."""
+        """Number of injected faults by kind. A fault of both directions counts twice."""
         return sum((proxy.happened for proxy in self.proxies), Counter[Kind]())
 
     def inflict(self, fault: Fault) -> None:
-        """A fault of all open connections to brokers, `after` bytes from now. From any thread."""
+        """Inject a fault into all open connections to brokers. May be called from any thread.
+
+        Args:
+            fault: The fault; its `after` counts bytes from now.
+
+        Raises:
+            ClientStateError: A proxy is not running.
+        """
         for proxy in list(self.brokers.values()):
             proxy.inflict(fault)
 
     def heal(self) -> None:
-        """End all faults, for good. From any thread."""
+        """End all faults and inject no more into later connections. May be called from any thread.
+
+        Raises:
+            ClientStateError: A proxy is not running.
+        """
         self.script = no_faults
         for proxy in self.proxies:
             proxy.heal()
 
     async def start(self) -> None:
-        """Listen on free ports of 127.0.0.1. Raises ConfigError for a target without sockets."""
+        """Listen on free ports of 127.0.0.1.
+
+        Raises:
+            ConfigError: The target is the address of a `TestBroker`, which has no sockets.
+        """
         check_target(self.target)
         self._client = RemotingClient()
         self._routes = RemotingServer({}, default=self._answer)
@@ -72,7 +94,7 @@ class ClusterProxy(Proxy):
         await self.name_server.start()
 
     async def stop(self) -> None:
-        """Cut what is open and stop listening."""
+        """Stop listening and close all connections."""
         for proxy in self.proxies:
             await proxy.stop()
         await self._routes.stop(0)
@@ -99,12 +121,12 @@ class ClusterProxy(Proxy):
         return request.response(answer.code, answer.remark, ext=answer.ext, body=body)
 
     async def _turn_aside(self, brokers: list[BrokerData]) -> None:
-        """Put the proxies' addresses in the place of the brokers' own."""
+        """Replace the brokers' addresses by those of their proxies."""
         for broker in brokers:
             for broker_id, addr in broker.broker_addrs.items():
                 if addr not in self.brokers:
                     proxy = FaultProxy(addr, self.script)
                     await proxy.start()
                     if self.brokers.setdefault(addr, proxy) is not proxy:
-                        await proxy.stop()  # another answer was faster
+                        await proxy.stop()  # A concurrent request has created this broker's proxy.
                 broker.broker_addrs[broker_id] = self.brokers[addr].addr

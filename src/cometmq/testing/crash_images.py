@@ -1,9 +1,9 @@
-"""The states of a disk that a power failure may leave, by the fault model of `recording_disk`.
+"""Enumerate the disk states that a power failure may leave, by the fault model of `recording_disk`.
 
-`CrashPoint` is a moment in the history of a `RecordingDisk`: the failure comes right after that many
-operations. It lists what was still volatile then as choices (a sector's content, a file's length, a change of
-a name); an image is one pick for each. `every_image` gives all of them, `sampled_image` a named or seeded
-one, so that a failing image can be built again from its label.
+A `CrashPoint` is a moment in the history of a `RecordingDisk`: the failure happens directly after a given
+number of operations. It lists what was volatile at that moment as choices (content of a sector, length of a
+file, change of a name). An image is the disk after one pick for each choice. `every_image` yields all images;
+`sampled_image` returns a fixed or seeded one, so that a failing image can be rebuilt from its label.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ SECTOR = 512
 
 
 class Choice(NamedTuple):
-    """Something volatile. `versions` are what it may be, oldest (the durable one) first: contents of the
-    sector `number` of file `inode`, lengths of that file, or for the change of names `number` whether it
-    has arrived. `stamps`: number of the operation that made each version."""
+    """A volatile part of the disk and its possible versions.
+
+    Attributes:
+        kind: "sector", "length" or "name".
+        inode: File that a sector or length belongs to.
+        number: Index of the sector in the file, or of the change of a name.
+        versions: Possible values, the durable one first: sector contents, lengths, or 0 and 1 for a change of
+            a name that is lost or kept.
+        stamps: Index of the operation that produced each version.
+    """
 
     kind: str
     inode: int
@@ -40,7 +47,7 @@ class Choice(NamedTuple):
 
 
 class FileState:
-    """A file between two syncs."""
+    """Content of a file at its last sync, and the operations since then."""
 
     __slots__ = ("durable", "pending")
 
@@ -54,7 +61,7 @@ class FileState:
         self.pending.clear()
 
     def choices(self, inode: int) -> Iterator[Choice]:
-        """The file's volatile sectors and length."""
+        """Yield the volatile sectors and the volatile length of the file."""
         now = bytearray(self.durable)
         lengths: list[tuple[int, int]] = [(len(now), -1)]
         sectors: dict[int, list[tuple[bytes, int]]] = {}
@@ -90,12 +97,12 @@ def apply(content: bytearray, operation: Operation) -> None:
 
 
 def sector_of(content: bytearray, number: int) -> bytes:
-    """A sector, filled up with zeros behind the end of the file."""
+    """Return a sector, padded with zeros beyond the end of the file."""
     return bytes(content[number * SECTOR : (number + 1) * SECTOR]).ljust(SECTOR, b"\0")
 
 
 class CrashPoint:
-    """A power failure after the first `at` operations of a history; moves forward only."""
+    """A power failure after the first `at` operations of a history. It can only be moved forward."""
 
     def __init__(self, disk: RecordingDisk, at: int = 0) -> None:
         self._history = disk.history
@@ -109,7 +116,7 @@ class CrashPoint:
         self.advance(at)
 
     def advance(self, at: int) -> None:
-        """Let the failure come later."""
+        """Move the failure to a later operation."""
         for stamp in range(self.at, at):
             self._take(stamp, self._history[stamp])
         self.at = max(self.at, at)
@@ -127,7 +134,7 @@ class CrashPoint:
             self._pending_names = [each for each in self._pending_names if each[0] not in lasting]
             for moment, change in due:
                 self._rename_in(self._names, change)
-                if self._moves_directory(change):  # what had changed in it went with it
+                if self._moves_directory(change):  # Changes of names in the directory moved with it.
                     self._pending_names = [
                         each
                         for each in self._pending_names
@@ -154,7 +161,7 @@ class CrashPoint:
 
     @property
     def choices(self) -> list[Choice]:
-        """What is volatile at this moment."""
+        """Volatile parts of the disk at this moment."""
         if self._choices is None:
             found = [
                 Choice("name", -1, number, (0, 1), (-1, stamp))
@@ -171,11 +178,11 @@ class CrashPoint:
         return self._choices
 
     def count(self) -> int:
-        """Number of different states that `every_image` gives."""
+        """Return the number of different images that `every_image` yields."""
         return math.prod(len(choice.versions) for choice in self.choices)
 
     def build(self, picks: Sequence[int]) -> Image:
-        """The state in which choice n has its version picks[n]."""
+        """Return the image in which choice n has its version picks[n]."""
         names = dict(self._names)
         changed: dict[int, list[tuple[Choice, int]]] = {}
         for choice, pick in zip(self.choices, picks, strict=True):
@@ -185,23 +192,27 @@ class CrashPoint:
             else:
                 changed.setdefault(choice.inode, []).append((choice, pick))
         image: Image = {}
-        for path in sorted(names):  # parents come before what lies in them
+        for path in sorted(names):  # Directories are created before their entries.
             if path != "/" and image.get(os.path.dirname(path), b"") is not None:
                 continue
             state = self._files[names[path]]
             image[path] = None if state is None else content_of(state, changed.get(names[path], []))
         return image
 
-    # -- which images -----------------------------------------------------------------------------
+    # -- images -----------------------------------------------------------------------------------
 
     def every_image(self) -> Iterator[tuple[str, Image]]:
-        """(label, image) of all states."""
+        """Yield (label, image) of every possible image."""
         for picks in itertools.product(*(range(len(choice.versions)) for choice in self.choices)):
             yield f"{self.at}:{'.'.join(map(str, picks))}", self.build(picks)
 
     def sampled_image(self, number: int, seed: str) -> tuple[str, Image]:
-        """One state. Number 0: nothing volatile has arrived; 1: all of it; 2: all but names; 3: names only;
-        the others are random, in the five styles of `_by_chance`."""
+        """Return (label, image) of one possible image.
+
+        In image 0 nothing volatile has reached the disk, in 1 everything, in 2 everything but changes of
+        names, in 3 only changes of names. Higher numbers are random, in one of the five styles of
+        `_by_chance`.
+        """
         last = [len(choice.versions) - 1 for choice in self.choices]
         if number == 0:
             picks = [0] * len(last)
@@ -218,22 +229,22 @@ class CrashPoint:
         choices = self.choices
         last = [len(choice.versions) - 1 for choice in choices]
         style = chance.randrange(5)
-        if not choices or style == 0:  # anything goes
+        if not choices or style == 0:  # independent random versions
             return [chance.randint(0, top) for top in last]
-        if style == 1:  # nearly all, or nearly nothing
+        if style == 1:  # nearly all newest, or nearly all durable
             rare = chance.choice((0.05, 0.3))
             common = chance.random() < 0.5
             return [chance.randint(0, top) if chance.random() < rare else top * common for top in last]
-        if style == 2:  # all but one
+        if style == 2:  # all newest but one
             missing = chance.randrange(len(choices))
             return [top if n != missing else chance.randint(0, top - 1) for n, top in enumerate(last)]
-        if style == 3:  # lengths and names have arrived, data by chance
+        if style == 3:  # newest lengths and names, random sectors
             share = chance.choice((0.2, 0.5, 0.9))
             return [
                 chance.randint(0, top) if choice.kind == "sector" and chance.random() > share else top
                 for choice, top in zip(choices, last, strict=True)
             ]
-        # In the order of time up to some moment, of which a part has arrived.
+        # Everything before a moment has reached the disk, and a part of that moment's operation.
         stamps = sorted({stamp for choice in choices for stamp in choice.stamps})
         moment = chance.choice(stamps)
         picks = []
@@ -245,7 +256,7 @@ class CrashPoint:
 
 
 def content_of(state: FileState, picked: list[tuple[Choice, int]]) -> bytes:
-    """Content of a file with these picks."""
+    """Return the content of a file with these picks."""
     content = bytearray(state.durable)
     length = len(content)
     for choice, pick in picked:

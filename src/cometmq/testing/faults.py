@@ -1,4 +1,4 @@
-"""What a `FaultProxy` does to connections: values, and scripts that make them from a seed."""
+"""Faults that a `FaultProxy` injects into connections, and scripts that generate faults from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cometmq.errors import ConfigError
 
 
 class Direction(Enum):
-    """Of bytes on a connection through a proxy."""
+    """Direction of bytes on a connection through a proxy."""
 
     TO_SERVER = "to server"
     TO_CLIENT = "to client"
@@ -22,11 +22,14 @@ BOTH = (Direction.TO_SERVER, Direction.TO_CLIENT)
 
 
 class Kind(Enum):
-    """What may happen to a connection.
+    """Kind of a fault.
 
-    CUT: both ends get a reset. HALF_CLOSE: the receiver of the direction gets its end, later bytes are lost.
-    STALL: nothing passes for `seconds`. DELAY: from now on each piece that is read waits so long.
-    SPLIT: from now on the bytes pass in pieces of at most `size`, each on its own.
+    Attributes:
+        CUT: Both ends of the connection receive a reset.
+        HALF_CLOSE: The receiver of the direction sees the end of the stream; later bytes are dropped.
+        STALL: No bytes pass for `seconds`.
+        DELAY: From now on each piece is held for `seconds` before it passes.
+        SPLIT: From now on bytes pass in separate pieces of at most `size` bytes.
     """
 
     CUT = "cut"
@@ -37,16 +40,26 @@ class Kind(Enum):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault of a connection. after: so many bytes of the direction pass first, counted from the start of
-    the connection. Raises ConfigError for values that mean nothing."""
+    """One fault of a connection.
+
+    Attributes:
+        kind: Kind of the fault.
+        directions: Directions of the connection that the fault affects. Default: both.
+        after: Number of bytes of the direction that pass before the fault. A script counts them from the
+            start of the connection, `inflict` from the call.
+        seconds: Duration of a STALL (`math.inf`: until `heal` or the end of the connection) or of a DELAY per
+            piece.
+        size: Maximum size in bytes of a piece of a SPLIT.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
 
     kind: Kind
     directions: tuple[Direction, ...] = BOTH
     after: int = 0
     seconds: float = 0.0
-    """Of STALL (infinite: until `heal`, or the connection ends) and DELAY."""
     size: int = 1
-    """Of SPLIT, in bytes."""
 
     def __post_init__(self) -> None:
         for field, wrong, expected in (
@@ -61,19 +74,22 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Script = Callable[[int], Sequence[Fault]]
-"""The faults of the n-th connection of a proxy, counted from 0."""
+"""A function that returns the faults of a proxy's n-th connection, counted from 0."""
 
 
 def no_faults(number: int) -> Sequence[Fault]:  # noqa: ARG001 (a Script)
-    """The script of a proxy that only passes on."""
+    """Return no faults: the script of a proxy that only forwards."""
     return ()
 
 
 def random_faults(seed: int, *, share: float = 0.5, within: int = 16 * 1024, seconds: float = 0.2) -> Script:
-    """A script: the same faults for the same seed and number of a connection.
+    """Return a script of random faults that are the same for the same seed and connection number.
 
-    share: of connections that have faults, one to three each. within: they happen in the first so many bytes
-    of a direction. seconds: the longest stall; delays are at most a tenth of it.
+    Args:
+        seed: Seed of the random faults.
+        share: Fraction of connections that have faults. Such a connection has one to three.
+        within: Faults happen within this number of bytes of a direction.
+        seconds: Maximum duration of a stall. The maximum delay per piece is a tenth of it.
     """
 
     def script(number: int) -> Sequence[Fault]:
@@ -90,7 +106,8 @@ def _random_fault(dice: random.Random, within: int, seconds: float) -> Fault:
     return Fault(
         kind=kind,
         directions=BOTH if kind is Kind.CUT else dice.choice([BOTH, *((each,) for each in Direction)]),
-        # Evenly by size: faults within the first frames are as likely as late ones.
+        # The position is distributed evenly by order of magnitude, because early frames need as many faults
+        # as late ones.
         after=int(within ** dice.random()) - 1,
         seconds=max(dice.uniform(0, seconds if kind is Kind.STALL else seconds / 10), 1e-6),
         size=int(256 ** dice.random()),

@@ -1,4 +1,4 @@
-"""A disk that fails when told to, for tests of code that keeps its files through the store's `Disk`."""
+"""A disk with planned failures, for tests of code that accesses files through the store's `Disk`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from cometmq.store import Buffer, OsDisk
 
 WRITES = ("open", "pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs")
-"""Operations that change something; reads are `pread` and `pread_cached`."""
+"""Operations that change the disk. The reading operations are `pread` and `pread_cached`."""
 
 
 @dataclass
 class Fault:
-    """Fail `operation` ("*" for any of WRITES) with `error` from its `first` call on (1 is the next one),
-    `times` times. `match` restricts it to paths that hold this text, `place` to reads and writes of this byte
-    of a file, like a bad sector. `partial`: a failing pwrite first writes this share of its data."""
+    """A planned failure of disk operations.
+
+    Attributes:
+        operation: Name of the operation that fails; "*" stands for every operation in WRITES.
+        error: Error number of the raised OSError.
+        first: Number of matching calls until the first failure; 1 fails the next call.
+        times: Number of failures.
+        match: Only paths that contain this text are affected.
+        place: Only reads and writes of this byte offset are affected, as with a bad sector.
+        partial: Fraction of its data that a failing `pwrite` writes before it fails.
+    """
 
     operation: str
     error: int = errno.EIO
@@ -31,14 +39,17 @@ class Fault:
 
 
 class FaultyDisk(OsDisk):
-    """OsDisk with faults, and a count of every operation. With `really_sync` false nothing is forced to the
-    device, which makes long series of runs bearable."""
+    """An `OsDisk` with planned failures and a count of calls by operation.
+
+    Args:
+        really_sync: Whether syncs reach the device. False makes long test series faster.
+    """
 
     __slots__ = ("_paths", "before", "calls", "faults", "really_sync")
 
     def __init__(self, *, really_sync: bool = True) -> None:
         super().__init__()
-        self.lends_descriptors = False  # every sync is counted and may fail here
+        self.lends_descriptors = False  # every sync must be counted and may fail
         self.really_sync = really_sync
         self._paths: dict[int, str] = {}
         self.calls: Counter[str] = Counter()
@@ -46,13 +57,13 @@ class FaultyDisk(OsDisk):
         self.before: Callable[[str, str], None] = lambda _operation, _path: None
 
     def fail(self, operation: str, **how: object) -> Fault:
-        """Plan a fault; see `Fault` for what `how` may hold."""
+        """Plan a failure and return it. `how` holds attributes of `Fault`."""
         fault = Fault(operation, **how)  # type: ignore[arg-type]
         self.faults.append(fault)
         return fault
 
     def cannot_read(self, match: str, place: int) -> None:
-        """From now on a byte of the files whose paths hold this text cannot be read."""
+        """Make all reads of a byte fail in files whose paths contain a text."""
         for operation in ("pread", "pread_cached"):
             self.fail(operation, match=match, place=place, times=sys.maxsize)
 

@@ -1,11 +1,11 @@
-"""Histories of what clients did, one JSON object a line, for `check_history`.
+"""Histories of client operations, one JSON object per line, for `check_history`.
 
-An operation begins with a line of type `invoke` and ends with `ok`, `fail` (it has certainly not happened) or
-`unknown` (it may have happened: a time-out, a killed process). One without an end counts as unknown. The
-end's fields complete those of the beginning.
+An operation begins with an event of type `invoke` and ends with one of type `ok`, `fail` (the operation
+certainly had no effect) or `unknown` (it may have had an effect, as after a timeout or a killed process). An
+operation without an end counts as unknown. The fields of the end supplement those of the beginning.
 
-{"type": "invoke", "op": "send", "process": "p1", "id": 7, "at": 0.5, "message": "m7", "topic": "T"}
-{"type": "ok", "op": "send", "process": "p1", "id": 7, "at": 0.6, "queue": "broker-a:0", "offset": 3}
+    {"type": "invoke", "op": "send", "process": "p1", "id": 7, "at": 0.5, "message": "m7", "topic": "T"}
+    {"type": "ok", "op": "send", "process": "p1", "id": 7, "at": 0.6, "queue": "broker-a:0", "offset": 3}
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ Result = Literal["ok", "fail", "unknown"]
 
 
 class HistoryError(CometError):
-    """A line of a history that means nothing. line: its number, from 1."""
+    """A line of a history is not a valid event.
+
+    Attributes:
+        line: Number of the line, counted from 1.
+        problem: Description of the error.
+    """
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line} of the history: {problem}")
@@ -37,22 +42,22 @@ class HistoryError(CometError):
 
 
 class Facts(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of an operation.
+    """Facts about an operation. Each kind of operation has its own fields.
 
-    send       message, topic; key: of a strict order; due: not before; half: in a transaction; ok: queue,
-               offset
-    end        message, outcome: a transaction's end
-    cancel     message: of one that is due later
-    read       message, topic, queue, offset, group: a pull; it says nothing of what was done with it
-    handle     group, message; topic, queue, offset where it was stored, key in a strict order: a listener's
-               call. ok: done; fail: it shall come again; unknown: the process died
-    dead       group, message: a dead letter that was found
-    commit     group, topic, queue, offset: a group's offset as it was stored, or as the broker said
-    reset      group, topic, queue: an operator moved the offset
-    bounds     topic, queue, min, max: first offset and the one behind the last, as the broker said
-    own        group, topic, queue: begins when a member takes a queue up, ends when it lets it go (unknown:
-               when it died)
-    settled    group, topic, queues; members if broadcasting: while it lasts nobody comes or goes
+    send       message, topic; key: the message is part of a strict order; due: earliest delivery time;
+               half: the message is part of a transaction; with ok: queue, offset
+    end        message, outcome: a transaction was committed or rolled back
+    cancel     message: a delayed message was cancelled
+    read       message, topic, queue, offset, group: a message was pulled, whether or not it was handled
+    handle     group, message; topic, queue, offset of the stored message; key of a strict order: a listener
+               was called. ok: handled; fail: to be redelivered; unknown: the process died
+    dead       group, message: a dead letter was found
+    commit     group, topic, queue, offset: the group's offset was stored, or read from the broker
+    reset      group, topic, queue: an operator moved the group's offset
+    bounds     topic, queue, min, max: the broker reported the min offset and the max offset (the last + 1)
+    own        group, topic, queue: lasts from the assignment of a queue to a member until its revocation
+               (unknown: until the member died)
+    settled    group, topic, queues; members if broadcasting: lasts while no member joins or leaves
     """
 
     message: str = ""
@@ -71,8 +76,15 @@ class Facts(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Event(Facts, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A line. at: seconds, by a clock that all processes share. id: of the operation, unique in its
-    process."""
+    """An event: one line of a history.
+
+    Attributes:
+        type: "invoke" for the beginning of an operation; "ok", "fail" or "unknown" for its end.
+        op: Kind of the operation.
+        process: Name of the process (or thread, or consumer) that performs the operation.
+        id: Number of the operation, unique within its process.
+        at: Time in seconds, by a clock that all processes share.
+    """
 
     type: Literal["invoke", "ok", "fail", "unknown"]
     op: Op
@@ -82,7 +94,7 @@ class Event(Facts, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class Operation(Facts, kw_only=True, omit_defaults=True):
-    """An invoke and its end. ended: None if the history ends first."""
+    """An operation, assembled from its two events. `ended` is None if the history has no end of it."""
 
     op: Op
     process: str
@@ -110,7 +122,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def operations(lines: Iterable[str | bytes]) -> list[Operation]:
-    """The operations of a history, in the order of their beginnings. Raises HistoryError."""
+    """Return the operations of a history in the order of their beginnings.
+
+    Args:
+        lines: Events as JSON. Empty lines are ignored.
+
+    Raises:
+        HistoryError: A line is not a valid event, or an operation's beginning or a required field is missing.
+    """
     found: list[Operation] = []
     open_ones: dict[tuple[str, int], Operation] = {}
     for number, line in enumerate(lines, 1):
@@ -146,12 +165,19 @@ def operations(lines: Iterable[str | bytes]) -> list[Operation]:
 
 
 class History:
-    """Records a history; from any thread. `lines` gives it to `check_history`, or to a file. at: the time of
-    what is recorded, if it is not now.
+    """A recorder of client operations, for any number of threads.
 
-    history = History()
-    sending = history.begin("send", message="m7", topic="T")
-    history.ok(sending, queue="broker-a:0", offset=3)
+        history = History()
+        sending = history.begin("send", message="m7", topic="T")
+        history.ok(sending, queue="broker-a:0", offset=3)
+        check_history(history.lines()).verify()
+
+    The parameter `at` of the methods is the time of the event in seconds. Default: now.
+
+    Args:
+        process: Name of the process whose operations are recorded, unless a call names another one.
+        clock: Function that returns the current time in seconds. All processes that write one history must
+            share the clock.
     """
 
     def __init__(self, process: str = "test", clock: Callable[[], float] = time.time) -> None:
@@ -163,7 +189,17 @@ class History:
         self._lock = threading.Lock()
 
     def begin(self, op: Op, *, process: str = "", at: float | None = None, **facts: Any) -> int:
-        """An operation begins; returns its id. facts: fields of `Facts`."""
+        """Record the beginning of an operation.
+
+        Args:
+            op: Kind of the operation, such as "send" or "handle".
+            process: Name of the process. Default: the history's process.
+            at: Time in seconds. Default: now.
+            facts: Values of the operation's fields, as `cometmq.testing.history.Facts` lists them.
+
+        Returns:
+            Number of the operation, for `ok`, `fail` or `unknown`.
+        """
         with self._lock:
             number = next(self._ids)
             self._open[number] = op, process or self.process
@@ -171,30 +207,33 @@ class History:
             return number
 
     def ok(self, number: int, *, at: float | None = None, **facts: Any) -> None:
-        """It was done."""
+        """Record that an operation succeeded.
+
+        `facts` are further fields, such as the offset of a sent message.
+        """
         self._end("ok", number, at, facts)
 
     def fail(self, number: int, *, at: float | None = None, **facts: Any) -> None:
-        """It was certainly not done."""
+        """Record that an operation certainly had no effect."""
         self._end("fail", number, at, facts)
 
     def unknown(self, number: int, *, at: float | None = None, **facts: Any) -> None:
-        """It may have been done."""
+        """Record that an operation may have had an effect, as after a timeout."""
         self._end("unknown", number, at, facts)
 
     def note(self, op: Op, *, process: str = "", at: float | None = None, **facts: Any) -> None:
-        """An operation that takes no time, and succeeded."""
+        """Record an operation that succeeded and took no time. The parameters are those of `begin`."""
         self.ok(self.begin(op, process=process, at=at, **facts), at=at)
 
     def died(self, process: str) -> None:
-        """All that the process had begun is unknown from now on."""
+        """Record that a process died: the outcome of each of its unfinished operations is unknown."""
         with self._lock:
             for number in [number for number, (_, whose) in self._open.items() if whose == process]:
                 self._add("unknown", number, None, {})
                 del self._open[number]
 
     def lines(self) -> Iterator[bytes]:
-        """The events so far, one JSON object each."""
+        """Return the events recorded so far, one JSON object each, for `check_history` or a file."""
         with self._lock:
             events = list(self._events)
         return map(_encode, events)

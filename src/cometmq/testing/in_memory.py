@@ -1,8 +1,9 @@
-"""A broker without sockets, for unit tests: the real one, whose connections are made in memory.
+"""A real name server and broker for unit tests, with connections in memory instead of sockets.
 
-Its address is a host of 127.54.0.0/16 that sockets are never asked for: while it runs, servers and clients of
-this process that listen at or connect to this host are joined in memory (`remoting/networks.py`). So the code
-under test needs nothing but the address of a name server, as everywhere.
+Each test broker has a host address of 127.54.0.0/16 for which no socket is opened. While the broker runs,
+servers and clients of this process that listen on or connect to its host are connected in memory
+(`remoting/networks.py`). Code under test therefore needs only the address of the name server, as with any
+other broker.
 """
 
 from __future__ import annotations
@@ -25,27 +26,33 @@ from cometmq.testing.memory import MemoryNetwork
 
 _numbers = itertools.count()
 
-# A test may hold up the loop that it shares with the broker, which is no reason to refuse its sends.
+# A test may block the event loop that it shares with the broker, which must not make the broker reject sends.
 PATIENT = {"waitTimeMillsInSendQueue": "60000"}
 
 
 class TestBroker:
-    """A name server and a broker in this process, without sockets, in a directory that is removed afterwards.
+    """A name server and a broker in this process, without sockets, in a temporary directory.
 
-    `async with` runs them in the test's event loop, `with` in a thread (for the blocking classes). settings:
-    the broker's, by RocketMQ's keys. Topics are created by their first message.
+    `async with` runs both in the test's event loop. `with` runs them in a thread, for the blocking classes of
+    the client. The first message sent to a topic creates the topic.
+
+    Args:
+        settings: Broker settings by RocketMQ's keys, such as `{"autoCreateTopicEnable": "false"}`.
+
+    Attributes:
+        namesrv: Address ("host:port") of the name server, for clients in this process. It is valid before the
+            start, too.
     """
 
-    __test__ = False  # pytest would take it for a test
+    __test__ = False  # pytest would otherwise collect the class as a test
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         number = next(_numbers)
         self._host = f"127.54.{number >> 8 & 0xFF}.{number & 0xFF}"
         self.namesrv = f"{self._host}:{DEFAULT_NAMESRV_PORT}"
-        """What producers, consumers and Admin of this process are given; good before the start too."""
         self._settings = {**PATIENT, **(settings or {})}
         self._cluster: Standalone | None = None
-        self._run: Run | None = None  # of the thread, in `with`
+        self._run: Run | None = None  # runs coroutines in the broker's thread, in `with`
         self._exits = AsyncExitStack()
         self._thread = ExitStack()
 
@@ -84,8 +91,16 @@ class TestBroker:
         self._run = None
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """All messages of a topic as they are stored now, queue by queue in their order; none if nobody has
-        sent one. What waits for a delay or the end of its transaction is not there yet."""
+        """Return all messages that a topic stores now, ordered by queue and offset.
+
+        Delayed messages and half messages are not included before their delivery or commit.
+
+        Args:
+            topic: Name of the topic. A topic that does not exist has no messages.
+
+        Raises:
+            ClientStateError: The broker is not running.
+        """
         if self._cluster is None or self._cluster.broker is None:
             raise ClientStateError("the test broker is not running: use it in `async with` or `with`")
         broker = self._cluster.broker

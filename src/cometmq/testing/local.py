@@ -1,4 +1,4 @@
-"""A broker inside the test's own process: no start-up of an interpreter, ready in milliseconds."""
+"""A name server and a broker in the test's own process, ready within milliseconds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from cometmq.standalone import Standalone
 
 @dataclass(frozen=True, slots=True)
 class LocalBroker:
-    """A running name server and broker: real ones, on real sockets and files."""
+    """A running name server and broker with real sockets and files.
+
+    Attributes:
+        namesrv: Address ("host:port") of the name server, for producers and consumers.
+        broker_addr: Address ("host:port") of the broker.
+        broker_name: Name of the broker.
+        data_dir: Directory of the broker's files.
+    """
 
     namesrv: str
-    """host:port for producers and consumers."""
     broker_addr: str
     broker_name: str
     data_dir: Path
@@ -23,10 +29,17 @@ class LocalBroker:
 
 @contextmanager
 def local_broker(data_dir: Path | str, settings: Mapping[str, str] | None = None) -> Iterator[LocalBroker]:
-    """Run a name server and a broker on free ports of 127.0.0.1, in a thread with a loop of its own.
+    """Run a name server and a broker on free ports of 127.0.0.1, in a thread with its own event loop.
 
-    settings: broker settings under RocketMQ's keys, `{"autoCreateTopicEnable": "false"}`. Stopping drains and
-    closes the store; a second start on the same directory goes on with what is in it.
+    The end of the block stops both servers and closes the store. Another start with the same directory
+    continues with the stored messages.
+
+    Args:
+        data_dir: Directory for the broker's files; created if it does not exist.
+        settings: Broker settings by RocketMQ's keys, such as `{"autoCreateTopicEnable": "false"}`.
+
+    Yields:
+        The addresses of both servers.
     """
     cluster = Standalone(str(data_dir), namesrv_port=0, broker_port=0, settings=settings)
     with cluster.run_in_thread():

@@ -1,7 +1,4 @@
-"""Connections in memory: what one side writes, the other side's loop hands to its protocol.
-
-The two sides may live in different event loops and threads, as a test and a `TestBroker` in a thread do.
-"""
+"""Connections in memory between two protocols, which may run in different event loops and threads."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ HIGH_WATER = 64 * 1024
 
 
 class MemoryNetwork:
-    """The connections of one host, for `cometmq.remoting.serving`."""
+    """In-memory connections of one host, for `cometmq.remoting.serving`."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -28,7 +25,10 @@ class MemoryNetwork:
         self._ports = itertools.cycle(range(FIRST_FREE_PORT, LAST_PORT + 1))
 
     def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
-        """(port, what ends it); port 0 takes a free one. Raises OSError if the port is taken, or is none."""
+        """Listen on a port (0: any free one). Return the port and a function that stops listening.
+
+        Raises OSError if the port is in use or out of range.
+        """
         if port == 0:
             port = self._free_port()
         if not 0 < port <= LAST_PORT:
@@ -39,7 +39,10 @@ class MemoryNetwork:
         return port, lambda: self._listening.pop(port, None) and None
 
     def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
-        """What `make` made, connected. Raises ConnectionRefusedError if nobody listens at the port."""
+        """Connect to a port and return the client's protocol.
+
+        Raises ConnectionRefusedError if no server listens on the port.
+        """
         if port not in self._listening:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {self.host}:{port}")
         loop, make_there = self._listening[port]
@@ -52,15 +55,18 @@ class MemoryNetwork:
         return protocol
 
     def _free_port(self) -> int:
-        """The next one at which nobody listens. After the last, the first comes again: a connection may get
-        the port of one that is as much older, which only its name shows."""
+        """Return the next port without a listener, from the first one again after the last.
+
+        A new connection may reuse the port of one that is 32,768 connections older. The port is only part of
+        the connection's name.
+        """
         if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
             raise OSError(errno.EADDRINUSE, f"{len(self._listening)} ports in memory are in use")
         return next(port for port in self._ports if port not in self._listening)
 
 
 class MemoryTransport(asyncio.Transport):
-    """One side of a connection. Its methods are for its own loop, but for `run_there`."""
+    """One side of a connection. Only `run_there` may be called outside this side's event loop."""
 
     peer: MemoryTransport
 
@@ -69,26 +75,26 @@ class MemoryTransport(asyncio.Transport):
         self._loop = loop
         self._protocol: asyncio.BufferedProtocol | None = None
         self._closing = False
-        self._ended = False  # the protocol was told that the connection is lost
-        self._came: deque[bytes] = deque()  # read when reading goes on
+        self._ended = False  # `connection_lost` was called
+        self._came: deque[bytes] = deque()  # received, but not yet passed to the protocol
         self._end_came = False
         self._reading = True
-        self._unread = 0  # bytes that the peer has not taken yet
+        self._unread = 0  # bytes sent that the peer has not read yet
         self._high, self._low = HIGH_WATER, HIGH_WATER // 4
         self._paused = False
 
     def run_there(self, callback: Callable[[], object]) -> None:
-        """Run something in this side's loop, soon; nothing if that loop has ended."""
+        """Schedule a callback in this side's event loop, unless the loop is closed."""
         if asyncio.get_running_loop() is self._loop:
             self._loop.call_soon(callback)
             return
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            pass  # a loop that is closed has no more connections
+            pass  # a closed loop has no more connections
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """The connection is made."""
+        """Attach the protocol and report the connection to it."""
         assert isinstance(protocol, asyncio.BufferedProtocol)
         self._protocol = protocol
         protocol.connection_made(self)
@@ -96,7 +102,7 @@ class MemoryTransport(asyncio.Transport):
     # -- asyncio.Transport
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Hand bytes to the peer; ignored once closed."""
+        """Send bytes to the peer; ignored after `close`."""
         if self._closing or not data:
             return
         piece = bytes(data)
@@ -107,52 +113,52 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
-        """As one write."""
+        """Send all pieces in one write."""
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """What was written still arrives; then both sides are told that the connection is lost."""
+        """Close both sides once the peer has received everything written."""
         if not self._closing:
             self._closing = True
             self.peer.run_there(self.peer.peer_closed)
             self._loop.call_soon(self._lost)
 
     def abort(self) -> None:
-        """As close: nothing waits on this side."""
+        """Close the connection like `close`: no written bytes wait on this side."""
         self.close()
 
     def is_closing(self) -> bool:
-        """Whether it is closed or about to be."""
+        """Return whether the connection is closed or closing."""
         return self._closing
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the peer has not taken yet."""
+        """Return the number of written bytes that the peer has not read yet."""
         return self._unread
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """At how many bytes the protocol is told to stop writing, and to go on."""
+        """Set the numbers of unread bytes at which the protocol pauses and resumes writing."""
         self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 
     def pause_reading(self) -> None:
-        """Keep what comes."""
+        """Buffer received bytes until `resume_reading`."""
         self._reading = False
 
     def resume_reading(self) -> None:
-        """Hand over what was kept, and what comes."""
+        """Pass buffered and later bytes to the protocol."""
         if not self._reading:
             self._reading = True
             self._loop.call_soon(self._read)
 
-    # -- what comes from the peer
+    # -- events from the peer
 
     def arrived(self, piece: bytes) -> None:
-        """The peer has written."""
+        """Receive bytes that the peer has written."""
         self._came.append(piece)
         self._read()
 
     def peer_closed(self) -> None:
-        """The peer writes no more."""
+        """Receive the end of the peer's stream."""
         self._end_came = True
         self._read()
 
@@ -172,7 +178,7 @@ class MemoryTransport(asyncio.Transport):
             self._lost()
 
     def was_taken(self, count: int) -> None:
-        """The peer has read so much of what was written here."""
+        """Record that the peer has read `count` bytes written on this side."""
         self._unread -= count
         if self._paused and self._unread <= self._low and self._protocol is not None and not self._ended:
             self._paused = False

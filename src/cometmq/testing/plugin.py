@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest_plugins = ["cometmq.testing.plugin"]` in conftest.py.
+"""The pytest plugin. Add `pytest_plugins = ["cometmq.testing.plugin"]` to the top-level conftest.py.
 
 def test_orders_are_sent(cometmq_broker):
     with SyncProducer("shop", namesrv=cometmq_broker.namesrv) as producer:
@@ -22,28 +22,35 @@ StartBroker = Callable[..., LocalBroker]
 
 @pytest.fixture
 def cometmq_broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    """A fresh name server and broker of this test's own; topics are created by their first message."""
+    """A new name server and broker for one test, on real sockets. The first message creates its topic."""
     with local_broker(tmp_path / "cometmq") as broker:
         yield broker
 
 
 @pytest.fixture
 def cometmq_test_broker() -> Iterator[TestBroker]:
-    """The same without sockets, for clients of this process; `messages(topic)` says what is stored."""
+    """A new name server and broker for one test, without sockets, for clients of the test's process.
+
+    `messages(topic)` returns the stored messages.
+    """
     with TestBroker() as broker:
         yield broker
 
 
 @pytest.fixture
 def cometmq_faults(cometmq_broker: LocalBroker) -> Iterator[ClusterProxy]:
-    """Fault proxies before `cometmq_broker`; clients are given their `namesrv`."""
+    """Fault-injecting proxies before `cometmq_broker`. Clients connect to the fixture's `namesrv`."""
     with ClusterProxy(cometmq_broker.namesrv).run_in_thread() as proxy:
         yield proxy
 
 
 @pytest.fixture
 def start_cometmq_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """A function that starts a broker with settings under RocketMQ's keys: for several, or special ones."""
+    """A function that starts a broker, for tests of several brokers or of special settings.
+
+    Its arguments are those of `local_broker`, both optional: `settings` by RocketMQ's keys, and `data_dir`.
+    It returns a `LocalBroker`. The brokers stop at the end of the test.
+    """
     with ExitStack() as stack:
         count = 0
 

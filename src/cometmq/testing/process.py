@@ -1,4 +1,4 @@
-"""CometMQ's servers as real processes: for tests of crashes and signals, and for load that needs a core."""
+"""CometMQ's servers as separate processes, for tests of crashes and signals and for load on several cores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 30.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 NAMESRV = re.compile(r"^\s*name server\s+(\S+)$")
 BROKER = re.compile(r"^\s*(broker-[a-z0-9]+)\s+(\S+:\d+)\s")
 
 
 class ProcessFailed(AssertionError):
-    """A server ended or stayed silent where it should have become ready; carries what it wrote."""
+    """A server process ended, was not ready in time, or did not stop in time.
+
+    Attributes:
+        what: Description of the failure.
+        output: Everything that the process wrote to standard output and standard error.
+    """
 
     def __init__(self, what: str, output: str) -> None:
         super().__init__(f"{what}\n{output}")
@@ -31,16 +36,26 @@ class ProcessFailed(AssertionError):
 
 
 class ServerProcess:
-    """A server's command with its output collected; a context manager that stops it in the end.
+    """A server process whose output is collected. `with` waits until it is ready, and stops it at the end.
 
-    `ready` is a pattern that one line of its output matches once the server listens.
+    The process starts when the object is created.
+
+    Args:
+        command: Program and arguments.
+        ready: Regular expression that a line of output matches once the server accepts connections.
+        env: Environment variables in addition to those of this process.
+
+    Attributes:
+        command: Program and arguments.
+        lines: Lines written to standard output and standard error so far, in the order of their arrival.
+        process: The `subprocess.Popen` object.
     """
 
     def __init__(self, command: Sequence[str], ready: str, env: dict[str, str] | None = None) -> None:
         self.command = list(command)
         self.lines: list[str] = []
         self._ready = re.compile(ready)
-        self._news = threading.Condition()
+        self._output_changed = threading.Condition()
         self._open_streams = 2
         self.process = subprocess.Popen(
             self.command,
@@ -59,12 +74,13 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self.process.pid
 
     @property
     def output(self) -> str:
-        """All lines of both streams so far, in the order they came."""
-        with self._news:
+        """All lines of both streams so far, in the order of their arrival."""
+        with self._output_changed:
             return "\n".join(self.lines)
 
     def __enter__(self) -> Self:
@@ -84,57 +100,99 @@ class ServerProcess:
                 raise
         self._close()
 
-    def wait_ready(self, timeout_s: float = START_DEADLINE_S) -> str:
-        """Wait for the ready line and return it. Raises ProcessFailed if the process ends or stays silent."""
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
+        """Wait for the line that reports readiness.
+
+        Args:
+            timeout_s: Maximum time to wait, in seconds. Default: 30.
+
+        Returns:
+            The line.
+
+        Raises:
+            ProcessFailed: The process ended, or wrote no such line in time.
+        """
         return self.wait_line(self._ready, timeout_s)
 
     def wait_line(self, pattern: str | re.Pattern[str], timeout_s: float) -> str:
-        """Wait for a line that matches, from either stream. Raises ProcessFailed."""
-        found: list[str] = []
+        """Wait for a line that matches a pattern, from standard output or standard error.
 
-        def seen() -> bool:
-            found[:] = [line for line in self.lines if re.search(pattern, line)]
-            return bool(found) or not self._open_streams
+        Args:
+            pattern: Regular expression that is searched in each line, including earlier ones.
+            timeout_s: Maximum time to wait, in seconds.
 
-        with self._news:
-            in_time = self._news.wait_for(seen, timeout_s)
-        if found:
-            return found[0]
+        Returns:
+            The first line that matches.
+
+        Raises:
+            ProcessFailed: The process ended, or wrote no such line in time.
+        """
+        matches: list[str] = []
+
+        def matched() -> bool:
+            matches[:] = [line for line in self.lines if re.search(pattern, line)]
+            return bool(matches) or not self._open_streams
+
+        with self._output_changed:
+            in_time = self._output_changed.wait_for(matched, timeout_s)
+        if matches:
+            return matches[0]
         what = "ended" if in_time else f"not ready after {timeout_s:g} s"
         raise ProcessFailed(f"{' '.join(self.command)}: {what}", self.output)
 
-    def stop(self, signum: int = signal.SIGTERM, timeout_s: float = STOP_DEADLINE_S) -> int:
-        """Send a signal and wait for the end. Returns the exit code; raises ProcessFailed if it goes on."""
+    def stop(self, signum: int = signal.SIGTERM, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Send a signal to the process and wait for its end.
+
+        Args:
+            signum: Number of the signal. Default: SIGTERM.
+            timeout_s: Maximum time to wait, in seconds. Default: 30.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            ProcessFailed: The process did not end in time.
+        """
         if self.process.poll() is None:
             self.process.send_signal(signum)
         return self.wait(timeout_s)
 
-    def wait(self, timeout_s: float = STOP_DEADLINE_S) -> int:
-        """Wait for the end. Returns the exit code; raises ProcessFailed if the process goes on."""
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait for the end of the process.
+
+        Args:
+            timeout_s: Maximum time to wait, in seconds. Default: 30.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            ProcessFailed: The process did not end in time.
+        """
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ProcessFailed(f"still runs after {timeout_s:g} s", self.output) from None
+            raise ProcessFailed(f"still running after {timeout_s:g} s", self.output) from None
         self._close()
         return code
 
     def kill(self) -> None:
-        """kill -9, and wait until the process is gone."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.process.kill()
         self.process.wait()
         self._close()
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
-            with self._news:
+            with self._output_changed:
                 self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
-        with self._news:
+                self._output_changed.notify_all()
+        with self._output_changed:
             self._open_streams -= 1
-            self._news.notify_all()
+            self._output_changed.notify_all()
 
     def _close(self) -> None:
-        """Wait for the readers to have all output, then close the pipes. A grandchild may still hold them."""
+        """Wait for all output, then close the pipes, unless a grandchild still holds them open."""
         for reader in self._readers:
             reader.join(5.0)
         for stream in (self.process.stdout, self.process.stderr):
@@ -143,7 +201,17 @@ class ServerProcess:
 
 
 class StandaloneProcess(ServerProcess):
-    """`cometmq standalone` on free ports. Once entered, `namesrv` and `brokers` say where it listens."""
+    """A name server and brokers as one process (`cometmq standalone`) on free ports.
+
+    Args:
+        data_dir: Directory for the brokers' files.
+        brokers: Number of brokers. Default: 1.
+        env: Environment variables in addition to those of this process.
+
+    Attributes:
+        namesrv: Address ("host:port") of the name server, once the process is ready.
+        brokers: Addresses of the brokers by broker name, once the process is ready.
+    """
 
     def __init__(self, data_dir: Path | str, *, brokers: int = 1, env: dict[str, str] | None = None) -> None:
         ports = ["--namesrv-port", "0", "--broker-port", "0"]
@@ -153,20 +221,20 @@ class StandaloneProcess(ServerProcess):
         self.namesrv = ""
         self.brokers: dict[str, str] = {}
 
-    def wait_ready(self, timeout_s: float = START_DEADLINE_S) -> str:
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
         line = super().wait_ready(timeout_s)
         match = NAMESRV.match(line)
         assert match is not None
         self.namesrv = match.group(1)
-        with self._news:
-            self._news.wait_for(
+        with self._output_changed:
+            self._output_changed.wait_for(
                 lambda: len(self._brokers()) == self.broker_count or not self._open_streams, timeout_s
             )
             self.brokers = self._brokers()
         if len(self.brokers) != self.broker_count:
-            raise ProcessFailed(f"{len(self.brokers)} of {self.broker_count} brokers announced", self.output)
+            raise ProcessFailed(f"{len(self.brokers)} of {self.broker_count} brokers ready", self.output)
         return line
 
     def _brokers(self) -> dict[str, str]:
-        """Broker name -> address, from the lines so far."""
+        """Return the brokers' addresses by name, from the lines so far."""
         return dict(match.groups() for line in self.lines if (match := BROKER.match(line)))  # type: ignore[misc]

@@ -1,10 +1,10 @@
-"""A TCP proxy on 127.0.0.1 that does to connections what networks do to them.
+"""A TCP proxy on 127.0.0.1 that injects network faults into connections.
 
-async with FaultProxy("127.0.0.1:10911") as proxy:
-    ...  # connect to proxy.addr
-    proxy.inflict(Fault(kind=Kind.STALL, seconds=0.5))
+    async with FaultProxy("127.0.0.1:10911") as proxy:
+        ...  # connect to proxy.addr
+        proxy.inflict(Fault(kind=Kind.STALL, seconds=0.5))
 
-The faults of a connection come from the proxy's script, each at its byte, or from `inflict`, now.
+Faults come from the proxy's script, each after a number of bytes, or from a call of `inflict`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-WHOLE = 1 << 30  # bytes of a piece that is not split
-RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: the peer gets a reset
+WHOLE = 1 << 30  # piece size in bytes without SPLIT
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff, l_linger (0 s): closing sends a reset
 
 
 class Proxy(ABC):
-    """What is started and stopped in `async with`, or runs in a thread for blocking code."""
+    """A server that runs in `async with`, or in a thread for blocking code."""
 
     @abstractmethod
     async def start(self) -> object:
@@ -39,7 +39,7 @@ class Proxy(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop listening and cut what is open."""
+        """Stop listening and close all connections."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -52,7 +52,7 @@ class Proxy(ABC):
 
     @contextlib.contextmanager
     def run_in_thread(self) -> Iterator[Self]:
-        """Run it on a loop in a thread of its own while the block runs."""
+        """Run the proxy in a thread with its own event loop while the block runs."""
         with loop_in_thread("cometmq-proxy") as run:
             run(self.start())
             try:
@@ -62,32 +62,47 @@ class Proxy(ABC):
 
 
 class FaultProxy(Proxy):
-    """Passes connections on to `target` ("host:port"). `start` and `stop`, `async with`, or `run_in_thread`.
+    """A TCP proxy that forwards connections to one target and injects faults into them.
 
-    `inflict` and `heal` may be called from any thread.
+    Start it with `async with`, with `start` and `stop`, or with `run_in_thread` for blocking code. Clients
+    connect to `addr`. Methods without `async` may be called from any thread.
+
+    Args:
+        target: Address ("host:port") of the server behind the proxy.
+        script: Faults of each connection by its number. Default: none.
+
+    Attributes:
+        target: Address ("host:port") of the server behind the proxy.
+        script: Faults of later connections; may be replaced at any time.
+        addr: Address ("host:port") of the proxy, once started.
+        accepted: Number of connections accepted so far.
+        happened: Number of injected faults by kind. A fault of both directions counts twice.
     """
 
     def __init__(self, target: str, script: Script = no_faults) -> None:
         self.target = target
         self.script = script
-        """Faults of connections to come; may be replaced."""
         self.addr = ""
-        """ "host:port", once it is started."""
         self.accepted = 0
-        """How many connections there have been."""
         self.happened: Counter[Kind] = Counter()
-        """How often each kind of fault has come, counted by direction."""
         self._open: dict[ProxiedConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def connections(self) -> list[ProxiedConnection]:
-        """Those that are open, the oldest first."""
+        """Open connections, the oldest first."""
         return list(self._open)
 
     def inflict(self, fault: Fault) -> None:
-        """A fault of all open connections, `after` bytes from now."""
+        """Inject a fault into all open connections.
+
+        Args:
+            fault: The fault; its `after` counts bytes from now.
+
+        Raises:
+            ClientStateError: The proxy is not running.
+        """
 
         def work() -> None:
             for connection in self.connections:
@@ -96,7 +111,11 @@ class FaultProxy(Proxy):
         self._soon(work)
 
     def heal(self) -> None:
-        """End all stalls, forget all other faults, and the script: from now on everything passes."""
+        """End all faults and remove the script: from now on all bytes pass.
+
+        Raises:
+            ClientStateError: The proxy is not running.
+        """
         self.script = no_faults
 
         def work() -> None:
@@ -111,7 +130,14 @@ class FaultProxy(Proxy):
         self._loop.call_soon_threadsafe(work)
 
     async def start(self) -> str:
-        """Listen on a free port; returns `addr`. Raises ConfigError for a target without sockets."""
+        """Listen on a free port of 127.0.0.1.
+
+        Returns:
+            The proxy's address, `addr`.
+
+        Raises:
+            ConfigError: The target is the address of a `TestBroker`, which has no sockets.
+        """
         check_target(self.target)
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(self._accept, HOST, 0, backlog=BACKLOG)
@@ -119,12 +145,12 @@ class FaultProxy(Proxy):
         return self.addr
 
     async def stop(self) -> None:
-        """Stop listening and cut what is open."""
+        """Stop listening and close all connections."""
         if self._server is None:
             return
         stop_accepting(self._server)
         self._server = None
-        await asyncio.sleep(0)  # what was accepted just then is among the open ones
+        await asyncio.sleep(0)  # lets connections that were just accepted register
         tasks = list(self._open.values())
         for task in tasks:
             task.cancel()
@@ -142,7 +168,7 @@ class FaultProxy(Proxy):
 
 
 def check_target(target: str) -> None:
-    """Raises ConfigError for the address of a TestBroker, which has no sockets."""
+    """Reject the address of a `TestBroker`, which has no sockets, with ConfigError."""
     if network_of(target.rpartition(":")[0]) is not None:
         raise ConfigError(
             "target", target, "a broker with sockets, as local_broker() starts, not a TestBroker"
@@ -150,11 +176,14 @@ def check_target(target: str) -> None:
 
 
 class ProxiedConnection:
-    """One connection through a proxy: two ends, two directions, each with its faults."""
+    """One connection through a proxy.
+
+    Attributes:
+        number: Number of the connection, counted from 0 for each proxy.
+    """
 
     def __init__(self, number: int, happened: Counter[Kind]) -> None:
         self.number = number
-        """The n-th connection of its proxy, from 0."""
         self.client, self._server = _End(self), _End(self)
         self._flows = {
             Direction.TO_SERVER: _Flow(self.client, self._server, self.cut, happened),
@@ -164,27 +193,27 @@ class ProxiedConnection:
 
     @property
     def passed(self) -> dict[Direction, int]:
-        """Bytes that were passed on so far."""
+        """Number of bytes forwarded so far, by direction."""
         return {direction: flow.passed for direction, flow in self._flows.items()}
 
     def inflict(self, fault: Fault) -> None:
-        """A fault, `after` bytes from now. In the proxy's loop."""
+        """Inject a fault. Its `after` counts bytes from now. Must be called in the proxy's event loop."""
         for direction in fault.directions:
             self._flows[direction].add(fault)
 
     def heal(self) -> None:
-        """End stalls and forget other faults. In the proxy's loop."""
+        """End all faults of this connection. Must be called in the proxy's event loop."""
         for flow in self._flows.values():
             flow.heal()
 
     def cut(self) -> None:
-        """Reset both ends. In the proxy's loop."""
+        """Reset both ends. Must be called in the proxy's event loop."""
         for end in (self.client, self._server):
             end.reset()
         self._over.set()
 
     async def run(self, target: str) -> None:
-        """Connect to the target and pass on until both directions have ended, or it is cut."""
+        """Connect to the target and forward bytes until both directions have ended, or `cut` is called."""
         try:
             host, port = parse_addr(target)
             await asyncio.get_running_loop().create_connection(lambda: self._server, host, port)
@@ -192,14 +221,14 @@ class ProxiedConnection:
                 flow.go_on()
             await self._over.wait()
         except OSError:
-            pass  # the target cannot be reached; the client learns it at once
+            pass  # the reset below reports the failed connection to the client
         finally:
             for flow in self._flows.values():
                 flow.stop()
             self.cut()
 
     def ended(self, end: _End, error: Exception | None) -> None:
-        """One end is closed, by us or by its peer."""
+        """Handle the end of one end's transport, closed by the proxy or by its peer."""
         if error is not None or not all(flow.ended for flow in self._flows.values()):
             self.cut()
         other = self._server if end is self.client else self.client
@@ -207,20 +236,20 @@ class ProxiedConnection:
             self._over.set()
 
     def flow_ended(self) -> None:
-        """One direction has ended."""
+        """Close both ends once both directions have ended."""
         if all(flow.ended for flow in self._flows.values()):
             for end in (self.client, self._server):
                 end.close()
 
 
 class _End(asyncio.Protocol):
-    """The client's or the server's end."""
+    """The end of a proxied connection at the client or at the server."""
 
     def __init__(self, connection: ProxiedConnection) -> None:
         self.connection = connection
         self.transport: asyncio.Transport | None = None
-        self.out: _Flow  # what comes from here
-        self.into: _Flow  # what goes there
+        self.out: _Flow  # bytes received from this end's peer
+        self.into: _Flow  # bytes to be sent to this end's peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -230,7 +259,7 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.out.end_came()
-        return True  # the other direction may go on
+        return True  # keeps the other direction open
 
     def pause_writing(self) -> None:
         self.into.hold(True)
@@ -242,9 +271,9 @@ class _End(asyncio.Protocol):
         self.connection.ended(self, exc)
 
     def end(self) -> None:
-        """The peer gets its end, and may still send."""
+        """End the stream to the peer, which may still send."""
         if self.transport is not None and not self.transport.is_closing():
-            with contextlib.suppress(OSError):  # it is gone, and we shall be told
+            with contextlib.suppress(OSError):  # `connection_lost` follows
                 self.transport.write_eof()
 
     def close(self) -> None:
@@ -262,26 +291,26 @@ class _End(asyncio.Protocol):
 
 
 class _Flow:
-    """The bytes of one direction, and what happens to them."""
+    """The bytes of one direction, and the faults injected into them."""
 
     def __init__(self, source: _End, target: _End, cut: Callable[[], None], happened: Counter[Kind]) -> None:
         self._source, self._target, self._cut, self._happened = source, target, cut, happened
         source.out = target.into = self
         self.passed = 0
         self.ended = False
-        self._due: list[tuple[int, Fault]] = []  # by the count of bytes that pass before
+        self._due: list[tuple[int, Fault]] = []  # by the number of bytes that pass before
         self._waiting = bytearray()
         self._end_came = False
-        self._held = False  # the target takes no more for now
-        self._timer: asyncio.TimerHandle | None = None  # of a stall, a delay, or the next piece
+        self._held = False  # the target's write buffer is full
+        self._timer: asyncio.TimerHandle | None = None  # ends a stall, a delay, or the wait between pieces
         self._stalled = False
         self._delay_s = 0.0
-        self._delayed = False  # what waits has waited
+        self._delayed = False  # the waiting bytes have been delayed already
         self._piece = WHOLE
-        self._deaf = False  # half closed: what comes is lost
+        self._deaf = False  # half closed: received bytes are dropped
 
     def add(self, fault: Fault) -> None:
-        """A fault, `after` bytes from now."""
+        """Add a fault after `after` more bytes."""
         self._due.append((self.passed + fault.after, fault))
         self._due.sort(key=lambda due: due[0])
         self.go_on()
@@ -293,7 +322,7 @@ class _Flow:
         self.go_on()
 
     def stop(self) -> None:
-        """End a wait."""
+        """End a stall, a delay or a wait between pieces."""
         self._stalled = False
         if self._timer is not None:
             self._timer.cancel()
@@ -312,7 +341,7 @@ class _Flow:
         self.go_on()
 
     def go_on(self) -> None:
-        """Pass on what may pass, until something makes it wait."""
+        """Forward bytes until a fault or the target's full buffer stops the flow."""
         source, target = self._source.transport, self._target.transport
         if source is None or target is None:
             return
@@ -329,7 +358,7 @@ class _Flow:
         if self._end_came and not self._waiting and self._timer is None and not self._stalled:
             self._finish()
         if not source.is_closing():
-            # More is read only when this is gone, so a stall reaches the sender.
+            # Reading resumes only when no bytes wait, so that the sender notices a stall.
             (source.pause_reading if self._waiting else source.resume_reading)()
 
     def _pass(self, target: asyncio.Transport) -> None:
@@ -343,7 +372,7 @@ class _Flow:
         if not self._deaf:
             target.write(piece)
         if self._piece != WHOLE and self._waiting:
-            self._wait(0)  # so that the receiver may see the pieces one by one
+            self._wait(0)  # lets the receiver see the pieces one by one
 
     def _do(self, fault: Fault) -> None:
         self._happened[fault.kind] += 1

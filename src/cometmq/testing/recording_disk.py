@@ -1,21 +1,21 @@
-"""A disk in memory that remembers every change made to it, for `crash_images` to take apart.
+"""A disk in memory that records every change, for the crash images of `crash_images`.
 
-A power failure may leave the following (stricter than the usual journalling file systems, so that a store
-which passes does not depend on one of them):
+A power failure may leave the following states. They are stricter than those of the usual journalling file
+systems, so that a store that passes does not depend on one of them:
 
 - **Data.** Each 512-byte sector holds any one of the contents that it has had since the last `fdatasync` of
   its file, independently of the others: writes may be dropped, torn between sectors, and arrive in any
-  order. Within a sector a write is all or nothing. Bytes written before the `fdatasync` are there.
+  order. A write is atomic within a sector. Bytes written before the `fdatasync` are durable.
 - **Lengths.** A file has any one of the lengths that it has had since the last `fdatasync` (`truncate`,
-  `reserve`, writes behind the end). What lies behind the length is gone; a longer length brings in zeros.
+  `reserve`, writes beyond the end). Bytes beyond the length are lost; a longer length is filled with zeros.
   A shrink also changes each sector that it cuts off (to zeros).
-- **Names.** Creations, renames, deletions and new directories last once their directory has been synced
-  (`fsync_dir`); until then each of them may or may not be there. A rename is one change. A new file's
-  `fdatasync` saves its content but not its name. What lies in a directory whose own name is lost is lost.
-- **Not modelled**: a device that lies about having flushed, or that damages sectors nobody wrote to (the
-  tests of bit rot cover those), and sectors torn inside.
+- **Names.** Creations, renames, deletions and new directories are durable once their directory has been
+  synced (`fsync_dir`); until then each of them may be lost. A rename is one change. A new file's
+  `fdatasync` saves its content but not its name. The entries of a directory whose own name is lost are lost.
+- **Not modelled**: a device that reports a flush that did not happen, damage to sectors that were not
+  written (the tests of bit rot cover it), and sectors torn inside.
 
-A crash of the process alone loses nothing: go on with the same `RecordingDisk`.
+A crash of the process alone loses nothing: continue with the same `RecordingDisk`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from typing import NamedTuple
 from cometmq.store import Buffer, DiskUsage, FileFacts
 
 Image = dict[str, bytes | None]
-"""Path -> content of a file, None for a directory."""
+"""Content of files by path; None stands for a directory."""
 
 
 class Operation(NamedTuple):
-    """One change, or one sync. `names`: what paths mean after it (None: nothing)."""
+    """One change or one sync.
+
+    Attributes:
+        names: Inodes of the paths after the operation; None if the path no longer exists.
+    """
 
     kind: str
     path: str
@@ -48,7 +52,7 @@ class Operation(NamedTuple):
 
 
 class RecordingDisk:
-    """A `Disk` over byte arrays, for several threads; `history` holds all its operations from `start` on."""
+    """A thread-safe `Disk` in memory; `history` holds all operations since the image `start`."""
 
     lends_descriptors = False
 
@@ -56,7 +60,7 @@ class RecordingDisk:
         self.start: Image = {"/": None, **(start or {})}
         self.history: list[Operation] = []
         self.now_ms = now_ms
-        self.files: dict[int, bytearray | None] = {}  # inode -> content; None for a directory
+        self.files: dict[int, bytearray | None] = {}  # content by inode; None for a directory
         self.names: dict[str, int] = {}
         for path, content in self.start.items():
             self.names[path] = self._new_inode(None if content is None else bytearray(content))
@@ -68,7 +72,7 @@ class RecordingDisk:
         self._lock = threading.RLock()
 
     def image(self) -> Image:
-        """What running programs see: everything arrived."""
+        """Return the disk as running programs see it, with all changes."""
         return {path: self._content(inode) for path, inode in self.names.items()}
 
     def _content(self, inode: int) -> bytes | None:
@@ -163,7 +167,7 @@ class RecordingDisk:
         return inode
 
     def rename(self, source: str, target: str) -> None:
-        """With all that lies in it, if it is a directory. Counts as a change in the directory of `source`."""
+        """Rename a file or a directory with all its entries. Counts as a change of `source`'s directory."""
         with self._lock:
             inode = self._inode(source)
             moved = [path for path in self.names if path == source or path.startswith(source + "/")]
@@ -219,12 +223,12 @@ class RecordingDisk:
 
 
 def failure(code: int, path: str) -> OSError:
-    """The error of a refused operation: OSError picks the class that belongs to the code."""
+    """Return the OSError of a refused operation, in the subclass that belongs to the code."""
     return OSError(code, os.strerror(code), path)
 
 
 def apply_names(names: dict[str, int], operation: Operation) -> None:
-    """What an operation does to the names of a disk."""
+    """Apply an operation to the names of a disk."""
     for path, inode in operation.names:
         if inode is None:
             names.pop(path, None)
@@ -233,13 +237,13 @@ def apply_names(names: dict[str, int], operation: Operation) -> None:
 
 
 def apply_write(content: bytearray, offset: int, data: bytes) -> None:
-    """What a write does to a file."""
+    """Apply a write to the content of a file."""
     if offset > len(content):
         content.extend(bytes(offset - len(content)))
     content[offset : offset + len(data)] = data
 
 
 def apply_length(content: bytearray, length: int) -> None:
-    """What a change of length does to a file."""
+    """Apply a change of length to the content of a file."""
     del content[length:]
     content.extend(bytes(length - len(content)))
