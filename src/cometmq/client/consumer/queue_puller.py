@@ -25,7 +25,7 @@ __all__ = ["IDLE_S", "FlowControl", "QueuePuller"]
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
-"""Seconds without an answer to a pull before its queue is reassigned (docs/reference/client.md, Rebalance)."""
+"""Seconds without a pull answer until a queue is reassigned (docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
