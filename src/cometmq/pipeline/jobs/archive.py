@@ -1,10 +1,10 @@
-"""The archive job: topics to a Parquet table, each message exactly once, from where it stopped.
+"""The archive job: write the messages of topics to a Parquet table, each message exactly once.
 
-Spark plans, schedules and retries; the bytes are pulled, decoded and written inside one Python task each
-(table/task.py); the driver commits each batch in one step (table/directory.py). The directory is the only
-state: a job that is killed anywhere and started again goes on behind the last commit. The ends of a range are
-fixed before it is read, so each message is in exactly one committed range. A batch whose counts do not add up
-to its ranges is not committed.
+Spark plans, schedules and retries. One Python task pulls, decodes and writes the messages of its ranges
+(table/task.py). The driver commits each batch in one step (table/directory.py). The directory is the only
+state: a job that is killed at any point and restarted continues after the last commit. The end of a range is
+fixed before the range is read, so each message is in exactly one committed range. A batch whose counts do not
+match its ranges is not committed.
 """
 
 from __future__ import annotations
@@ -58,26 +58,31 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # messages of a queue, and queues, from which the fields of JSON bodies are found
+_SAMPLE = 100  # maximum queues, and messages per queue, sampled to infer the fields of JSON bodies
 
 log = logs.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """How far the job is. Within a batch records are counted by finished tasks. run: tells runs apart."""
+    """The progress of an archive run. Within a batch, the records of finished tasks are counted.
+
+    `run` identifies the run.
+    """
 
     run: str
     batch: int
-    records: int  # archived by this run
-    total: int  # to be archived by this run, as known now
-    bytes: int  # of the records archived, as the brokers store them
+    records: int  # records that this run has archived
+    total: int  # records that this run has to archive, as known now
+    bytes: int  # bytes of the archived records in the format of the brokers' stores
     seconds: float
 
 
 class QueueSummary(msgspec.Struct):
-    """One queue in this run: offsets `start` <= o < `end` were read. A queue that began anew meanwhile has
-    another summary for what it is now."""
+    """The result of a run for one queue. The run read the offsets from `start` to `end` - 1.
+
+    A queue that was deleted and created again during the run has one summary for each of its lives.
+    """
 
     topic: str
     broker_name: str
@@ -90,7 +95,7 @@ class QueueSummary(msgspec.Struct):
 
 
 class ArchiveSummary(msgspec.Struct):
-    """What a run did; `msgspec.json.encode` makes it machine-readable."""
+    """The result of an archive run. `msgspec.json.encode` converts it to JSON."""
 
     output: str
     batches: int = 0
@@ -104,24 +109,33 @@ class ArchiveSummary(msgspec.Struct):
     resumed_behind_batch: int | None = None
     queues: list[QueueSummary] = []
     away: list[str] = []
-    """Brokers that hold messages of the topics, by their routes or the archive's log, but could not be read
-    when the run last looked, or only from a replica, which may lack the newest."""
+    """Brokers with messages of the topics that were unreachable, or readable only from a replica, at the end.
+
+    The routes or the archive's log name these brokers. A replica may lack the newest messages.
+    """
     unreadable: list[UnreadableQueue] = []
-    """Queues with messages that are not archived and cannot be read, because the topic has fewer read queues
-    than before or no read permission, when the run last looked."""
+    """Queues with messages that are not archived and could not be read when the run last checked.
+
+    Such a topic has fewer read queues than before, or no read permission.
+    """
     replaced: int = 0
-    """Queues that began anew: nobody knows what the old ones held beyond what was archived."""
+    """Number of queues that were deleted and created again. Their unarchived messages are unknown."""
     put_off: str | None = None
-    """The last error of a continuous run that was stopped before it could try again."""
+    """Last error of a continuous run that was stopped before the next attempt."""
     checkpoint_problem: str | None = None
-    """Why the newest checkpoint of the archive's log could not be written. The batches are committed."""
+    """Reason why the newest checkpoint of the archive's log could not be written.
+
+    The batches are committed.
+    """
     groups_left_out: int = 0
-    """Consumer groups whose positions were not kept, because there are too many of them or their queues."""
+    """Number of consumer groups whose offsets were not recorded, because a limit was exceeded."""
 
     @property
     def complete(self) -> bool:
-        """Whether every offset of the ranges is in the table as a message, no broker was missing, no queue
-        was replaced, and none with messages was unreadable."""
+        """Whether the table holds a message for every offset of the ranges, and no source was missing.
+
+        False if a broker was missing, a queue was replaced, or a queue with messages was unreadable.
+        """
         missing = self.bad or self.lost or self.away or self.unreadable
         return not (missing or self.replaced or self.put_off)
 
@@ -157,22 +171,54 @@ def archive(
     on_progress: Callable[[ArchiveProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Archive `topics` (or those whose names match `pattern`) of the cluster into `output`, a path or URI.
+    """Archive the messages of topics in a Parquet, Delta or Iceberg table.
 
-    mode: `available_now` reads what the brokers hold when it starts, in batches, and returns; `continuous`
-    goes on until `stop` is set, looking for new messages every `interval_s` seconds. starting: earliest,
-    latest or offsets as JSON, for queues that the archive does not know; a queue it knows goes on where it
-    stopped. consumer_group: a group to publish progress to after each commit, for lag displays.
-    max_bad_records: raise ArchiveError when this run meets more. compression: a codec of Parquet that pyarrow
-    has, with its level. table_format: of a new archive; that of an old one must be given again. catalogue: a
-    local file for the SQL catalogue of a new Iceberg table on an object store.
+    A run continues each queue after the offset that the archive's last commit records.
 
-    body_format, body_schema, keep_body: bodies as columns; docs/pipeline.md, Bodies as columns. groups: keep
-    where these consumer groups stand beside the table, `["*"]` for all of the topics (`group_positions`).
+    Args:
+        spark: The Spark session that runs the tasks.
+        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
+        topics: Names of the topics. Exactly one of `topics` and `pattern` is required.
+        output: The archive's directory: a path or a URI. Required.
+        pattern: A regular expression for names of topics.
+        mode: `available_now` archives what the brokers hold at the start, in batches, and returns.
+            `continuous` runs until `stop` is set.
+        starting: `earliest`, `latest` or offsets as JSON: the first offset of queues that are not in the
+            archive yet.
+        interval_s: Interval between two checks for new messages in continuous mode, in seconds.
+        batch_records: Maximum number of records per batch.
+        compression: A Parquet codec that pyarrow supports.
+        compression_level: Level of the codec. None: the codec's default.
+        pulls_in_flight: Maximum number of concurrent pull requests per task.
+        pull_batch_size: Maximum number of messages per pull request.
+        timeout_ms: Timeout of requests to brokers and name servers, in ms.
+        check_crc: Whether the checksum of each body is verified.
+        decompress: Whether compressed bodies are stored decompressed.
+        max_plain_bytes: Maximum size of a decompressed body, in bytes.
+        fail_on_data_loss: Whether the run fails when messages were deleted before they were archived, or a
+            queue was replaced.
+        max_bad_records: Maximum number of undecodable records in this run. None: no limit.
+        consumer_group: A group whose offsets are set to the archive's progress after each commit, for lag
+            displays. None: none.
+        table_format: Format of a new archive. For an existing archive the same format is required.
+        catalogue: A local file for the SQL catalogue of a new Iceberg table on an object store.
+        body_format: Format in which bodies are parsed into columns (docs/pipeline.md, Bodies as columns).
+            None: bodies stay bytes.
+        body_schema: Schema of the bodies.
+        keep_body: Whether the column of the raw body is kept beside the parsed columns.
+        groups: Consumer groups whose offsets are recorded beside the table (`group_positions`). ["*"]: all
+            groups of the topics.
+        on_progress: Called with the progress whenever it has changed.
+        stop: Ends the run when it is set.
 
-    Raises ConfigError, DataLossError (messages deleted before they were archived, or queues that began anew,
-    unless `fail_on_data_loss` is False), ArchiveError (the directory is in use, or not an archive),
-    NoRouteError and the errors of the network.
+    Returns:
+        The counts of this run by queue, and the problems.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        DataLossError: Messages were lost before they were archived, and `fail_on_data_loss` is set.
+        ArchiveError: The directory is in use or is not an archive, or `max_bad_records` was exceeded.
+        NoRouteError: A topic has no route. Other network errors are raised as they are.
     """
     _check_task(topics, pattern, output, mode)
     _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)
@@ -225,7 +271,7 @@ def _check_task(topics: Sequence[str], pattern: str | None, output: str, mode: s
 
 
 def _check_compression(codec: str, level: int | None) -> None:
-    """Try it: pyarrow knows which codecs it was built with, and which of them have levels."""
+    """Raise ConfigError if the installed pyarrow does not support the codec or the level."""
     for key, value, given in (("compression", codec, None), ("compression_level", level, level)):
         try:
             table = pa.table({"tried": [0]})
@@ -237,7 +283,7 @@ def _check_compression(codec: str, level: int | None) -> None:
 
 @dataclass(slots=True)
 class Job:
-    """One run of the job. The fields without a default are what `archive` was given."""
+    """One run of the archive job. The fields without a default are arguments of `archive`."""
 
     spark: SparkSession
     namesrv: tuple[str, ...]
@@ -256,11 +302,11 @@ class Job:
     summary: ArchiveSummary = field(init=False)
     queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    expected: int = 0  # records of this run, as known now
-    batch: int = 0  # the next one
-    known: Offsets = field(default_factory=dict)  # up to where the archive has each queue
+    expected: int = 0  # number of records of this run, as known now
+    batch: int = 0  # number of the next batch
+    known: Offsets = field(default_factory=dict)  # the next offset to archive, by queue
     marks: Marks = field(default_factory=dict)
-    column: pa.StructType | None = None  # of the bodies' values, as the table has it
+    column: pa.StructType | None = None  # type of the table's column of parsed bodies
     parsing: Bodies | None = None
     group_log: GroupLog = field(init=False)
     unreadable: UnreadableQueues = field(init=False)
@@ -299,9 +345,9 @@ class Job:
                 return summary
 
     def _round(self, stop: threading.Event) -> None:
-        """Archive what the brokers hold now."""
+        """Archive the messages that the brokers hold now."""
         held = look_twice(lambda: self.cluster.bounds(self.cluster.queues(self.topics)), self.known)
-        # A replica that stands in may not have got its master's newest messages.
+        # A replica may lack the newest messages of its master.
         certain = [queue for queue, bounds in held.items() if not bounds.replica]
         away = self.cluster.away(self.topics, self.known, certain)
         if away != self.summary.away:
@@ -325,7 +371,7 @@ class Job:
             self._keep_groups(certain)
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
-        """Write beside the table where the groups stand now, no further than it goes."""
+        """Record the groups' offsets beside the table, each limited to the end of the archived range."""
         named = [name for name in self.kept_groups if name != "*"]
         stored = stored_groups(self.cluster, queues) if "*" in self.kept_groups else ()
         names = list(dict.fromkeys([*named, *stored]))
@@ -340,7 +386,7 @@ class Job:
         self.summary.groups_left_out = out
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit where reading goes on in queues that are no longer those that were archived."""
+        """Commit the start offsets of queues that were deleted and created again."""
         fail = self.pull.fail_on_data_loss
         anew = self.cluster.replaced(self.known, self.marks, held, fail=fail, idle=True)
         if not anew:
@@ -355,8 +401,11 @@ class Job:
         self.summary.queues += [self.queues.pop(queue) for queue in sorted(anew) if queue in self.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit where queues new to the archive begin, before they are read: "latest" must stay the same
-        place. A new queue of a known topic is read from its first offset."""
+        """Commit the start offsets of queues that are new to the archive, before they are read.
+
+        The commit fixes the meaning of "latest" for later runs. A new queue of a known topic is read from its
+        first offset.
+        """
         topics = {queue.topic for queue in self.known}
         new = sorted(held.keys() - self.known.keys())
         if not new:
@@ -379,7 +428,10 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """The marks of these positions. Brokers are asked where one moved or the queue began `anew`."""
+        """Return the marks of these offsets.
+
+        Brokers are queried only for offsets that have changed and for the queues in `anew`.
+        """
         same = {
             queue: mark
             for queue, mark in self.marks.items()
@@ -396,7 +448,7 @@ class Job:
         results: Sequence[TaskResult] = (),
         seconds: float = 0.0,
     ) -> None:
-        """Make files and ranges of a batch part of the archive, and these offsets where it goes on."""
+        """Commit the files and ranges of a batch together with the next offsets to archive."""
         commit: dict[str, Any] = {
             "batch": self.batch,
             "run": self.table.run_id,
@@ -413,7 +465,10 @@ class Job:
         self.batch, self.known, self.marks = commit["batch"] + 1, offsets, marks
 
     def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> bool:
-        """Read and commit one batch. False, and nothing is committed, if a queue was replaced meanwhile."""
+        """Read and commit one batch.
+
+        Return False without a commit if a queue was replaced during the read.
+        """
         began, batch = time.monotonic(), self.batch
         marks = self._marks_at(end, held)
         ranges = queue_ranges(start, end, held, fail_on_data_loss=self.pull.fail_on_data_loss)
@@ -437,8 +492,10 @@ class Job:
         edges: Iterable[tuple[Offsets, Marks]],
         held: dict[MessageQueue, Bounds],
     ) -> bool:
-        """Whether the record before the start or the end of what was read has changed meanwhile. The rows may
-        then come from two queues: the old one, and the one that replaced it."""
+        """Return whether the record before the start or the end of a range has changed during the read.
+
+        In that case the rows may come from two queues: the deleted one and its replacement.
+        """
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
             found = self.cluster.marks({queue: offsets[queue] - 1 for queue in kept})
@@ -448,7 +505,7 @@ class Job:
         return False
 
     def read_batch(self, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
-        """Read the ranges in one Spark job. Raises the first error of its tasks."""
+        """Read the ranges in one Spark job. Raise the first error of its tasks."""
         records = sum(item.count for item in ranges)
         groups = pack(ranges, default_tasks(records, slots(self.spark)))
         if not groups:
@@ -470,7 +527,7 @@ class Job:
         return run_units(self.spark, f"archive batch {batch}", run_task, tasks, on_progress=on_progress)
 
     def _choose_columns(self, ranges: list[QueueRange], addresses: dict[str, str]) -> None:
-        """Decide, before the first batch of the run, what bodies become."""
+        """Determine the columns of parsed bodies before the first batch of the run."""
         if self.bodies is not None and self.parsing is None:
             first = [replace(item, end=min(item.end, item.start + _SAMPLE)) for item in ranges[:_SAMPLE]]
             parts = read_parts(self.namesrv, first, addresses, arrow_schema(["body"]), self.pull)
@@ -524,7 +581,7 @@ class Job:
 
 
 def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:
-    """Counts of each queue of the batch: from its tasks, and what was known to be lost before they ran."""
+    """Return the counts of each queue of the batch: its tasks' and the losses known before they ran."""
     counted = {item.queue: QueueCount(lost=item.lost) for item in ranges}
     for result in results:
         for queue, count in result.queues.items():
@@ -533,5 +590,5 @@ def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[Messa
 
 
 def _range(queue: MessageQueue, start: int, end: int, count: QueueCount) -> dict[str, Any]:
-    """What a commit says of a queue."""
+    """Return a commit's entry for the range of one queue."""
     return msgspec.structs.asdict(queue) | {"start": start, "end": end} | asdict(count)

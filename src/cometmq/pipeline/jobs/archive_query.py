@@ -1,6 +1,6 @@
-"""Questions to an archive, answered from its log: what is in it, and is anything missing.
+"""Queries on an archive that its log answers: contents, files, batches and completeness.
 
-The log is read by this process, the same way on disks and object stores; the answers are tables of Spark.
+This process reads the log, in the same way on disks and on object stores. The results are Spark DataFrames.
 """
 
 from __future__ import annotations
@@ -41,27 +41,35 @@ def _log(output: str) -> Log:
 
 
 def manifest(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each committed range: offsets `start` <= o < `end` of a queue, and how many became rows
-    (records), were set aside (bad) or were gone from the broker (lost). Old ranges that follow each other
-    are one, with the number and time of the newest of their batches.
+    """Return one row for each committed range of an archive.
 
-    An empty range with `replaces` says that the queue began anew, and up to which offset the old one had been
-    read. `life` counts these: offsets of different lives are different messages."""
+    A row has the offsets from `start` to `end` - 1 of a queue and the number of records that became rows
+    (`records`), were set aside (`bad`) or were missing on the broker (`lost`). Old adjacent ranges are merged
+    into one row with the number and time of their newest batch.
+
+    An empty range with `replaces` marks a queue that was deleted and created again; `replaces` is the offset
+    up to which the old queue had been read. `life` counts the replacements: equal offsets of different lives
+    are different messages.
+    """
     so_far = Window.partitionBy(*_QUEUE).orderBy("batch")
     ranges = spark.createDataFrame(_log(output).ranges.drop_columns("seconds"))
     return ranges.withColumn("life", F.count("replaces").over(so_far))
 
 
 def files(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each file of the table; `path` is relative to the archive, `batch` the newest whose
-    messages are in the file."""
+    """Return one row for each file of the table.
+
+    `path` is relative to the archive. `batch` is the newest batch with messages in the file.
+    """
     return spark.createDataFrame(_log(output).files)
 
 
 def batches(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each batch that added messages, of the newest ones (the log sums old ones up): when it was
-    committed (s since 1970), how long it took, how many records and bytes (as the brokers store them) it
-    brought."""
+    """Return one row for each of the newest batches that added messages; the log merges older batches.
+
+    Columns are the commit time (s since 1970), the duration in seconds, the number of records, and their
+    bytes in the format of the brokers' stores.
+    """
     return (
         spark.createDataFrame(_log(output).ranges)
         .groupBy("batch", F.to_timestamp("time").cast("double").alias("epoch_s"), "seconds")
@@ -72,10 +80,11 @@ def batches(spark: SparkSession, output: str) -> DataFrame:
 
 
 def completeness(spark: SparkSession, output: str) -> DataFrame:
-    """One row for each life of a queue (manifest): its range, its records, and what is wrong with it.
+    """Return one row for each life of a queue (`manifest`) with its range, records and gaps.
 
-    gaps, overlaps: places where a range does not begin where the one before it ended; missing: offsets of the
-    ranges that are no rows of the table. All three are 0 when each message is in the table once.
+    `gaps` and `overlaps` count the ranges that do not begin where the previous range ended. `missing` counts
+    the offsets of the ranges that have no row in the table. All three are 0 if each message is in the table
+    exactly once.
     """
     queue = [*_QUEUE, "life"]
     before = F.lag("end").over(Window.partitionBy(*queue).orderBy("start", "end"))
@@ -104,12 +113,24 @@ def completeness(spark: SparkSession, output: str) -> DataFrame:
 
 
 def archived(spark: SparkSession, output: str, *, read_as: str | None = None) -> DataFrame:
-    """The table as of the last commit: exactly its files, whatever a running job moves around. Of a Delta or
-    Iceberg table, its newest snapshot, without any jar.
+    """Return the archive's table as of its last commit.
 
-    Files on an object store are read by pyarrow in Spark's Python workers, because Spark from PyPI cannot
-    read there itself. read_as: what the archive is called by a Spark that can, such as s3a://bucket/archive;
-    its own reader is faster and reads only the columns that are asked for.
+    The result consists of exactly the files of that commit, whatever files a running job adds or removes. For
+    a Delta or Iceberg table it is the newest snapshot; no jar is required. Files on an object store are read
+    by pyarrow in Spark's Python workers, because Spark from PyPI cannot read object stores.
+
+    Args:
+        spark: The Spark session.
+        output: The archive's directory: a path or a URI.
+        read_as: URI of the archive for a Spark session that can read the object store itself, such as
+            s3a://bucket/archive. Spark's own reader is faster and reads only the selected columns. None: read
+            by pyarrow.
+
+    Returns:
+        A DataFrame with one row for each message.
+
+    Raises:
+        ArchiveError: The directory holds no archive.
     """
     lake = open_lake(output)
     if lake is not None:
@@ -117,7 +138,8 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
         raise FileNotFoundError(f"{table.output} holds no archived messages yet")
-    # Given, because Spark would take a topic named 007 for a number, and one file's columns for those of all.
+    # The schema is explicit because Spark would infer a number from a topic named 007, and would use one
+    # file's columns for all files.
     columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
         return by_workers(spark, table.uri, live.to_pylist(), _divided(columns))
@@ -127,8 +149,10 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
 
 
 def _plain(spark: SparkSession) -> DataFrameReader:
-    """A reader for which `*`, `[` and `{` in paths stand for themselves. The option is what Spark's streaming
-    sources set for that."""
+    """Return a reader that reads `*`, `[` and `{` in paths literally.
+
+    Spark's streaming sources set the same option for that purpose.
+    """
     return spark.read.option("__globPaths__", "false")
 
 
@@ -142,7 +166,7 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
     reader = _plain(spark).schema(from_arrow_schema(columns))
     elsewhere = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
-        # All is in the files, wherever they are, but for what other archives have as directories (UTC).
+        # Files hold all columns themselves, except where another archive has UTC times as directory names.
         reader = reader.option("recursiveFileLookup", "true")
         rows = by_workers(spark, lake.uri, live, columns) if elsewhere else reader.parquet(*paths)
         day, hour = (
@@ -152,29 +176,32 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    # Directories that the format's own tools make do not escape the name that Spark takes for null.
+    # Tools of the table format do not escape the directory name that Spark reads as null.
     if elsewhere or any(file["path"].startswith(f"topic={NULL}/") for file in live):
         return by_workers(spark, lake.uri, live, _divided(columns))
     return reader.option("basePath", base).parquet(*paths)
 
 
 def group_positions(spark: SparkSession, output: str) -> DataFrame:
-    """Where consumer groups stood (`archive(groups=…)`): batch, time, group, topic, broker_name, queue_id
-    and offset, the next one to consume. Rows of one batch are one picture; the newest is that of the
-    largest batch. The newest hundred pictures are there, and of older ones the last of each of a hundred
-    days, up to a million rows together. No position is beyond the end of the archive as of its batch."""
+    """Return the recorded offsets of consumer groups (`archive(groups=…)`).
+
+    Columns are batch, time, group, topic, broker_name, queue_id and offset, the next offset to consume. The
+    rows of one batch form one snapshot; the largest batch is the newest. The newest 100 snapshots are kept,
+    and the last snapshot of each of 100 earlier days, at most a million rows in total. No offset exceeds the
+    end of the archive as of its batch.
+    """
     return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
 
 
 def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
-    """The rows of these files. columns: their own, and behind them what their directories name."""
+    """Return the rows of these files. `columns`: the files' own columns, then those of directory names."""
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
     reader = _reader(uri, live, columns)
     return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(columns))
 
 
 def _divided(columns: pa.Schema) -> pa.Schema:
-    """The columns with those at their end that directories name."""
+    """Return the columns, with those of directory names moved to the end."""
     names = [name for name, _ in _PARTITION]
     return pa.schema([*(field for field in columns if field.name not in names), *_PARTITION])
 
@@ -182,7 +209,7 @@ def _divided(columns: pa.Schema) -> pa.Schema:
 def _reader(
     uri: str, live: list[dict[str, Any]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: from numbers of files to their rows."""
+    """Return a function for `mapInArrow` that maps indexes of files to the files' rows."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem, root = open_filesystem(uri)

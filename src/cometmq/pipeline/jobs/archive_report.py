@@ -1,4 +1,4 @@
-"""The report of the archive job: this run, and the table as a whole."""
+"""The report of the archive job: one run, and the table as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cometmq.pipeline.jobs.archive_query import batches, completeness, files
 
 
 def archive_report(spark: SparkSession, summary: ArchiveSummary) -> Report:
-    """What a run did, and what the archive holds by its log. Nothing of the messages themselves is read."""
+    """Return a report of the run and of the archive's contents by its log. No message is read."""
     report = Report(f"Archive {summary.output}")
     report.summary(summary)
     counted = bool(summary.records and summary.seconds)
@@ -40,7 +40,7 @@ def _of_the_table(report: Report, spark: SparkSession, output: str) -> None:
 
 
 def _by_hour(files: DataFrame) -> dict[str, list[tuple[float, float]]]:
-    """Of the topics with the most messages, in the newest hours."""
+    """Return messages by hour of the newest hours, for the topics with the most messages."""
     largest = files.groupBy("topic").agg(F.sum("rows").alias("rows")).orderBy(F.desc("rows")).limit(LINES_MAX)
     hour = F.expr("unix_timestamp(to_timestamp(dt)) + hour * 3600").alias("epoch_s")
     counted = (

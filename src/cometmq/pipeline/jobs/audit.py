@@ -1,7 +1,7 @@
-"""The audit job: what was lost, doubled, out of order or late, for each topic, group and window of time.
+"""The audit job: lost, duplicate, misordered and late messages by topic, group and time window.
 
-Three things are compared, as far as they are given: the messages of a source, the records that clients wrote
-into a trace topic, and where groups stood. What follows from which is said in docs/jobs.md, audit.
+The job compares up to three inputs: the messages of a source, the records that clients wrote to a trace
+topic, and the offsets of groups. docs/jobs.md, audit, explains the conclusions.
 """
 
 from __future__ import annotations
@@ -32,22 +32,28 @@ COLUMNS = (
     "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "msg_id", "born_timestamp",
     "born_host", "store_timestamp",
 )  # fmt: skip
-"""What is read of the messages."""
+"""Columns of the messages that the audit reads."""
 _QUEUE = ("topic", "broker_name", "queue_id")
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
-_SAMPLES = 10  # of a kind
-_MOST = 50  # rows of a summary's lists
-GROUPS_MAX = 1000  # of a topic: each has a row for each message
-_GAP_MAX = 1 << 40  # of a damaged record: sums stay in 64 bits
+_SAMPLES = 10  # samples per kind
+_MOST = 50  # maximum rows of a list in the summary
+GROUPS_MAX = 1000  # maximum groups per topic; each group has a row for each message
+_GAP_MAX = 1 << 40  # maximum gap in offsets; a damaged record must not make sums exceed 64 bits
 _JOB = "audit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What counts as what; times in ms. begin_ms, end_ms: only messages stored in between count. delay_ms: a
-    window is closed when something was stored so long after its end, or when end_ms is so long ago. late_ms:
-    after a message was born. disorder_ms: so much earlier may a message be born than one of the same client
-    in front of it."""
+    """The thresholds of an audit. Times are in ms.
+
+    Attributes:
+        begin_ms: Messages stored earlier are not counted.
+        end_ms: Messages stored at this time or later are not counted.
+        delay_ms: A window closes when a message was stored this long after its end, or when `end_ms` is this
+            long ago.
+        late_ms: A message is late if more time passed since it was born.
+        disorder_ms: A message may be born this much earlier than the previous message of the same client.
+    """
 
     begin_ms: int | None = None
     end_ms: int | None = None
@@ -57,19 +63,22 @@ class Limits:
     disorder_ms: int = 1000
 
     def wider(self) -> tuple[int | None, int | None]:
-        """The span to read, so that a message near an edge finds what belongs to it."""
+        """Return the span to read.
+
+        It is wider than the audited span, so that messages near an edge find related messages.
+        """
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
         return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
 
     def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
-        """Up to when windows are closed, if the inputs go up to `newest_ms`."""
+        """Return the time up to which windows are closed if the inputs end at `newest_ms`."""
         if self.end_ms is not None and self.end_ms + self.delay_ms <= now_ms:
             return self.end_ms
-        # The clock of a broker may have been ahead for a moment.
+        # A broker's clock may have been ahead temporarily.
         return None if newest_ms is None else min(newest_ms, now_ms) - self.delay_ms
 
     def open(self, closed_to_ms: int | None) -> Column:
-        """Whether more may still be found of a row's window."""
+        """Return whether more messages of a row's window may still arrive."""
         if closed_to_ms is None:
             return F.lit(True)
         end = F.unix_millis("window") + self.window_s * 1000
@@ -83,8 +92,10 @@ class Limits:
 
 
 class TopicAudit(msgspec.Struct):
-    """A topic in all closed windows; the columns of the table `topics`, added up. sent and lost: by traces,
-    None without."""
+    """The totals of a topic over all closed windows of the table `topics`.
+
+    `sent` and `lost` come from traces and are None without traces.
+    """
 
     topic: str
     messages: int
@@ -98,7 +109,7 @@ class TopicAudit(msgspec.Struct):
 
 
 class GroupAudit(msgspec.Struct):
-    """A group in a topic in all closed windows, as TopicAudit."""
+    """The totals of a group in a topic over all closed windows of the table `groups`."""
 
     topic: str
     group: str
@@ -112,7 +123,7 @@ class GroupAudit(msgspec.Struct):
 
 
 class Finding(msgspec.Struct):
-    """One thing that was found; `value` is a number of messages or of ms, as its kind says."""
+    """One finding. The unit of `value`, messages or ms, depends on the kind."""
 
     kind: str
     window_ms: int
@@ -126,47 +137,57 @@ class Finding(msgspec.Struct):
 
 
 class AuditSummary(msgspec.Struct):
-    """What closed windows show: the topics and groups with most findings, and samples of each kind."""
+    """The findings of closed windows: the topics and groups with the most, and samples of each kind."""
 
     source: str
     output: str | None = None
     messages: int = 0
     bad_traces: int = 0
-    """Trace records that could not be read; the job trace shows them."""
+    """Trace records that could not be read. The trace job lists them."""
     left_out: int = 0
-    """Groups of topics beyond the 1000 of each topic that are looked at."""
+    """Number of groups that were not examined, because a topic has more than 1000."""
     windows: int = 0
     open_windows: int = 0
     closed_to_ms: int | None = None
-    """Windows that ended before then are closed."""
+    """Time in ms since 1970. Windows that ended earlier are closed."""
     missing: int = 0
     doubled: int = 0
     out_of_order: int = 0
     late: int = 0
     anew: int = 0
     lost: int = 0
-    """By topics: sent, says a producer, and not there."""
+    """Messages that a producer's trace reports as sent but that are missing from the topic, of all topics."""
     group_lost: int = 0
-    """By groups: acknowledged and never consumed."""
+    """Messages that were acknowledged and never consumed, of all groups."""
     topics: list[TopicAudit] = []
     groups: list[GroupAudit] = []
     samples: list[Finding] = []
     absent: list[str] = []
-    """Topics that were named, and have no messages and no traces."""
+    """Requested topics without messages and without traces."""
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
+    """Live queues with messages that could not be read (live/unreadable.py).
+
+    Some messages may be outside the span.
+    """
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was lost, as far as can be seen, all queues could be read and each topic that was
-        named is there. Doubled messages are allowed to RocketMQ."""
+        """Whether no loss was found, all queues were readable and every requested topic exists.
+
+        Duplicate messages do not count, because RocketMQ permits them.
+        """
         return not (self.missing or self.lost or self.group_lost or self.absent or self.unreadable)
 
 
 def checked(rows: DataFrame, limits: Limits) -> DataFrame:
-    """A row for each message, with `window` and what is wrong: `missing` offsets in front of it, and 1 or 0
-    for doubled, out_of_order, late and anew. rows: COLUMNS. Copies of one record are one message."""
+    """Return a row for each message with its `window` and its faults.
+
+    Copies of one record count as one message.
+
+    `missing` is the number of missing offsets before the message. `doubled`, `out_of_order`, `late` and
+    `anew` are 1 or 0. `rows` has the columns COLUMNS.
+    """
     born, stored = F.unix_millis("born_timestamp"), F.unix_millis("store_timestamp")
     order = ("queue_offset", "physical_offset")
     queue = Window.partitionBy(*_QUEUE).orderBy(*order)
@@ -203,8 +224,11 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def sent(rows: DataFrame, limits: Limits) -> DataFrame:
-    """What producers say was stored: window, topic, msg_id. rows: of `trace.traces`. Delayed messages are
-    left out, half messages too unless they were committed."""
+    """Return the messages that producers' traces report as stored: window, topic and msg_id.
+
+    Delayed messages are left out, and half messages unless they were committed. `rows` is the result of
+    `trace.traces`.
+    """
     plain = [MessageType.NORMAL.value, MessageType.ORDER.value]
     stored = rows.filter((F.col("kind") == "Pub") & F.col("success") & F.col("code").isin(*plain))
     closed = rows.filter("kind = 'EndTransaction' AND state LIKE 'COMMIT%'")
@@ -215,8 +239,10 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def consumed(rows: DataFrame) -> DataFrame:
-    """How often listeners said that they were done with a message, and when first: group, msg_id, times,
-    first_ms. rows: of `trace.traces`."""
+    """Return how often listeners finished each message, and when first: group, msg_id, times, first_ms.
+
+    `rows` is the result of `trace.traces`.
+    """
     done = (
         calls(rows)
         .filter("success")
@@ -230,9 +256,12 @@ def consumed(rows: DataFrame) -> DataFrame:
 
 
 def groups_of(found: DataFrame, done: DataFrame | None, positions: DataFrame | None) -> DataFrame | None:
-    """The groups of each topic: topic, group, its `place` among those of the topic, and `traced`, 0 if it
-    writes traces at all, else NULL. First come those with positions, then those that consumed most: anybody
-    may write names into the trace topic. The arguments are those of `in_groups`."""
+    """Return the groups of each topic: topic, group, `place` and `traced`.
+
+    `place` is the rank of the group within its topic. Groups with offsets rank first, then those that
+    consumed the most messages, because any client can write names to the trace topic. `traced` is 0 if the
+    group writes traces, else NULL. The arguments are those of `in_groups`.
+    """
     pairs = []
     if positions is not None:
         pairs.append(positions.select("topic", "group", F.lit(True).alias("placed"), F.lit(0).alias("times")))
@@ -257,9 +286,11 @@ def in_groups(
     positions: DataFrame | None,
     limits: Limits,
 ) -> DataFrame:
-    """A row for each message and each group of its topic: acknowledged, times consumed, lost, late; None for
-    what is not known. found: of `checked`; groups: of `groups_of`; done: of `consumed`; positions: group,
-    topic, broker_name, queue_id and offset."""
+    """Return a row for each message and each group of its topic: acknowledged, times consumed, lost, late.
+
+    Unknown values are None. `found`: result of `checked`; `groups`: result of `groups_of`; `done`: result of
+    `consumed`; `positions`: group, topic, broker_name, queue_id and offset.
+    """
     some = groups.filter(F.col("place") <= GROUPS_MAX).drop("place")
     rows = found.filter("doubled = 0").join(F.broadcast(some), "topic")
     nothing = F.lit(None).cast("bigint")
@@ -267,7 +298,7 @@ def in_groups(
         rows = rows.withColumns({"times": nothing, "first_ms": nothing})
     else:
         rows = rows.join(done, ["group", "msg_id"], "left")
-        # A group that writes no traces at all has not lost what it does not tell of.
+        # A missing trace does not count as a loss for a group that writes no traces at all.
         rows = rows.withColumn("times", F.coalesce("times", "traced"))
     if positions is None:
         rows = rows.withColumn("offset", nothing)
@@ -284,12 +315,12 @@ def in_groups(
 
 
 def _many(condition: Column) -> Column:
-    """How many rows it is true for, None if nobody knows for any."""
+    """Return the number of rows for which the condition is true; None if it is unknown for all rows."""
     return F.sum(condition.cast("int"))
 
 
 def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
-    """The table `topics`: a row for each window and topic. gone: of `sent`, with `there`."""
+    """Return the table `topics`: a row for each window and topic. `gone`: result of `sent` with `there`."""
     counts = found.groupBy("window", "topic").agg(
         F.count("*").alias("messages"), *(F.sum(name).alias(name) for name in _FOUND)
     )
@@ -303,7 +334,7 @@ def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
 
 
 def group_windows(rows: DataFrame) -> DataFrame:
-    """The table `groups`: a row for each window, topic and group. rows: of `in_groups`."""
+    """Return the table `groups`: a row for each window, topic and group. `rows`: result of `in_groups`."""
     times = F.col("times")
     return rows.groupBy("window", "topic", "group").agg(
         F.count("*").alias("messages"),
@@ -317,7 +348,7 @@ def group_windows(rows: DataFrame) -> DataFrame:
 
 
 def findings(found: DataFrame, gone: DataFrame | None, groups: DataFrame | None) -> DataFrame:
-    """The table `findings`: a row for each thing that is wrong; the columns of Finding."""
+    """Return the table `findings`: a row for each finding, with the columns of Finding."""
     nothing = {name: F.lit(None) for name in ("group", "broker_name", "queue_id", "queue_offset", "msg_id")}
 
     def as_finding(rows: DataFrame, kind: str, value: Column) -> DataFrame:
@@ -363,17 +394,42 @@ def audit(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> AuditSummary:
-    """Compare the messages of a source (inputs.py) that were stored from `begin_ms` on and before `end_ms`
-    with themselves, with clients' trace records and with positions of groups.
+    """Find lost, duplicate, misordered and late messages of a source.
 
-    window_s: of the tables, by store time (of sent messages: by the producer's time); delay_s: a window is
-    open until something that was stored so long after its end has been read, or until so long after `end_ms`;
-    late_s: after a message was born; disorder_ms: how much later the messages in front of a message may be
-    born at the same client. traces: the source of the trace topic, if there is one. positions: an archive
-    with groups, or the lag job's table, or a frame of group, topic, broker_name, queue_id and offset. output:
-    a directory for the tables `topics`, `groups` and `findings`, in place of an earlier run's.
+    The messages stored in the span are compared with each other, with clients' trace records and with the
+    offsets of groups.
 
-    Raises ConfigError, JobFailed, JobStopped.
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        topics: Names of the topics. Empty: all topics that match `pattern`.
+        pattern: A regular expression for names of topics. None: all topics of users; live topics require
+            names or a pattern.
+        begin_ms: First store time, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are counted. None: no limit.
+        window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
+            producer's time.
+        delay_s: A window stays open until a message was read that was stored this many seconds after the
+            window's end, or until this many seconds after `end_ms`.
+        late_s: A message is late if more seconds passed since it was born.
+        disorder_ms: A message is misordered if an earlier offset of the same client was born more than this
+            many ms later.
+        traces: The source of the trace topic. None: no traces.
+        trace_topic: Name of the trace topic.
+        positions: The offsets of groups: an archive with groups, the lag job's table, or a DataFrame with
+            group, topic, broker_name, queue_id and offset. None: no offsets.
+        output: A directory for the tables `topics`, `groups` and `findings`, which replace those of an
+            earlier run. None: no tables.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
+
+    Returns:
+        The totals of closed windows and samples of the findings.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     at_least(1, window_s=window_s)
     at_least(0, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)
@@ -417,7 +473,7 @@ def audit(
 
 
 def _count_left_out(summary: AuditSummary, kept: Sequence[DataFrame], groups: DataFrame | None) -> None:
-    """Count the trace records that cannot be read, if traces were kept, and the groups not looked at."""
+    """Count the unreadable trace records, if traces were kept, and the groups that were not examined."""
     if len(kept) > 1:
         summary.bad_traces = kept[1].filter("kind = 'bad'").count()
     if groups is not None:
@@ -433,7 +489,7 @@ def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame |
 
 
 def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, every: DataFrame) -> DataFrame:
-    """What was sent to the topics that were asked for; without names, to those that the source has."""
+    """Return the rows of the requested topics; without names, those of the source's topics."""
     if topics:
         return rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:
@@ -442,13 +498,13 @@ def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, ever
 
 
 def _looked_for(said: DataFrame, every: DataFrame) -> DataFrame:
-    """With `there`: 1 for the messages that the source holds."""
+    """Add the column `there`, which is 1 for the messages that the source holds."""
     there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
     return said.join(there, ["topic", "msg_id"], "left")
 
 
 def _newest_ms(frames: list[DataFrame]) -> int | None:
-    """Up to when the inputs go, all of them."""
+    """Return the time up to which all of the inputs extend."""
     newest = [frame.agg(F.max("stored_ms").alias("at")).collect()[0]["at"] for frame in frames]
     return None if None in newest else min(newest)
 

@@ -1,8 +1,8 @@
-"""Compaction of an archive: the small files of closed hours become few large ones, in commits of their own.
+"""Compaction of an archive: merge the small files of closed hours into large ones, in separate commits.
 
-A commit of a compaction names the files that it removes and those that it adds, and no ranges: which messages
-are in the table does not change. Killed before its creation, nothing has happened; killed after it, the next
-run finishes it, as with a batch.
+A commit of a compaction names the files that it removes and adds, and no ranges: the set of messages in the
+table does not change. A compaction that is killed before its commit changes nothing. If it is killed
+afterwards, the next run completes it, as for a batch.
 """
 
 from __future__ import annotations
@@ -34,33 +34,35 @@ from cometmq.pipeline.table.merging import Merge, merge
 log = logs.logger(__name__)
 
 TARGET_BYTES = 256 * 1024 * 1024
-_MERGES = 64  # of one commit: what a kill costs at most
-_FILES = 1000  # of one merge
+_MERGES = 64  # maximum merges per commit, which is the work that a kill can cost
+_FILES = 1000  # maximum files per merge
 
 File = dict[str, Any]
 
 
 class CompactSummary(msgspec.Struct):
-    """What a compaction did."""
+    """The result of a compaction."""
 
     output: str
     table_format: str = "parquet"
-    """Of delta and iceberg nothing is merged."""
+    """Format of the table. Delta and Iceberg tables are not merged."""
     commits: int = 0
     rows: int = 0
-    """Rows written anew."""
+    """Number of rows that were rewritten."""
     files_before: int = 0
-    """Files that were merged."""
+    """Number of files that were merged."""
     files_after: int = 0
-    """Files that hold their rows now."""
+    """Number of files that resulted from the merges."""
     bytes_before: int = 0
     bytes_after: int = 0
     deleted: int = 0
-    """Files deleted from an object store or a Delta or Iceberg table: replaced by an earlier compaction, or
-    left by a job that died."""
+    """Number of files deleted from an object store or from a Delta or Iceberg table.
+
+    Such files were replaced by an earlier compaction or left by a killed job.
+    """
     seconds: float = 0.0
     checkpoint_problem: str | None = None
-    """Why the newest checkpoint of the archive's log could not be written. All else is done."""
+    """Reason why the newest checkpoint of the archive's log could not be written. All other work is done."""
 
 
 def compact(
@@ -73,16 +75,29 @@ def compact(
     on_progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> CompactSummary:
-    """Merge the small files of each topic and hour of an archive into files of about `target_bytes`.
+    """Merge the small files of each topic and hour of an archive into larger files.
 
-    Files of less than half of that count as small. older_than_s: only hours that ended so many seconds ago.
-    retention_s: on object stores, how long replaced files stay for whoever reads them; the next compaction
-    deletes them, and with 0 queries that began before end with an error. Files without a commit stay at
-    least a day, for the job that may be writing them. Of a Delta or Iceberg table only such files are
-    deleted: to merge is the business of the formats' own tools. on_progress is called with
-    (merges done, merges of this run); `stop` ends the run after the commit under way.
+    Files smaller than half of `target_bytes` count as small. In Delta and Iceberg tables only files without a
+    commit are deleted, because the formats' own tools merge files. Files without a commit are kept for at
+    least a day, because a running job may still be writing them.
 
-    Raises ConfigError, ArchiveError (no archive, or another job works there), JobFailed.
+    Args:
+        spark: The Spark session that runs the merges.
+        output: The archive's directory: a path or a URI.
+        target_bytes: Approximate size of a merged file, in bytes.
+        older_than_s: Minimum age of an hour's end, in seconds. Newer hours are not merged.
+        retention_s: Time, in seconds, for which an object store keeps replaced files for running queries. The
+            next compaction deletes them. With 0, running queries may fail.
+        on_progress: Called with the number of finished merges and the number of merges of this run.
+        stop: Ends the run after the current commit when it is set.
+
+    Returns:
+        The numbers of merged, new and deleted files.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        ArchiveError: The directory holds no archive, or another job is using it.
+        JobFailed: A Spark job failed.
     """
     for key, value, least in (("target_bytes", target_bytes, 1), ("older_than_s", older_than_s, 0)):
         if not value >= least:
@@ -116,7 +131,7 @@ def compact(
 
 
 def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
-    """Delete the files that killed jobs left in a table of such a format."""
+    """Delete the files that killed jobs left in a Delta or Iceberg table."""
     began = time.monotonic()
     with closing(lake):
         if lake.prepare() is None:
@@ -126,8 +141,10 @@ def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:
-    """The files of each merge, of hours that ended before `closed`. A file that its owner has deleted is left
-    alone, and so is one that has no other to be merged with."""
+    """Return the files of each merge, of hours that ended before `closed`.
+
+    Files that their owner has deleted, and files without another file to merge with, are skipped.
+    """
     small = now.files.filter(pc.less(now.files["bytes"], (target_bytes + 1) // 2))
     begun = _begun_anew(now)
     partitions: dict[tuple[str, ...], list[File]] = defaultdict(list)
@@ -145,8 +162,11 @@ def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> 
 
 
 def _begun_anew(now: Log) -> dict[str, list[int]]:
-    """For each topic the batches at which a queue of it began anew: files of before and after stay apart,
-    because by a file's batch people tell to which life of a queue its rows belong."""
+    """Return, for each topic, the batches at which one of its queues was deleted and created again.
+
+    Files from before and after such a batch are not merged, because a file's batch identifies the life of the
+    queue that its rows belong to.
+    """
     begun: dict[str, list[int]] = defaultdict(list)
     anew = now.ranges.filter(pc.is_valid(now.ranges["replaces"]))
     for row in anew.select(["topic", "batch"]).sort_by("batch").to_pylist():
@@ -155,7 +175,7 @@ def _begun_anew(now: Log) -> dict[str, list[int]]:
 
 
 def _cut(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
-    """Files that follow each other, as many as come to the target."""
+    """Divide the files into groups of consecutive files that reach the target size."""
     chosen: list[File] = []
     size = 0
     for file in files:
@@ -177,7 +197,7 @@ def _one_commit(
     target_bytes: int,
     summary: CompactSummary,
 ) -> None:
-    """Merge and commit; `last` becomes the new commit."""
+    """Merge and commit. `last` becomes the new commit."""
     began, number = time.monotonic(), last["batch"] + 1
     staging = table.staging(number)
     units = [

@@ -1,9 +1,9 @@
-"""The dedup job: of messages with the same business key, one is kept.
+"""The dedup job: keep one of the messages with the same business key.
 
-The batch form orders the messages of a topic with one key by store time, broker, queue and offset, so it does
-not matter how Spark divides the work: the same messages survive each time. With a window, a message is a
-duplicate only if it was stored at most that long after the one before it with its key. `deduplicated` is the
-streaming form, with Spark's own operator.
+The batch form orders the messages of a topic with one key by store time, broker, queue and offset, so the
+result does not depend on how Spark divides the work. With a window, a message is a duplicate only if it was
+stored at most that long after the previous message with its key. `deduplicated` is the streaming form, with
+Spark's own operator.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from cometmq.pipeline.table.objects import shown
 
 _JOB = "dedup"
 _SAMPLES = 20
-_KEY = 200  # characters of a sample's key
+_KEY = 200  # maximum characters of a sample's key
 _PLACE = ("broker_name", "queue_id", "queue_offset")
 _ORDER = ("store_timestamp", *_PLACE, "physical_offset")
 
 
 class Removed(msgspec.Struct):
-    """A duplicate and the message that was kept for it: the first or last one of its key, by `kept`."""
+    """A duplicate, and the message that was kept instead: the first or last of its key, by `kept`."""
 
     topic: str
     key: str
@@ -48,7 +48,7 @@ class Removed(msgspec.Struct):
 
 
 class TopicCount(msgspec.Struct):
-    """A topic: its messages, those without a key, which are all kept, and the duplicates."""
+    """The number of messages, of messages without a key (all kept), and of duplicates of a topic."""
 
     topic: str
     messages: int
@@ -57,7 +57,10 @@ class TopicCount(msgspec.Struct):
 
 
 class DedupSummary(msgspec.Struct):
-    """What was found. topics: those with most duplicates, 50 at most; samples: 20 duplicates at most."""
+    """The result of a dedup run.
+
+    `topics` has at most 50 topics, those with the most duplicates. `samples` has at most 20 duplicates.
+    """
 
     source: str
     output: str
@@ -69,36 +72,36 @@ class DedupSummary(msgspec.Struct):
     topics: list[TopicCount] = []
     samples: list[Removed] = []
     absent: list[str] = []
-    """Topics that were named, and have no messages in that time."""
+    """Requested topics without messages in the span."""
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether each topic that was named is there."""
+        """Whether every requested topic has messages."""
         return not self.absent
 
     @property
     def kept(self) -> int:
-        """Messages in the table without duplicates."""
+        """Number of messages that are not duplicates."""
         return self.messages - self.removed
 
 
 def marked(
     found: DataFrame, key: str, *, keep: Literal["first", "last"] = "first", window_s: float | None = None
 ) -> DataFrame:
-    """The messages with three more columns: `dedup_key`, `state` (kept or removed), and `kept`, the place of
-    the message that was kept for it.
+    """Add the columns `dedup_key`, `state` (kept or removed) and `kept` to messages.
 
-    key: `keys`, `msg_id` (the sink's idempotency mark), or an expression in SQL over the columns of the
-    source. An empty key or NULL is none: the message is kept. Topics are looked at one by one.
-    Raises ConfigError for an expression that cannot be evaluated."""
+    `kept` is the position of the message that was kept instead. `key` is `keys`, `msg_id` (the sink's
+    idempotency key), or an SQL expression over the source's columns. A message whose key is empty or NULL is
+    kept. Each topic is handled separately. Raises ConfigError for an expression that cannot be evaluated.
+    """
     try:
         with_key = found.withColumn("dedup_key", _key(key))
         with_key.schema  # noqa: B018 - Spark Connect looks at the expression only now
     except PySparkException as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError("key", key, f"keys, msg_id or an expression in SQL ({problem})") from error
-    # Messages without a key are spread over all tasks.
+    # The replacement key spreads messages without a key over all tasks.
     by_key: list[str | Column] = ["topic", F.coalesce("dedup_key", _alone())]
     one_key = Window.partitionBy(*by_key)
     if window_s is not None:
@@ -125,17 +128,30 @@ def _key(key: str) -> Column:
 
 
 def _alone() -> Column:
-    """Stands for the key of a message without one."""
+    """Return a unique replacement for the key of a message without one."""
     return F.concat_ws("/", F.lit("\0"), *_PLACE)
 
 
 def deduplicated(stream: DataFrame, key: str, within_s: float) -> DataFrame:
-    """A stream of our source without duplicates: of messages of a topic with the same key, stored at most
-    `within_s` seconds apart, the one that comes first. key: as of `marked`; messages without one have no
-    duplicates. Spark drops, and counts as numRowsDroppedByWatermark, every message that comes when another
-    one was seen that was stored more than `within_s` later: let it be longer than queues are apart.
+    """Remove duplicates from a stream of the `cometmq` source.
 
-    The state that Spark keeps grows with the number of keys in `within_s`."""
+    Of messages of a topic with the same key, stored at most `within_s` seconds apart, the first to arrive is
+    kept. Spark drops every message that arrives after a message stored more than `within_s` seconds later was
+    read, and counts it as numRowsDroppedByWatermark; `within_s` must therefore exceed the time difference
+    between queues. Spark's state grows with the number of keys within `within_s`.
+
+    Args:
+        stream: A streaming DataFrame of the source.
+        key: `keys`, `msg_id`, or an SQL expression over the columns. Messages whose key is empty or NULL have
+            no duplicates.
+        within_s: Maximum difference between the store times of duplicates, in seconds.
+
+    Returns:
+        The stream without duplicates.
+
+    Raises:
+        ConfigError: `key` cannot be evaluated.
+    """
     with_key = stream.withColumn("dedup_key", F.coalesce(_key(key), _alone()))
     late = with_key.withWatermark("store_timestamp", f"{int(within_s * 1000)} milliseconds")
     return late.dropDuplicatesWithinWatermark(["topic", "dedup_key"]).drop("dedup_key")
@@ -156,13 +172,34 @@ def dedup(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> DedupSummary:
-    """Write the messages of `topics`, or of those that match `pattern`, to the Parquet table in `output`:
-    those that are kept to its partition `state=kept`, duplicates to `state=removed`, nothing is thrown away.
+    """Write messages to a Parquet table, with duplicates in a partition of their own.
 
-    source: live topics, stores or an archive (inputs.py); begin_ms, end_ms: store times. key, keep, window_s:
-    as of `marked`. Run again, it replaces the table, by the same one if the source has not changed.
+    Messages that are kept go to the partition `state=kept`, duplicates to `state=removed`. Nothing is
+    discarded. A later run replaces the table; if the source has not changed, the new table has the same rows.
 
-    Raises ConfigError, JobFailed, also for a message that cannot be decoded, JobStopped.
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        output: A directory for the table: a path or a URI.
+        topics: Names of the topics. Empty: all topics that match `pattern`.
+        pattern: A regular expression for names of topics, instead of `topics`.
+        key: `keys`, `msg_id` (the sink's idempotency key), or an SQL expression over the source's columns.
+            Messages whose key is empty or NULL are kept.
+        keep: Whether the `first` or the `last` message with a key is kept, by store time.
+        window_s: Maximum time between a duplicate and the previous message with its key, in seconds. None: no
+            limit.
+        begin_ms: First store time, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are read. None: no limit.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
+
+    Returns:
+        The counts by topic, and samples of duplicates.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed, or a message could not be decoded.
+        JobStopped: `stop` was set.
     """
     began = time.monotonic()
     if keep not in ("first", "last"):

@@ -1,7 +1,7 @@
-"""The job of dead letters: by group, topic, reason and time they are counted; some are sent again.
+"""The jobs on dead letters: count them by group, topic, reason and hour, and send selected ones again.
 
-A redrive sends with the code of `cometmq dlq resend` (dlq_task.py): each once, also over runs. What died too
-often, or cannot be sent, is left to people in a quarantine table.
+A redrive uses the code of `cometmq dlq resend` (dlq_task.py). Each dead letter is sent once, over all runs.
+Dead letters with too many resends, and those that cannot be sent, go to a quarantine table for inspection.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ COLUMNS = (
     "properties", "flag", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
     "reconsume_times", "body_crc",
 )  # fmt: skip
-"""What is read of the dead letters."""
+"""Columns of the dead letters that the jobs read."""
 GROUPS_MAX = 100_000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
-_MOST = 50  # rows of a summary's lists
-_REASON = 200  # characters
+_MOST = 50  # maximum rows of a list in the summary
+_REASON = 200  # maximum characters of a reason
 _NO_BODY = "its body is not in the source, an archive without bodies"
 _JOB = "dlq"
 
 
 class DeadLetters(msgspec.Struct):
-    """Dead letters of a group that died of one reason within an hour; topic: where they were sent first.
-    most_resends: how often one of them had been sent again when it died."""
+    """Dead letters of a group with the same original topic and reason within an hour.
+
+    `topic` is the original topic. `most_resends` is the maximum number of times that one of them had been
+    resent.
+    """
 
     group: str
     topic: str | None
@@ -63,26 +66,29 @@ class DeadLetters(msgspec.Struct):
 
 
 class DlqSummary(msgspec.Struct):
-    """counts: those with most messages."""
+    """The result of a dlq run. `counts` has the rows with the most messages."""
 
     source: str
     output: str | None = None
     messages: int = 0
     kinds: int = 0
-    """How many combinations of group, topic, reason and hour there are."""
+    """Number of combinations of group, topic, reason and hour."""
     counts: list[DeadLetters] = []
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
+    """Live queues with messages that could not be read (live/unreadable.py).
+
+    Some messages may be outside the span.
+    """
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether all queues could be read."""
+        """Whether all queues were readable."""
         return not self.unreadable
 
 
 class RedriveSummary(msgspec.Struct):
-    """What became of the dead letters that were chosen."""
+    """The results for the selected dead letters."""
 
     source: str
     output: str | None = None
@@ -91,25 +97,30 @@ class RedriveSummary(msgspec.Struct):
     chosen: int = 0
     resent: int = 0
     planned: int = 0
-    """What a dry run would send."""
+    """Number of dead letters that a dry run would send."""
     skipped: int = 0
-    """Sent again by an earlier run."""
+    """Number of dead letters that an earlier run had sent again."""
     failed: int = 0
     refused: int = 0
-    """Died too often; with those that failed or have no body in the table `quarantine`."""
+    """Number of dead letters with too many resends.
+
+    They are in the table `quarantine` with those that failed.
+    """
     without_body: int = 0
-    """Cannot be sent, since the source is an archive that keeps no bodies."""
+    """Number of dead letters that cannot be sent, because the source is an archive without bodies."""
     left: int = 0
-    """Not tried, since others of their group could not be sent."""
+    """Number of dead letters that were not tried, because others of their group could not be sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
+    """Live queues with messages that could not be read (live/unreadable.py).
+
+    Some messages may be outside the span.
+    """
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether all that was chosen and not refused is sent again, or was before, and all queues could be
-        read."""
+        """Whether each dead letter that was not refused has been sent again, and all queues were read."""
         return not (self.failed or self.left or self.without_body or self.unreadable)
 
 
@@ -124,12 +135,26 @@ def letters(
     reason: str | None = None,
     traces: str | None = None,
 ) -> DataFrame:
-    """The dead letters of `groups`, of all by default, that died in the span: COLUMNS, group, original_topic,
-    origin_msg_id, resend_times, failure and reason.
+    """Return the dead letters of consumer groups.
 
-    traces: the source of a trace topic, which gives `failure`, how the group's last call with the message
-    ended (EXCEPTION, TIME_OUT, RETURNED_NULL, FAILED). reason: a Spark SQL expression over the other columns,
-    by default the failure, else how often it was tried. where: one that chooses. Raises ConfigError.
+    Args:
+        spark: The Spark session.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        groups: Names of the consumer groups. Empty: all groups.
+        begin_ms: First store time of the dead letters, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which dead letters are read. None: no limit.
+        where: A Spark SQL condition over the columns of the result. None: all dead letters.
+        reason: A Spark SQL expression over the other columns for the column `reason`. None: the failure, else
+            the number of tries.
+        traces: The source of a trace topic. It provides `failure`, the outcome of the group's last call with
+            the message: EXCEPTION, TIME_OUT, RETURNED_NULL or FAILED. None: `failure` is NULL.
+
+    Returns:
+        A DataFrame with the source's columns that the job reads, and group, original_topic, origin_msg_id,
+            resend_times, failure and reason.
+
+    Raises:
+        ConfigError: An argument is invalid, or an expression cannot be evaluated.
     """
     found = messages(spark, source, (), begin_ms, end_ms, COLUMNS, pattern=_pattern(groups), lenient=True)
     found = found.dropDuplicates(list(_PLACE)).withColumns(
@@ -170,7 +195,7 @@ def _failures(spark: SparkSession, source: str, begin_ms: int | None) -> DataFra
 
 
 def _with(rows: DataFrame, key: str, expression: str) -> DataFrame:
-    """With the column `key`. Raises ConfigError for what is no expression over the columns."""
+    """Add the column `key`. Raises ConfigError if the expression cannot be evaluated over the columns."""
     kind = "boolean" if key == "where" else "string"
     try:
         column = F.expr(expression).cast(kind)
@@ -184,7 +209,7 @@ def _with(rows: DataFrame, key: str, expression: str) -> DataFrame:
 
 
 def triage(rows: DataFrame) -> DataFrame:
-    """The table `triage`, the columns of DeadLetters. rows: of `letters`."""
+    """Return the table `triage`, with the columns of DeadLetters, for the result of `letters`."""
     died = F.unix_millis("store_timestamp")
     hour = F.unix_millis(F.date_trunc("hour", F.col("store_timestamp"))).alias("hour_ms")
     return rows.groupBy("group", F.col("original_topic").alias("topic"), "reason", hour).agg(
@@ -210,8 +235,29 @@ def dlq(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> DlqSummary:
-    """Count the dead letters that `letters` gives for these arguments, by group, topic, reason and hour.
-    output: a directory for the table `triage`. Raises ConfigError, JobFailed, JobStopped."""
+    """Count dead letters by group, original topic, reason and hour.
+
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        groups: Names of the consumer groups. Empty: all groups.
+        begin_ms: First store time of the dead letters, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which dead letters are read. None: no limit.
+        where: A Spark SQL condition, as for `letters`.
+        reason: A Spark SQL expression for the reason, as for `letters`.
+        traces: The source of a trace topic, as for `letters`.
+        output: A directory for the table `triage`, which replaces that of an earlier run. None: no table.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
+
+    Returns:
+        The total, and the counts with the most messages.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
+    """
     began = time.monotonic()
     path = None if output is None else spark_directory(spark, output, _JOB)
     summary = DlqSummary(shown(source), path)
@@ -256,17 +302,40 @@ def redrive(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RedriveSummary:
-    """Send the dead letters again that `letters` gives for these arguments; where: `true` for all of them.
+    """Send selected dead letters again.
 
-    to_topic, again: as admin's Resending: to the original topic, where all groups get them; also what was
-    sent again before. max_resends: what was sent again so often is refused. rate: most a second, over all
-    tasks. dry_run: send nothing. output: a directory, needed unless the run is dry, to which each run adds:
-    to the table `redriven` what became of each dead letter, to `quarantine` what was refused or failed.
+    Each dead letter is sent once per run, even if Spark repeats a task, because the brokers' index identifies
+    the messages that the run has sent. A later run skips what earlier runs sent, so an interrupted run is
+    continued by calling `redrive` again. Dead letters without a body in the source are not sent.
 
-    Each letter is sent once in a run, also if Spark repeats a task: the brokers' index tells what the run has
-    sent. What has no body in the source is not sent.
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
+        groups: Names of the consumer groups. Empty: all groups.
+        where: A Spark SQL condition, as for `letters`. "true" selects all dead letters.
+        begin_ms: First store time of the dead letters, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which dead letters are read. None: no limit.
+        reason: A Spark SQL expression for the reason, as for `letters`.
+        traces: The source of a trace topic, as for `letters`.
+        to_topic: Whether messages are sent to the original topic, where all groups receive them, instead of
+            the group's retry topic.
+        again: Whether dead letters that were sent before are sent again.
+        max_resends: Dead letters that have been resent this many times are refused.
+        rate: Maximum messages per second, over all tasks. None: no limit.
+        dry_run: Whether to count only, without sending.
+        output: A directory, required unless `dry_run` is set. Each run adds its results to the table
+            `redriven`, and the refused and failed dead letters to the table `quarantine`.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
 
-    Raises ConfigError, JobFailed, JobStopped. Run again, it goes on: the brokers know what was sent.
+    Returns:
+        The number of dead letters by result.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     began = time.monotonic()
     if output is None and not dry_run:
@@ -304,13 +373,16 @@ def redrive(
 
 
 def _refusal(max_resends: int) -> Column:
-    """Why a dead letter is not sent again, null if it is."""
+    """Return the reason why a dead letter is not sent again; NULL if it is sent."""
     often = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
     return F.when(F.col("resend_times") >= max_resends, often).when(F.col("body").isNull(), _NO_BODY)
 
 
 def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
-    """How many are to be tried of each group. The summary gets what is chosen and what is refused."""
+    """Return the number of dead letters to send by group.
+
+    Count the selected and refused ones in the summary.
+    """
     without_body = F.col("refusal") == _NO_BODY
     columns = (
         F.count("*").alias("chosen"),
@@ -331,7 +403,10 @@ def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
 
 
 def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: RedriveTask) -> DataFrame:
-    """What becomes of each dead letter. All of a group come to one task, the oldest first."""
+    """Return the result for each dead letter.
+
+    One task handles all dead letters of a group, the oldest first.
+    """
     tasks = min(slots(spark), len(sizes))
     if task.how.rate is not None:
         how = msgspec.structs.replace(task.how, rate=task.how.rate / tasks)
@@ -360,7 +435,7 @@ def _count(summary: RedriveSummary, tried: DataFrame) -> None:
 
 
 def _quarantine(found: DataFrame, tried: DataFrame | None) -> DataFrame:
-    """Dead letters that were refused or could not be sent, whole, with the problem."""
+    """Return the rows of the dead letters that were refused or could not be sent, with the problem."""
     refused = found.filter("refusal IS NOT NULL").withColumnRenamed("refusal", "problem")
     if tried is None:
         return refused

@@ -1,5 +1,7 @@
-"""What one Spark task of a redrive does: it sends the dead letters of some groups again, by the code of
-`cometmq dlq resend` (admin/dead_letters.py)."""
+"""One Spark task of a redrive: send the dead letters of some groups again.
+
+The task uses the code of `cometmq dlq resend` (admin/dead_letters.py).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, SysFlag
 from cometmq.protocol.record.one import body_crc
 
 LEFT = "LEFT"
-"""The state of a dead letter that was not tried, because those before it could not be sent."""
+"""State of a dead letter that was not tried, because earlier ones of its group could not be sent."""
 _BATCH_ROWS = 1000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
 SCHEMA = pa.schema(
@@ -36,12 +38,12 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("copy_offset_msg_id", "problem")),
     ]
 )
-"""Where a dead letter lies, and what became of it: a state of admin's Resend, or LEFT."""
+"""Columns of a result: the position and the state of a dead letter (a state of admin's Resend, or LEFT)."""
 
 
 @dataclass(frozen=True)
 class RedriveTask:
-    """The same for all tasks of a run."""
+    """The settings that all tasks of a run share."""
 
     namesrv: str
     how: Resending
@@ -49,7 +51,7 @@ class RedriveTask:
 
 
 def task_function(task: RedriveTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: rows of dead letters, sorted by topic, to rows of SCHEMA."""
+    """Return the function for `mapInArrow` from rows of dead letters, sorted by topic, to rows of SCHEMA."""
     return partial(_in_task, task)
 
 
@@ -74,12 +76,14 @@ async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIt
             taken: deque[MessageExt] = deque()
             group = topic.removeprefix(DLQ_PREFIX)
             try:
-                # The answers come in the order of the letters.
+                # The results arrive in the order of the dead letters.
                 async for result in resend(admin.client, _taking(some, taken), group, task.how):
                     said = msgspec.structs.asdict(result) | {"state": result.state.value}
                     yield _row(taken.popleft(), group, said)
             except CometError as error:
-                for letter in itertools.chain(taken, some):  # there may be millions
+                for letter in itertools.chain(
+                    taken, some
+                ):  # a list of all dead letters could have millions of entries
                     yield _row(letter, group, {"state": LEFT, "problem": str(error)})
 
 
@@ -95,8 +99,10 @@ def _row(letter: MessageExt, group: str, said: dict[str, Any]) -> dict[str, Any]
 
 
 def letter_of(row: dict[str, Any]) -> MessageExt:
-    """A row of a source, which has a body, as the message that an admin reads. The body is plain, unless the
-    source keeps bodies as stored; the checksum tells."""
+    """Convert a row with a body to the message that the admin client would read.
+
+    The body is decompressed, unless the source keeps bodies as stored, which the checksum shows.
+    """
     sys_flag, body = row["sys_flag"], row["body"]
     if sys_flag & SysFlag.COMPRESSED and body_crc(body) != row["body_crc"]:
         sys_flag &= ~int(SysFlag.COMPRESSED)
