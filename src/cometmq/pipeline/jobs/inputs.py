@@ -1,10 +1,10 @@
-"""Where jobs take messages from: an archive, store directories or live topics, by one word, the source.
+"""The sources of messages for jobs: an archive, store directories or live topics.
 
-| source | messages of |
+| source | messages |
 |---|---|
-| `/data/archive`, `s3://…` | an archive: a directory or URI, as of its last commit |
-| `store:/backup/*/store,/other` | store directories (`cometmq-store`): no broker is asked |
-| `live:host:port;host:port` | topics of these name servers (`cometmq`), as they are when it is planned |
+| `/data/archive`, `s3://…` | of an archive: a directory or URI, as of its last commit |
+| `store:/backup/*/store,/other` | of store directories (`cometmq-store`), without requests to a broker |
+| `live:host:port;host:port` | of topics of these name servers (`cometmq`), as of the time of planning |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STORE = "store:"
 LIVE = "live:"
 _TIMEOUT_MS = 30_000
 OF_USERS = rf"(?!%|{SYSTEM_TOPIC_PREFIX}|(?:{'|'.join(sorted(SYSTEM_TOPICS | UNSENDABLE_TOPICS))})$).+"
-"""A pattern of topics that belong neither to brokers nor to a group (retries, dead letters)."""
+"""Pattern for topics of users: neither the brokers' topics nor topics of a group (retries, dead letters)."""
 
 
 def messages(
@@ -51,14 +51,27 @@ def messages(
     pattern: str | None = None,
     lenient: bool = False,
 ) -> DataFrame:
-    """The messages of `topics`, or of those whose names match `pattern`, stored from `begin_ms` on and
-    before `end_ms` (ms since 1970, brokers' clocks), in no order; without names and pattern those of all
-    topics, which live ones do not allow.
+    """Return the messages of a source that were stored in a span, in no particular order.
 
-    columns: of the pipeline's (docs/pipeline.md, Columns), without any all; an archive has no
-    offset_msg_id. Whoever reads few is much faster. A row of an archive may be in two lives of its queue.
-    Bad records, lost messages and unreadable queues end the read, as they do by default in the formats;
-    lenient: they are left out, with a warning; `unreadable` names the queues. Raises ConfigError.
+    Args:
+        spark: The Spark session.
+        source: An archive's directory or URI, "store:DIR" (store directories or patterns, separated by
+            commas), or "live:HOST:PORT" (name servers, separated by semicolons).
+        topics: Names of the topics. Empty: all topics that match `pattern`.
+        begin_ms: First store time, in ms since 1970 by the brokers' clocks. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are read. None: no limit.
+        columns: Names of the columns (docs/pipeline.md, Columns). Empty: all; an archive has no
+            offset_msg_id. Fewer columns are read much faster.
+        pattern: A regular expression for names of topics, instead of `topics`. None without `topics`: all
+            topics, which live sources do not permit.
+        lenient: Whether undecodable records, lost messages and unreadable queues are skipped with a warning.
+            By default they end the read with an error.
+
+    Returns:
+        A DataFrame with one row for each message. An archive may have rows of two lives of a queue.
+
+    Raises:
+        ConfigError: An argument is invalid.
     """
     if not source or source in (STORE, LIVE):
         raise ConfigError("source", source, "an archive's directory, store:DIR or live:HOST:PORT")
@@ -98,15 +111,17 @@ def messages(
 
 
 def _past(end_ms: int | None) -> int | None:
-    """None for an end in the future: all that is there now is before it."""
+    """Return None for an end in the future, because all current messages are before it."""
     return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
 def unreadable(
     source: str, topics: Sequence[str] = (), *, pattern: str | None = None
 ) -> list[UnreadableQueue]:
-    """The queues of live topics that hold messages and that a lenient `messages` left out; none of other
-    sources. Raises the errors of the network."""
+    """Return the queues of live topics that hold messages and that a lenient `messages` skipped.
+
+    The list is empty for other sources. Network errors are raised.
+    """
     if not source.startswith(LIVE):
         return []
     namesrv, wanted = parse_addresses(source.removeprefix(LIVE)), Topics(tuple(topics), pattern)
@@ -116,7 +131,7 @@ def unreadable(
 
 
 def check_span(begin_ms: int | None, end_ms: int | None) -> None:
-    """Raises ConfigError for a begin that is not before the end, and for what is no time."""
+    """Raise ConfigError for an invalid time, and for a begin that is not before the end."""
     for key, time_ms in (("begin", begin_ms), ("end", end_ms)):
         if time_ms is not None and not 0 <= time_ms <= MAX_MS:
             raise ConfigError(key, str(time_ms), "a time of the years 1970 to 9998, in ms")
@@ -158,8 +173,11 @@ def _of_archive(
 
 
 def group_offsets(spark: SparkSession, path: str) -> DataFrame:
-    """Where groups stood: group, topic, broker_name, queue_id and offset, the next one to consume; by the
-    newest picture that an archive keeps of them, or the samples of the newest hour in the lag job's table."""
+    """Return the offsets of groups: group, topic, broker_name, queue_id and the next offset to consume.
+
+    The rows come from the newest snapshot in an archive, or from the samples of the newest hour in the lag
+    job's table.
+    """
     newest = GroupLog(*open_filesystem(path)).newest()
     if newest.num_rows:
         return spark.createDataFrame(newest.drop_columns(["batch", "time"]))
@@ -172,5 +190,5 @@ def group_offsets(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _hour(time_ms: int) -> str:
-    """The archive's directory of a time, in which Spark need not look at others."""
+    """Return the archive's directory name for the hour of a time. Spark can skip other directories."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H")

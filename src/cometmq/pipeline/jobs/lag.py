@@ -1,8 +1,8 @@
-"""The lag job: how far consumer groups are behind, in messages and in time, sampled into a table.
+"""The lag job: sample the lag of consumer groups, in messages and in time, into a table.
 
-A sample asks the brokers for all queues of all groups at once; Spark computes rates and forecasts over the
-samples. The time lag of a queue is the age of the first message that its group has not consumed: a topic
-with one message an hour is not late because one message is open for a second.
+A sample requests all queues of all groups from the brokers concurrently. Spark computes rates and forecasts
+from the samples. The time lag of a queue is the age of the first message that the group has not consumed, so
+a topic with one message per hour is not late when one message has been waiting for a second.
 """
 
 from __future__ import annotations
@@ -48,20 +48,25 @@ from cometmq.text import local_time
 log = logs.logger(__name__)
 
 WINDOWS_S = (60, 300, 3600)
-_SLACK = 1.1  # samples come a little late
+_SLACK = 1.1  # factor by which a window is extended, because samples come a little late
 _GROUPS_AT_ONCE = 16
-_MOST = 50  # rows of a summary's lists
-_PROBLEMS = 10  # the first of a run, and the latest
-_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # staged ones, too
-_SPARK_READS = ("local", "hdfs")  # by itself
-_RECENT = 1000  # files at most
+_MOST = 50  # maximum rows of a list in the summary
+_PROBLEMS = 10  # maximum problems in the summary: the first ones of a run and the latest
+_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # includes staged files
+_SPARK_READS = ("local", "hdfs")  # file systems that Spark from PyPI can read
+_RECENT = 1000  # maximum files that are read
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _JOB = "lag"
 
 
 class QueueLag(msgspec.Struct):
-    """A group in a queue at one moment; times in ms. lost: messages that were deleted before the group
-    consumed them. time_lag_ms: 0 if there is nothing to consume, None if the message's time is not known."""
+    """The lag of a group in a queue at one moment. Times are in ms.
+
+    Attributes:
+        lost: Messages that were deleted before the group consumed them.
+        time_lag_ms: Age of the first message that the group has not consumed. 0 if there is none, None if its
+            time is unknown.
+    """
 
     sampled_ms: int
     group: str
@@ -88,9 +93,13 @@ _QUEUE = ("group", "topic", "broker_name", "queue_id")
 
 
 class GroupLag(msgspec.Struct):
-    """A group in all its queues, over the samples of a window. time_lag_ms is that of the queue that is
-    furthest behind. Rates in messages/s, None with one sample only. expires_in_s: when retention deletes
-    the first message that the group has not consumed, if all goes on as in the window; None: never."""
+    """The lag of a group over all its queues and the samples of a window. Rates are in messages/s.
+
+    Attributes:
+        time_lag_ms: The largest time lag of a queue.
+        expires_in_s: Seconds until retention deletes the first message that the group has not consumed, if
+            the rates of the window continue. None: never.
+    """
 
     group: str
     window_s: int
@@ -106,9 +115,14 @@ class GroupLag(msgspec.Struct):
 
 
 class LagSummary(msgspec.Struct):
-    """samples: those that were taken. groups: those that are furthest behind, a row for each window that has
-    samples. queues: the last sample of those furthest behind. problems: what could not be asked, of
-    `problem_count` in all samples the first and the latest."""
+    """The result of a lag run.
+
+    Attributes:
+        samples: Number of samples taken.
+        groups: The groups with the largest lag, with a row for each window that has samples.
+        queues: The last sample of the queues with the largest lag.
+        problems: The first and the latest of the `problem_count` failed requests.
+    """
 
     output: str | None = None
     samples: int = 0
@@ -121,16 +135,18 @@ class LagSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether all groups and queues could be asked, each time."""
+        """Whether the requests for all groups and queues succeeded in each sample."""
         return not self.problem_count
 
 
 def sample(
     namesrv: str, groups: Sequence[str] = (), *, timeout_ms: int = 30_000
 ) -> tuple[list[QueueLag], list[str]]:
-    """The lag of `groups` (of all that were ever online, by default) now, and what could not be asked.
+    """Return the current lag of groups, and the failed requests as text.
 
-    Raises UnknownNameError for a named group that has consumed nothing, and the errors of the network."""
+    Without names, the groups are all that have ever been online. Raises UnknownNameError for a named group
+    that has consumed nothing, and network errors.
+    """
     addresses = parse_addresses(namesrv)
     thread = LoopThread.acquire()
     try:
@@ -163,8 +179,10 @@ def sample(
 def _unreadable(
     cluster: Cluster, places: Sequence[tuple[str, MessageQueue, int]], problems: list[str]
 ) -> list[tuple[str, MessageQueue, int]]:
-    """The places of the groups in queues that cannot be read, which no broker reports, as far as messages
-    there are not consumed. Each is a problem."""
+    """Return the groups' offsets in unreadable queues that hold unconsumed messages.
+
+    No broker reports the lag of an unreadable queue. Each result is added to the problems.
+    """
     topics: dict[str, set[str]] = {}
     for group, queue, _ in places:
         topics.setdefault(group, set()).add(queue.topic)
@@ -196,7 +214,7 @@ def _queue_lag(
     stored: Mapping[tuple[MessageQueue, int], int],
     now_ms: int,
 ) -> QueueLag:
-    end = max(held.maximum, offset)  # the group may have gone on meanwhile
+    end = max(held.maximum, offset)  # the group may have consumed more messages since the request
     first = max(offset, held.minimum)
     time_lag_ms = None if first < end else 0
     if (queue, first) in stored:
@@ -219,7 +237,7 @@ def _queue_lag(
 def _store_times(
     cluster: Cluster, wanted: set[tuple[MessageQueue, int]], problems: list[str]
 ) -> dict[tuple[MessageQueue, int], int]:
-    """When the messages at these places were stored, as far as brokers give them."""
+    """Return the store times of the messages at these offsets, as far as brokers return them."""
     stored: dict[tuple[MessageQueue, int], int] = {}
     while True:
         try:
@@ -227,7 +245,7 @@ def _store_times(
                 found = cluster.marks(each).items()
                 stored |= {(queue, each[queue]): mark.stored_ms for queue, mark in found}
             return stored
-        except BrokerError as error:  # a topic that may not be read; the others may
+        except BrokerError as error:  # One topic may be unreadable while others are readable.
             left = {place for place in wanted if place[0].topic != error.topic}
             problems.append(str(error))
             if len(left) == len(wanted):
@@ -236,7 +254,7 @@ def _store_times(
 
 
 def _rounds(wanted: set[tuple[MessageQueue, int]]) -> list[dict[MessageQueue, int]]:
-    """The places as few tables with one offset for each queue: groups share queues."""
+    """Divide the offsets into few mappings with one offset per queue, because groups share queues."""
     rounds: list[dict[MessageQueue, int]] = []
     used: dict[MessageQueue, int] = {}
     for queue, offset in sorted(wanted):
@@ -268,7 +286,7 @@ async def _ask(namesrv: str, groups: Sequence[str]) -> tuple[list[GroupProgress]
 
 
 class SampleFiles:
-    """The files of the table of samples in the lag job's directory `output`, oldest first by name."""
+    """The files of the lag job's table of samples in the directory `output`, oldest first."""
 
     def __init__(self, output: str) -> None:
         self._uri = joined(output, "samples")
@@ -279,7 +297,6 @@ class SampleFiles:
         return sorted(info.base_name for info in found if info.base_name.startswith("lag-"))
 
     def read(self, spark: SparkSession, names: Sequence[str]) -> DataFrame:
-        """The samples in these files."""
         if self.filesystem.type_name not in _SPARK_READS:
             return by_workers(spark, self._uri, [{"path": name} for name in names], SCHEMA)
         place = shown(self._uri) if "://" in self._uri else self.root
@@ -287,15 +304,21 @@ class SampleFiles:
         return spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
 
     def newest(self, spark: SparkSession) -> DataFrame | None:
-        """The newest sample, and those of the hour before it, as a broker may have been away; None if there
-        is none."""
+        """Return the samples of the newest hour. None if there is no sample.
+
+        The hour before the newest sample is included, because a broker may have been unreachable at the
+        newest one.
+        """
         names = [name for name in self.names() if _FILE.fullmatch(name)]
         last_ms = _taken_ms(names[-1]) if names else 0
         recent = [name for name in names[-_RECENT:] if _taken_ms(name) >= last_ms - _HOUR_MS]
         return self.read(spark, recent) if recent else None
 
     def evenly(self, spark: SparkSession, most: int) -> DataFrame | None:
-        """At most so many samples, evenly chosen, the newest among them; None if there is none."""
+        """Return at most `most` samples, evenly spaced and including the newest.
+
+        None if there is no sample.
+        """
         names = self.names()
         step = -(-len(names) // most)
         return self.read(spark, names[::-step]) if names else None
@@ -306,11 +329,12 @@ def _taken_ms(name: str) -> int:
 
 
 class Samples:
-    """The table of samples: a Parquet file for each, named by the interval in which it was taken.
+    """The table of samples: one Parquet file per sample, named after the interval in which it was taken.
 
-    A sample is in the table as a whole or not at all. If the interval has one already (of a run that was
-    killed, or of a second one), that one stays. Samples that are `keep_days` older than the newest are
-    removed, once an hour."""
+    A sample is written as a whole or not at all. If the interval already has a sample (of a killed or a
+    concurrent run), that one is kept. Once an hour, samples that are `keep_days` older than the newest are
+    removed.
+    """
 
     def __init__(self, output: str, interval_s: float, keep_days: float = 30.0) -> None:
         place = own_directory(output, _JOB)
@@ -323,7 +347,7 @@ class Samples:
         self._removed_ms: int | None = None
 
     def append(self, rows: Sequence[QueueLag], now_ms: int) -> bool:
-        """Whether the sample was added."""
+        """Add a sample. Return False if its interval already has one."""
         slot = now_ms - now_ms % self._interval_ms
         name = f"lag-{slot:013d}.parquet"
         if self._filesystem.get_file_info(f"{self._root}/{name}").type != fs.FileType.NotFound:
@@ -339,23 +363,25 @@ class Samples:
         return True
 
     def read(self, spark: SparkSession, since_ms: int) -> DataFrame:
-        """The samples that were taken then or later, in files of then or later: there is at least one."""
+        """Return the samples of `since_ms` or later. The table must have at least one such file."""
         least = f"lag-{max(since_ms - self._interval_ms, 0):013d}.parquet"
         names = [name for name in self._files.names() if name >= least]
         return self._files.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
 
     def _remove(self, before_ms: int) -> None:
-        """Remove samples of intervals before then, and what killed runs left of them."""
+        """Remove the samples of intervals before `before_ms`, and staged files of killed runs."""
         for info in self._filesystem.get_file_info(fs.FileSelector(self._root)):
             taken = _FILE.fullmatch(info.base_name)
             if taken and int(taken[1]) < before_ms:
-                with suppress(FileNotFoundError):  # another run was quicker
+                with suppress(FileNotFoundError):  # another run has removed the file
                     self._filesystem.delete_file(info.path)
 
 
 def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: float) -> DataFrame:
-    """One row for each group and queue that has samples in the window which ends at `now_ms`: its last lag,
-    its largest, and its rates. The columns are those of GroupLag, for a queue."""
+    """Return one row for each group and queue with samples in the window that ends at `now_ms`.
+
+    A row has the queue's last lag, its largest lag and its rates, in the columns of GroupLag.
+    """
     inside = samples.filter(F.col("sampled_ms") >= now_ms - int(window_s * 1000 * _SLACK))
     ends = [
         end(name, "sampled_ms").alias(f"{word}_{name}")
@@ -370,7 +396,7 @@ def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: f
 
     def rate(name: str) -> Column:
         grown = F.col(f"last_{name}") - F.col(f"first_{name}")
-        return F.when(grown >= 0, grown * 1000 / span)  # an offset that was set back is no rate
+        return F.when(grown >= 0, grown * 1000 / span)  # an offset that was reset yields no rate
 
     slope = (F.col("last_time_lag_ms") - F.col("first_time_lag_ms")) / span
     left = F.greatest(F.lit(retention_h * 3_600_000) - F.col("last_time_lag_ms"), F.lit(0.0))
@@ -389,7 +415,7 @@ def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: f
 
 
 def group_windows(queues: DataFrame) -> DataFrame:
-    """The rows of `queue_windows` added up for each group: the columns of GroupLag."""
+    """Return the totals of `queue_windows` by group: the columns of GroupLag."""
     return queues.groupBy("group", "window_s").agg(
         F.count("*").cast("int").alias("queues"),
         F.max("samples").alias("samples"),
@@ -404,7 +430,7 @@ def group_windows(queues: DataFrame) -> DataFrame:
 
 
 class _Sampling:
-    """The samples of a run, in a table if there is one, and what went wrong, also said in the log at once."""
+    """The samples of a run, its table if any, and its problems. Problems are also logged immediately."""
 
     def __init__(self, take: Callable[[], tuple[list[QueueLag], list[str]]], table: Samples | None) -> None:
         self._take = take
@@ -413,7 +439,7 @@ class _Sampling:
         self.samples = 0
         self.newest: list[QueueLag] = []
         self.newest_ms = 0
-        self.kept = False  # whether the table has one of them
+        self.kept = False  # whether the table contains a sample of this run
         self._taken: list[QueueLag] = []
         self.failed: CometError | None = None
         self.problem_count = 0
@@ -421,7 +447,7 @@ class _Sampling:
         self._latest: deque[str] = deque(maxlen=_PROBLEMS)
 
     def take(self) -> None:
-        """Take a sample, or note why there is none."""
+        """Take a sample, or record why it failed."""
         self.tries += 1
         try:
             self.newest, problems = self._take()
@@ -438,14 +464,14 @@ class _Sampling:
                 try:
                     self._table.append(self.newest, self.newest_ms)
                     self.kept = True
-                except (OSError, pa.ArrowException) as error:  # the next one may find room
+                except (OSError, pa.ArrowException) as error:  # the next sample may succeed
                     self._note([f"not in the table: {error}"])
             if not self.kept:
                 since_ms = self._since_ms()
                 self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """The samples of the longest window, those of earlier runs too."""
+        """Return the samples of the longest window, including those of earlier runs."""
         if self._table is not None and self.kept:
             return self._table.read(spark, self._since_ms())
         return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))
@@ -481,16 +507,31 @@ def lag(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> LagSummary:
-    """Sample the lag of `groups` (of all, by default) `samples` times, every `interval_s` seconds; 0: until
-    `stop` is set. When nobody answers there is no sample, and the job goes on.
+    """Sample the lag of consumer groups and report their rates and forecasts.
 
-    output: a directory whose table `samples` takes each of them (the columns of QueueLag), one for each
-    interval; the windows of 1, 5 and 60 minutes then also use those of earlier runs. Samples older than
-    `keep_days` are removed from it. retention_h: how long brokers keep messages (fileReservedTime), for the
-    forecast.
+    A sample fails without ending the job if no server answers.
 
-    Raises ConfigError, UnknownNameError for a group that has consumed nothing, the errors of the network if
-    no sample could be taken, JobFailed.
+    Args:
+        spark: The Spark session that computes the rates.
+        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
+        groups: Names of the groups. Empty: all groups that have ever been online.
+        output: A directory for the table `samples`, with the columns of QueueLag and one sample per interval.
+            The windows of 1, 5 and 60 minutes then include samples of earlier runs. None: no table.
+        samples: Number of samples. 0: until `stop` is set.
+        interval_s: Interval between samples, in seconds, below 2^31.
+        keep_days: Samples that are this many days older than the newest are removed from the table.
+        retention_h: Time for which brokers keep messages (fileReservedTime), in hours, for the forecast.
+        timeout_ms: Timeout of requests, in ms.
+        on_progress: Called after each sample with the number of samples and their total (None if unlimited).
+        stop: Ends the run when it is set.
+
+    Returns:
+        The groups and queues with the largest lag, and the failed requests.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        UnknownNameError: A named group has consumed nothing.
+        JobFailed: A Spark job failed. Network errors are raised as they are if no sample could be taken.
     """
     began = time.monotonic()
     at_least(0, samples=samples)
@@ -506,7 +547,7 @@ def lag(
             on_progress(run.tries, samples or None)
         if run.tries == samples:
             break
-        stop.wait(interval_s - time.time() % interval_s)  # one in each interval
+        stop.wait(interval_s - time.time() % interval_s)  # The wait ends at the start of the next interval.
     if run.failed is not None and not run.samples:
         raise run.failed
     summary = LagSummary(None if table is None else table.output, run.samples)

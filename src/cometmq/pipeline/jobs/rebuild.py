@@ -1,8 +1,8 @@
-"""The rebuild job: consume queues and index of a large store, made from its log by many tasks.
+"""The rebuild job: make the consume queues and the index of a large store from its log, with many tasks.
 
-The store stays as it is. The new directories grow in another one and take their places there when they are
-complete; `cometmq.store.inspect` does the work and says what the parts are. They equal those that
-`cometmq store rebuild` makes.
+The existing store is not modified. New directories are built elsewhere and moved into `output` when they are
+complete. `cometmq.store.inspect` does the work and defines the parts. The result equals that of `cometmq
+store rebuild`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ from cometmq.store import StoreConfig
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 
 _JOB = "rebuild"
-_INDEX = -1  # among the numbers of parts
-_MOST = 50  # findings of a summary
+_INDEX = -1  # number of the index among the numbers of parts
+_MOST = 50  # maximum findings in the summary
 U = TypeVar("U")
 R = TypeVar("R")
 
 
 class RebuildSummary(msgspec.Struct):
-    """What was made. not_served: records that fit no queue; hidden: records of deleted topics. errors and
-    warnings: of `verify` over the result and the log, None if it was not asked."""
+    """The result of a rebuild.
+
+    Attributes:
+        not_served: Records that fit no queue.
+        hidden: Records of deleted topics.
+        errors: Errors that `verify` found in the result and the log. None if the check was disabled.
+        warnings: Warnings of `verify`. None if the check was disabled.
+    """
 
     root: str
     output: str
@@ -52,7 +58,7 @@ class RebuildSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether every record has its place and `verify` found no damage."""
+        """Whether every record is in a queue and `verify` found no error."""
         return not (self.not_served or self.errors)
 
 
@@ -67,13 +73,30 @@ def rebuild(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RebuildSummary:
-    """Make consume queues and index of the store in `root` anew, in the directory `output`: a new one, or one
-    of this job. All tasks must see both. A task reads one file of the log; then each makes some queues.
+    """Make the consume queues and the index of a store from its log.
 
-    config, commit_log_dir: as for `cometmq store rebuild`. check: `verify` the result against the log, in one
-    process. A job that was killed begins again, and ends with the same files.
+    Each task reads one file of the log; then each task makes some of the queues. A job that was killed starts
+    from the beginning and produces the same files.
 
-    Raises ConfigError, StoreError if a broker holds the store or it has light queues, JobFailed, JobStopped.
+    Args:
+        spark: The Spark session that runs the tasks.
+        root: The store's directory. All tasks must be able to read it.
+        output: The directory for the result: a new one, or one of an earlier run. All tasks must be able to
+            write to it.
+        config: The store's settings. None: defaults, as for `cometmq store rebuild`.
+        commit_log_dir: The log's directory if it is outside of `root`.
+        check: Whether to verify the result against the log, in one process.
+        on_progress: Called with the number of finished tasks and their total.
+        stop: Cancels the job when it is set.
+
+    Returns:
+        The counts of the result, and the findings of the verification.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        StoreError: A broker is using the store, or the store has light queues.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     began = time.monotonic()
     if "://" in output:

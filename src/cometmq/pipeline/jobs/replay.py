@@ -1,8 +1,9 @@
-"""The replay job: messages of an archive, store directories or live topics are sent to topics again.
+"""The replay job: send the messages of an archive, of store directories or of live topics to topics again.
 
-Spark reads the source and sorts it, so that each source queue comes to one task in the order of its offsets;
-the task sends (replay_task.py). A queue goes to one target queue, or each of its keys does. What was sent
-and acknowledged is written down in a state directory (replay_state.py); run again, the job goes on behind it.
+Spark reads and sorts the source, so that one task receives the messages of a source queue in order of their
+offsets and sends them (replay_task.py). The messages of a queue go to one target queue, or each message goes
+to the queue of its key. A state directory (replay_state.py) records what was sent and acknowledged; a later
+run continues from there.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ _QUEUE = ("topic", "broker_name", "queue_id")
 
 
 class ReplayQueue(msgspec.Struct):
-    """What is to be sent of a source queue: messages at offsets `start` to `end`, the last one included, and
-    to which topic; target_queue: BROKER/NUMBER, "" where keys decide or the run was dry."""
+    """The messages of a source queue to send: those at offsets `start` to `end` (inclusive), and their topic.
+
+    `target_queue` is "BROKER/NUMBER", or "" if keys determine the queue or the run is dry.
+    """
 
     topic: str
     broker_name: str
@@ -56,45 +59,51 @@ class ReplayQueue(msgspec.Struct):
 
 
 class ReplaySummary(msgspec.Struct):
-    """What a run did, or would do."""
+    """The result of a replay run, or of its dry run."""
 
     source: str
     state: str = ""
     dry_run: bool = False
     planned: int = 0
-    """Messages that were left to be sent when the run began."""
+    """Number of messages that remained to be sent when the run began."""
     planned_bytes: int = 0
-    """As the source's broker stored them."""
+    """Bytes of the planned messages in the format of the source's store."""
     messages: int = 0
-    """Sent by this run, and acknowledged."""
+    """Number of messages that this run sent and a broker acknowledged."""
     bytes: int = 0
-    """Of their bodies."""
+    """Bytes of the bodies of the messages that this run sent."""
     sent_before: int = 0
-    """By earlier runs."""
+    """Number of messages that earlier runs sent."""
     bad: int = 0
-    """Messages, of all runs, that could not be sent: in `state`/bad, with the reason."""
+    """Number of messages, of all runs, that could not be sent.
+
+    The directory `state`/bad has them and the reasons.
+    """
     doubled: int = 0
-    """Rows of the source that were the same record again, as in copies of a store."""
+    """Number of rows that repeat a record of the source, as in copies of a store."""
     system: int = 0
-    """Messages of topics that belong to brokers and groups, which are not sent."""
+    """Number of messages of topics that belong to brokers and groups. These messages are not sent."""
     own: int = 0
-    """Messages that this replay had sent itself, and the source has got since: not sent."""
+    """Number of messages that this replay itself had sent to the source. These messages are not sent."""
     targets_read: list[str] = []
-    """Live topics that match the pattern, but are not read because this replay sends to them."""
+    """Live topics that match the pattern but are not read, because this replay sends to them."""
     positions: int = 0
-    """Of groups in queues of the targets, that were set."""
+    """Number of offsets of groups that this run set in queues of the targets."""
     positions_before: int = 0
-    """That an earlier run set. They are set once: the groups have gone on since."""
+    """Number of offsets that an earlier run set.
+
+    Offsets are set only once, because the groups consume afterwards.
+    """
     absent: list[str] = []
-    """Topics that were named, and have no messages in that time."""
+    """Requested topics without messages in the span."""
     left: int = 0
-    """Messages of `planned` that are still to be sent."""
+    """Number of planned messages that remain to be sent."""
     seconds: float = 0.0
     queues: list[ReplayQueue] = []
 
     @property
     def complete(self) -> bool:
-        """Whether all of the window is sent, and each topic that was named is there."""
+        """Whether all messages of the span are sent, and every requested topic has messages."""
         return not (self.left or self.bad or self.absent)
 
 
@@ -119,23 +128,44 @@ def replay(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ReplaySummary:
-    """Send the messages of a source (inputs.py) to the cluster of these name servers, each source queue in
-    order.
+    """Send the messages of a source to topics of a cluster, each source queue in order.
 
-    begin_ms, end_ms: of the store times. into: the target topic, where `{topic}` is the source's; mapping:
-    those of single topics. state: the directory in which the run keeps its progress; needed unless it is dry.
-    order: `queue`, a source queue goes to the target's queue of the same broker and number, or else number
-    modulo queues; `key`, each message goes where its sharding key, else its first key, says. rate, byte_rate:
-    most messages, and bytes of bodies and properties, a second. positions: where groups stood in the source,
-    by an archive with groups, the lag job's table or a frame with group, topic, broker_name, queue_id and
-    offset; when all is sent, the groups are set to the same places of the targets, once. dry_run: count, and
-    send nothing. stop: ends the run after the batches under way.
+    Live topics that match the pattern and to which this replay sends are not read (`targets_read`).
 
-    Live topics that match the pattern and that this replay sends to are left out (`targets_read`).
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        namesrv: Addresses of the target cluster's name servers, "host:port" separated by semicolons.
+        topics: Names of the source topics. Empty: all topics that match `pattern`.
+        pattern: A regular expression for names of source topics, instead of `topics`.
+        begin_ms: First store time, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are sent. None: no limit.
+        into: Name of the target topic; "{topic}" stands for the name of the source topic.
+        mapping: Target topics of single source topics, which override `into`.
+        state: The directory that records the progress; required unless `dry_run` is set.
+        order: `queue`: a source queue goes to the target queue of the same broker and number, or else to the
+            queue of the number modulo the number of queues. `key`: each message goes to the queue of its
+            sharding key, or else of its first key.
+        rate: Maximum messages per second. None: no limit.
+        byte_rate: Maximum bytes of bodies and properties per second. None: no limit.
+        positions: The offsets of groups in the source: an archive with groups, the lag job's table, or a
+            DataFrame with group, topic, broker_name, queue_id and offset. When all messages are sent, the
+            groups' offsets in the targets are set to the same messages, once. None: no offsets are set.
+        dry_run: Whether to count only, without sending.
+        timeout_ms: Timeout of requests to brokers, in ms.
+        on_progress: Called with the number of sent messages and their total when it has changed.
+        stop: Ends the run after the current batches when it is set.
 
-    Raises ConfigError; ReplayError, if the state is of another replay or damaged, a queue of the source is
-    two, or another run took over; JobStopped, if it was stopped while it counted; NoRouteError and the errors
-    of sending, after a broker was away for long.
+    Returns:
+        The counts of this run.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        ReplayError: The state is damaged or belongs to another replay, a queue of the source holds messages
+            of two queues, or another run has taken over.
+        JobStopped: The run was stopped while it counted.
+        NoRouteError: A topic has no route. Errors of sending are raised as they are when a broker stays
+            unreachable.
     """
     started = time.monotonic()
     _check(into, order, state, dry_run, rate=rate, byte_rate=byte_rate)
@@ -147,11 +177,11 @@ def replay(
     stop = stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
-    asked = msgspec.structs.replace(current.asked, source=source)  # which is kept without its secrets
+    asked = msgspec.structs.replace(current.asked, source=source)  # the state holds no secrets
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # what a run before sends yet must be in its progress
+        kept.take_over(run)  # the progress must include the last sends of an earlier run
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(source), kept.shown if kept else "", dry_run)
@@ -177,7 +207,7 @@ def _count(
     after: Mapping[MessageQueue, Sent],
     stop: threading.Event,
 ) -> None:
-    """Put what is left of the source's queues into the summary."""
+    """Add the remaining messages of the source's queues to the summary."""
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
@@ -207,7 +237,7 @@ def _check(into: str, order: str, state: str | None, dry_run: bool, **limits: fl
 def _rows(
     spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, Sent], columns: Sequence[str]
 ) -> DataFrame:
-    """What is left of the source, and what came to lie behind it in the log since, at a lower offset."""
+    """Return the remaining rows of the source, and rows stored since then at a lower offset."""
     rows = messages(
         spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern
     )
@@ -223,7 +253,7 @@ def _rows(
 
 
 class Planned(msgspec.Struct):
-    """What the source holds of a queue, and where its first and last messages lie in the log."""
+    """The contents of a source queue, and the positions of its first and last messages in the log."""
 
     queue: MessageQueue
     start: int
@@ -234,8 +264,10 @@ class Planned(msgspec.Struct):
 
 
 def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
-    """The queues of a source, by one look at all its records. after: how far they are. Raises ReplayError
-    where there are too many, or where the offsets of one are not in the order of the log."""
+    """Return the queues of a source from one scan of all its records. `after`: the progress of each queue.
+
+    Raises ReplayError if there are too many queues, or if a queue's offsets are not in the order of the log.
+    """
     found = (
         rows.groupBy(*_QUEUE)
         .agg(
@@ -265,7 +297,7 @@ def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
 
 
 def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) -> list[ReplayQueue]:
-    """The queues that are replayed, with their targets. Raises ConfigError for a target that cannot be."""
+    """Return the queues to replay with their targets. Raises ConfigError for an impossible target."""
     chosen = []
     for each in planned:
         topic = each.queue.topic
@@ -291,8 +323,10 @@ def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) ->
 def _leave_targets(
     summary: ReplaySummary, asked: Asked, targets: Iterable[str], options: WriteOptions
 ) -> None:
-    """Take out of the plan what this replay sends to itself, as a pattern of live topics may match it.
-    Raises ConfigError where such a topic is named, or each topic would be sent to itself."""
+    """Remove the target topics of this replay from the plan, which a pattern of live topics may match.
+
+    Raises ConfigError if such a topic is named, or if each topic would be sent to itself.
+    """
     read = {queue.topic: queue.target for queue in summary.queues}
     both = sorted(read.keys() & {*read.values(), *targets})
     if not both or not asked.source.startswith(LIVE):
@@ -308,7 +342,7 @@ def _leave_targets(
 
 
 def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
-    """Whether it is one topic for two lists of name servers, however they are spelled: its brokers tell."""
+    """Return whether two lists of name servers lead to the same topic, by the brokers of its routes."""
 
     def brokers(namesrv: Sequence[str]) -> set[str]:
         with Cluster(namesrv, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
@@ -333,8 +367,10 @@ def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, lis
 
 
 def target_queue(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Where the messages of a source queue go: to the queue of the same broker and number, if there is one,
-    so that a cluster that is restored has them where they were."""
+    """Return the target queue for a source queue: the one of the same broker and number, if it exists.
+
+    A restored cluster then has the messages in their original queues.
+    """
     same = [
         queue for queue in queues if queue == MessageQueue(queue.topic, source.broker_name, source.queue_id)
     ]
@@ -342,7 +378,7 @@ def target_queue(source: MessageQueue, queues: Sequence[MessageQueue]) -> Messag
 
 
 def share_out(queues: Sequence[ReplayQueue], tasks: int) -> list[list[ReplayQueue]]:
-    """The queues of each task, of about the same number of messages."""
+    """Divide the queues among tasks with about equal numbers of messages."""
     groups: list[list[ReplayQueue]] = [[] for _ in range(max(1, min(tasks, len(queues))))]
     load = [(0, number) for number in range(len(groups))]
     for queue in sorted(queues, key=lambda each: -each.messages):
@@ -355,7 +391,7 @@ def share_out(queues: Sequence[ReplayQueue], tasks: int) -> list[list[ReplayQueu
 def shares(
     groups: Sequence[Sequence[ReplayQueue]], rate: float | None, byte_rate: float | None
 ) -> dict[int, Share]:
-    """The limits of the tasks: in proportion to their work, so that they end together."""
+    """Return the rate limits of the tasks, in proportion to their work, so that they end together."""
     total = sum(queue.messages for group in groups for queue in group)
     parts = [sum(queue.messages for queue in group) / total for group in groups]
     return {
@@ -365,7 +401,7 @@ def shares(
 
 
 class _Run:
-    """One run that sends."""
+    """A run that sends messages."""
 
     def __init__(
         self,
@@ -377,7 +413,7 @@ class _Run:
         on_progress: Callable[[int, int | None], None] | None,
         stop: threading.Event,
     ) -> None:
-        self._unread = threading.Event()  # set to give up while Spark still reads and sorts
+        self._unread = threading.Event()  # set to cancel while Spark still reads and sorts
         self._spark, self._state, self._replay, self._options = spark, state, replay, options
         self._run, self._on_progress, self._stop = run, on_progress, stop
         self._total: int | None = None
@@ -385,13 +421,16 @@ class _Run:
         self.stopped = False
 
     def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
-        """Look where the targets are, and let the state be this run's. Raises ReplayError if it is not."""
+        """Determine the queues of the targets and make this run the owner of the state.
+
+        Raises ReplayError if that fails.
+        """
         known = self._replay.queues
         known |= _target_queues(self._options, {queue.target for queue in queues} - set(known))
         self._state.start(self._replay, self._run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
-        """Set the groups' positions, unless an earlier run did: they have gone on since."""
+        """Set the groups' offsets, unless an earlier run has done so: the groups have consumed since."""
         before = self._state.positions_set()
         if before is not None:
             summary.positions_before = before
@@ -416,7 +455,8 @@ class _Run:
         by_key = self._replay.asked.order == "key"
         place = (self._state.path, self._run, self._replay.id)
         task = ReplayTask(self._options, *place, ways, self._replay.queues, by_key, shares(groups, *limits))
-        # A task has all messages of its queues; of these it takes turns, so that several are sent to at once.
+        # A task has all messages of its queues. It alternates between the queues, so that several receive
+        # messages concurrently.
         ends = [
             (queue.topic, queue.broker_name, queue.queue_id, number, queue.start, queue.end)
             for number, group in enumerate(groups)
@@ -436,20 +476,20 @@ class _Run:
                 run_action(self._spark, "replay", sent.collect, on_look=self._look, stop=self._unread)
             )
         except JobStopped:
-            pass  # before anything was sent
+            pass  # the run was stopped before the first send
         if not self._state.owned_by("" if self.stopped else self._run):
             raise ReplayError(self._state.shown, "another run has taken over")
         if self._on_progress:
             self._on_progress(self._sent(), self._total)
 
     def _look(self) -> None:
-        """While tasks send: show how far they are, and let them end after their batches when asked to."""
+        """Report the progress of the tasks, and end them after their batches when a stop is requested."""
         if self._stop.is_set() and not self.stopped:
             self.stopped = self._state.owned_by(self._run)
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # no task sends yet, and none will: each looks for its owner first
+                    self._unread.set()  # no task is sending, and none will: each task checks the owner first
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

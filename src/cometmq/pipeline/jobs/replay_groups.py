@@ -1,5 +1,7 @@
-"""Where consumer groups go on in the topics of a replay: each in front of the first message that it had not
-consumed where it came from."""
+"""The offsets of consumer groups in the target topics of a replay.
+
+Each group continues before the first message that it had not consumed in the source.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ _TARGET = ("topic", "broker_name", "queue_id")
 
 
 def target_offsets(sent: DataFrame, positions: DataFrame, replay: str) -> DataFrame:
-    """For each group and queue of the targets the offset to go on at: group, topic, broker_name, queue_id and
-    offset. sent: messages of the targets with their properties; positions: the same columns, of the source.
+    """Return the next offset for each group and queue of the targets.
 
-    Where several source queues went to one queue, it is the first offset that any of them needs: messages may
-    come twice to the group, and none is left out.
+    Columns are group, topic, broker_name, queue_id and offset. `sent` has the messages of the targets with
+    their properties; `positions` has the same columns for the source. If several source queues went to one
+    queue, the result is the lowest offset that any of them needs: the group may receive messages twice and
+    misses none.
     """
     origin = sent.filter(F.expr(f"properties['REPLAY_ID'] = '{replay}'")).select(
         *_TARGET,
@@ -55,8 +58,10 @@ def set_groups(
     replay: str,
     stop: threading.Event,
 ) -> int:
-    """Store the groups' offsets for the targets on the brokers; how many there are. Raises BrokerError if
-    one refuses them, ReplayError if it was away."""
+    """Store the groups' offsets for the targets on the brokers. Return the number of offsets.
+
+    Raises BrokerError if a broker refuses the offsets, and ReplayError if a broker was unreachable.
+    """
     columns = (*_TARGET, "queue_offset", "properties")
     sent = messages(spark, f"{LIVE}{';'.join(options.namesrv)}", targets, columns=columns)
     groups: dict[str, dict[MessageQueue, int]] = {}
@@ -69,7 +74,7 @@ def set_groups(
         for group, offsets in groups.items():
             for refusal in cluster.commit(group, offsets):
                 raise refusal
-            stored = cluster.committed(group, sorted(offsets))  # waits for brokers that are away
+            stored = cluster.committed(group, sorted(offsets))  # waits for brokers that are unreachable
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})
                 problem = f"not set on {', '.join(away)}; run again when the broker is back"

@@ -1,13 +1,13 @@
-"""The state directory of a replay: what it was asked for, and how far it is.
+"""The state directory of a replay: its arguments and its progress.
 
-    state/replay.json                  the id, what was asked for, the queues of the target topics
-    state/owner                        the run that may send now; its tasks look before each batch
-    state/progress/<run>-<task>.json   up to where a task has sent each source queue, all acknowledged
-    state/positions.json               that the groups' positions were set, which is done once
+    state/replay.json                  the id, the arguments, the queues of the target topics
+    state/owner                        the run that may send now; its tasks check it before each batch
+    state/progress/<run>-<task>.json   the last acknowledged message of each source queue
+    state/positions.json               marks that the groups' offsets were set, which is done once
     state/bad/*.parquet                messages that could not be sent, with the reason
 
-Of two runs that begin at once, one creates replay.json. Every file is replaced as a whole, so a killed run
-leaves the old or the new one. All but the last name a later run needs to go on.
+If two runs begin at the same time, one of them creates replay.json. Every file is replaced as a whole, so a
+killed run leaves the old or the new version. A later run needs all of these files except the last.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What must stay the same for a replay to go on. source: as it is shown, without keys, secrets and
-    options; source_hash: SHA-256 of a URI with its options, as the endpoint is one, "" for a path."""
+    """The arguments that must stay the same when a replay is continued.
+
+    Attributes:
+        source: The source without keys, secrets and options.
+        source_hash: SHA-256 of a URI with its options, such as the endpoint. "" for a path.
+    """
 
     source: str
     source_hash: str = ""
@@ -51,7 +55,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Replay(msgspec.Struct):
-    """One replay, over all its runs. queues: of the target topics when it began; order needs them to stay."""
+    """A replay over all its runs.
+
+    `queues` are those of the target topics at the first run. Order is kept only if they do not change.
+    """
 
     id: str
     asked: Asked
@@ -60,8 +67,10 @@ class Replay(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """A source queue: the last message of it that is done with, and how many rows of it a task has had so
-    far, those that were not sent among them."""
+    """The progress in a source queue: the last finished message, and the number of rows read by a task.
+
+    The number includes rows that were not sent.
+    """
 
     queue: MessageQueue
     offset: int = -1
@@ -70,8 +79,13 @@ class Sent(msgspec.Struct):
 
 
 class Progress(msgspec.Struct):
-    """What a task has done. bad: messages that could not be sent; own: those that this replay had sent
-    itself; doubled: rows that were the same record."""
+    """The progress of a task.
+
+    Attributes:
+        bad: Messages that could not be sent.
+        own: Messages that this replay itself had sent to the source.
+        doubled: Rows that repeat a record.
+    """
 
     queues: list[Sent] = []
     messages: int = 0
@@ -82,18 +96,18 @@ class Progress(msgspec.Struct):
 
     @property
     def rows(self) -> int:
-        """All that the task has had of the source."""
+        """Number of rows of the source that the task has read."""
         return sum(sent.rows for sent in self.queues)
 
 
 class PositionsSet(msgspec.Struct):
-    """How many positions of groups were set."""
+    """The number of groups' offsets that were set."""
 
     positions: int
 
 
 class ReplayState:
-    """A state directory: a path, or a URI that pyarrow knows and all machines reach."""
+    """A state directory: a path, or a URI that pyarrow supports and all machines can reach."""
 
     def __init__(self, path: str) -> None:
         self._filesystem, self._root = open_filesystem(path)
@@ -103,7 +117,7 @@ class ReplayState:
         self.bad_path = joined(self.path, "bad")
 
     def replay(self) -> Replay | None:
-        """The replay of this directory, None for an empty or missing one."""
+        """Return the replay of this directory; None for an empty or missing directory."""
         found = self._read("replay.json")
         if found is None:
             if any(not info.base_name.startswith(("_", ".")) for info in self._list()):
@@ -117,15 +131,18 @@ class ReplayState:
         return replay
 
     def begin(self, asked: Asked) -> Replay:
-        """The replay to go on with, or a new one, which is not written yet. Raises ReplayError for a
-        directory of another replay. Without times the ones that it began with are meant."""
+        """Return the replay to continue, or a new one, which is not written yet.
+
+        Arguments without times mean the times of the first run. Raises ReplayError for the directory of
+        another replay.
+        """
         replay = self.replay()
         asked = _kept(asked)
         if replay is None:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
-        # Older states hold the source as given, or as shown and without a hash.
+        # Older states hold the source as given, or without secrets and without a hash.
         old, hash_ = _kept(replay.asked), replay.asked.source_hash
         if hash_ or old.source == replay.asked.source:
             old = msgspec.structs.replace(old, source_hash=hash_ or asked.source_hash)
@@ -140,8 +157,10 @@ class ReplayState:
         return replay
 
     def start(self, replay: Replay, run: str, *, begun: bool) -> None:
-        """Let this run send: the first one of the directory, or with `begun` one that has taken it over.
-        Raises ReplayError if another run was quicker."""
+        """Make this run the owner. With `begun`, the run has already taken the directory over.
+
+        Raises ReplayError if another run has become the owner first.
+        """
         content = msgspec.json.encode(replay)
         if begun:
             if not self.owned_by(run):
@@ -153,7 +172,7 @@ class ReplayState:
             )
 
     def positions_set(self) -> int | None:
-        """How many positions of groups an earlier run set, None if none has."""
+        """Return the number of groups' offsets that an earlier run set; None if no run has set any."""
         found = self._read("positions.json")
         return None if found is None else self._decoded("positions.json", found, PositionsSet).positions
 
@@ -161,7 +180,7 @@ class ReplayState:
         self._write("positions.json", msgspec.json.encode(PositionsSet(positions)))
 
     def take_over(self, run: str) -> None:
-        """Let this run send, and none of before; "" lets none."""
+        """Make this run the only one that may send. With "", no run may send."""
         self._write("owner", run.encode())
 
     def owned_by(self, run: str) -> bool:
@@ -171,11 +190,11 @@ class ReplayState:
         self._write(f"progress/{run}-{task}.json", msgspec.json.encode(progress))
 
     def saved(self, run: str, task: int) -> Progress:
-        """Of this task when it ran before, in the same run: its worker has died."""
+        """Return the progress of an earlier attempt of this task in this run, whose worker died."""
         return self._progress(f"progress/{run}-{task}.json")
 
     def all_saved(self, run: str = "") -> list[Progress]:
-        """Of all tasks, or of those of a run."""
+        """Return the progress of all tasks, or of the tasks of a run."""
         names = (info.base_name for info in self._list("progress"))
         wanted = sorted(name for name in names if name.startswith(run) and name.endswith(".json"))
         return [self._progress(f"progress/{name}") for name in wanted]
@@ -214,8 +233,11 @@ class ReplayState:
         return content
 
     def _create(self, name: str, content: bytes) -> bool:
-        """Create a whole file, or none: whether it is this one. On a local disk and on object stores one of
-        several runs creates it, elsewhere as far as the file system knows."""
+        """Create a file as a whole. Return whether this call created it.
+
+        On a local disk and on object stores, only one of several runs succeeds. On other file systems that
+        depends on the file system.
+        """
         path = posixpath.join(self._root, name)
         try:
             put = conditional_put(self.path, self._filesystem)
@@ -228,7 +250,7 @@ class ReplayState:
                 return create_local(path, content)
             if put is not None and put(path, content):
                 return True
-        except OSError as error:  # an answer may be lost: what counts is whose object it is now
+        except OSError as error:  # the response may be lost, so the owner of the object decides
             problem = str(error)
         found = self._read(name)
         if found is None and put is None and problem is None:
@@ -260,13 +282,13 @@ class ReplayState:
 
 
 def _kept(asked: Asked) -> Asked:
-    """As the state holds it."""
+    """Return the arguments as the state holds them."""
     hash_ = hashlib.sha256(without_user(asked.source).encode()).hexdigest() if "://" in asked.source else ""
     return msgspec.structs.replace(asked, source=shown(asked.source), source_hash=hash_)
 
 
 def reached(saved: Iterable[Progress]) -> dict[MessageQueue, Sent]:
-    """How far each source queue is."""
+    """Return the progress of each source queue."""
     found: dict[MessageQueue, Sent] = {}
     for progress in saved:
         for sent in progress.queues:

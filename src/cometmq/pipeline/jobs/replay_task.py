@@ -1,8 +1,8 @@
-"""What one Spark task of a replay does: send the messages of some source queues, in the order of each.
+"""One Spark task of a replay: send the messages of some source queues, each queue in order.
 
-Messages are sent in batches. When all of a batch are acknowledged the task writes down how far it is, and
-then looks whether its run may go on. So what may be sent twice after a kill is the batch under way of each
-task; the second copies have the ids of the first ones.
+Messages are sent in batches. When all messages of a batch are acknowledged, the task records its progress and
+then checks whether its run may continue. After a kill, only the current batch of each task may be sent twice;
+the second copies have the ids of the first ones.
 """
 
 from __future__ import annotations
@@ -38,31 +38,34 @@ COLUMNS = (
     "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "msg_id", "tags", "keys", "flag", "sys_flag", "body", "body_crc", "properties",
 )  # fmt: skip
-"""Of the source, and all that a task needs."""
+"""Columns of the source that a task needs."""
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 << 20
-BATCH_S = 2.0  # a slow replay writes down how far it is as well
+BATCH_S = 2.0  # seconds after which a slow replay records its progress, too
 SHARDING_KEY = "__SHARDINGKEY"
-_BURST_S = 0.05  # messages are sent together that may go in so short a time
-_KEPT = (BUYER_ID, INSTANCE_ID)  # of RocketMQ's own properties, beside keys and tags
+_BURST_S = 0.05  # seconds; messages that may be sent within this time are sent together
+_KEPT = (BUYER_ID, INSTANCE_ID)  # RocketMQ's own properties that are kept, besides keys and tags
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A task's part of the limits, a second."""
+    """A task's share of the rate limits, per second."""
 
     messages: float | None = None
     bytes: float | None = None
 
 
 class Pace:
-    """Says how long to wait so that no more is sent than the share allows."""
+    """A rate limiter that computes how long a sender must wait."""
 
     def __init__(self, share: Share, now_s: float) -> None:
         self._share = share
         self._messages_at = self._bytes_at = now_s
 
     def wait_s(self, now_s: float, size: int) -> float:
-        """Count a message of so many bytes as sent; how long its sender has to wait now, mostly 0."""
+        """Count a message of `size` bytes as sent.
+
+        Return the seconds for which the sender must wait now, mostly 0.
+        """
         if self._share.messages is not None:
             self._messages_at = max(self._messages_at, now_s - _BURST_S) + 1 / self._share.messages
         if self._share.bytes is not None:
@@ -73,10 +76,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class ReplayTask:
-    """The same for all tasks of a run.
+    """The settings that all tasks of a run share.
 
-    ways: the target topic and queue of each source queue; by_key: a message's key chooses among `queues`,
-    those of the target topics; shares: by task.
+    Attributes:
+        ways: The target topic and queue of each source queue.
+        by_key: Whether a message's key chooses among `queues`.
+        queues: The queues of the target topics.
+        shares: The rate limits by task.
     """
 
     options: WriteOptions
@@ -90,7 +96,7 @@ class ReplayTask:
 
 
 def in_task(task: ReplayTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: from the rows of a task, sorted by offset, to a Progress or CometError, pickled."""
+    """Map the rows of a task, sorted by offset, to a pickled Progress or CometError, for `mapInArrow`."""
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
@@ -120,7 +126,7 @@ def _rows(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[d
 
 @dataclass
 class Sending:
-    """One task at work."""
+    """The state of one task while it sends."""
 
     task: ReplayTask
     number: int
@@ -136,7 +142,7 @@ class Sending:
         self._sent = {sent.queue: sent for sent in self.progress.queues}
         self._done_before = {sent.queue: sent.offset for sent in self.progress.queues}
         self._ids: dict[MessageQueue, Callable[[int], str]] = {}
-        # Written again by an attempt that begins at the same place, and by no later one.
+        # An attempt that begins at the same position writes the file again; a later attempt does not.
         self._bad = BadRows(self._state.bad_path, f"{task.run}-{self.number}-{self.progress.bad}")
         self._pace = Pace(task.shares.get(self.number, Share()), self.clock())
         self._rows: Counter[MessageQueue] = Counter()
@@ -145,9 +151,12 @@ class Sending:
         self._bad.refused(message, refusal)
 
     def send_all(self, sender: Sender, rows: Iterator[dict[str, Any]]) -> Progress:
-        """Send until the rows end or another run has taken over. Raises ReplayError and what sending does."""
+        """Send until the rows end or another run has taken over.
+
+        Raises ReplayError and the errors of sending.
+        """
         held, size, since = 0, 0, self.clock()
-        self._state.save(self.task.run, self.number, self.progress)  # from now on it may have sent
+        self._state.save(self.task.run, self.number, self.progress)  # sends may follow
         if not self._state.owned_by(self.task.run):
             return self.progress
         for row in rows:
@@ -171,7 +180,7 @@ class Sending:
         return self.progress
 
     def _may_send(self, sender: Sender, wait_s: float) -> bool:
-        """Wait for the next message's turn; False if another run has taken over meanwhile."""
+        """Wait until the next message may be sent. Return False if another run has taken over."""
         if wait_s:
             sender.flush()
         while wait_s > BATCH_S:
@@ -184,7 +193,7 @@ class Sending:
         return True
 
     def _write_down(self, sender: Sender) -> None:
-        """Wait until all is acknowledged, then save how far this task is."""
+        """Wait until all messages are acknowledged, then save the progress of this task."""
         sender.flush()
         self._bad.flush()
         progress, (messages, bytes_, bad) = self.progress, self._before
@@ -196,8 +205,10 @@ class Sending:
         self._state.save(self.task.run, self.number, progress)
 
     def _place(self, row: dict[str, Any]) -> Sent | None:
-        """How far the queue of a row is, None for a row that is done with. Raises ReplayError where the rows
-        of a queue are those of two."""
+        """Return the progress of the row's queue; None if the row is already finished.
+
+        Raises ReplayError if the rows come from two queues of the same name.
+        """
         queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
         sent, offset, place = self._sent.get(queue), row["queue_offset"], row["physical_offset"]
         if sent is None:
@@ -205,7 +216,7 @@ class Sending:
         self._rows[queue] += 1
         same = (offset, place) == (sent.offset, sent.physical_offset)
         if same or offset <= self._done_before.get(queue, -1):
-            sent.rows = max(sent.rows, self._rows[queue])  # an attempt before has counted some of them
+            sent.rows = max(sent.rows, self._rows[queue])  # an earlier attempt has counted some of the rows
             return None
         if offset == sent.offset or place <= sent.physical_offset:
             raise began_anew(queue)
@@ -216,9 +227,9 @@ class Sending:
         sent.rows = max(sent.rows, self._rows[sent.queue])
 
     def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
-        """The message of a row, None where there is nothing to send."""
+        """Return the message for a row; None if the row is not sent."""
         if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
-            self.progress.own += 1  # the source has got what was sent
+            self.progress.own += 1  # the source contains a message that this replay sent
             return None
         offset = row["queue_offset"]
         make_id = self._ids.get(queue)
@@ -250,9 +261,11 @@ def began_anew(queue: MessageQueue) -> ReplayError:
 
 
 def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> RowMessage:
-    """The message to send for a row of COLUMNS: body, keys, tags, flag and the user's properties as they
-    were, RocketMQ's own left out, and where it comes from in REPLAY_… properties. The body is plain. Raises
-    SinkRowError."""
+    """Return the message to send for a row of COLUMNS. Raises SinkRowError.
+
+    The message has the row's body (decompressed), keys, tags, flag and the user's properties, without
+    RocketMQ's own properties. REPLAY_… properties record its origin.
+    """
     given = [pair for pair in row["properties"] or () if not is_reserved(pair[0]) or pair[0] in _KEPT]
     origin = {
         "REPLAY_ID": replay,
@@ -275,7 +288,7 @@ def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> R
 
 
 def _plain_body(row: Mapping[str, Any]) -> bytes:
-    """The body, decompressed where the source keeps bodies as stored: then the checksum is of what it has."""
+    """Return the body, decompressed if the source keeps bodies as stored, which the checksum shows."""
     body: bytes | None = row["body"]
     if body is None:
         raise SinkRowError(row["queue_offset"], "body", "is not in the source, an archive without bodies")
