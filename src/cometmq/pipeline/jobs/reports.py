@@ -1,6 +1,7 @@
-"""The reports of audit, trace, lag and throughput: a summary, and plots over time where the job left tables.
+"""Reports of the audit, trace, lag and throughput jobs: a summary, and plots over time.
 
-Without `output` a job leaves no tables, and its report has no plots over time.
+Plots over time come from the job's tables. A job without `output` leaves no tables, so its report has no such
+plots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FOUND = ("missing", "doubled", "out_of_order", "late", "anew", "lost", "group_l
 
 
 def audit_report(spark: SparkSession, summary: AuditSummary) -> Report:
-    """What was found, by kind, by topic and over time."""
+    """Return a report of the findings by kind, by topic and over time."""
     report = Report(f"Audit of {summary.source}")
     report.bars(
         "Found", {name.replace("_", " "): float(getattr(summary, name)) for name in _FOUND}, "messages"
@@ -37,7 +38,7 @@ def audit_report(spark: SparkSession, summary: AuditSummary) -> Report:
 
 
 def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:
-    """Latencies of sends and of consumer groups; times in ms."""
+    """Return a report of the latencies of sends and of consumer groups, in ms."""
     report = Report(f"Traces of {summary.source}")
     sends = {f"{row.topic} {row.group}": float(row.cost_p99) for row in summary.sends}
     report.bars("Slowest sends, p99", sends, "ms")
@@ -56,8 +57,10 @@ def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:
 
 
 def lag_report(spark: SparkSession, summary: LagSummary, output: str | None = None) -> Report:
-    """How far groups are behind, now and by samples of all times. output: the job's directory, if its URI
-    has keys or options, which the summary leaves out."""
+    """Return a report of the groups' current lag and of all samples.
+
+    `output` is the job's directory, required if its URI has keys or options, which the summary omits.
+    """
     report = Report("Lag of consumer groups")
     report.bars("Lag", {row.group: float(row.lag) for row in reversed(summary.groups)}, "messages")
     output = output or summary.output
@@ -75,7 +78,7 @@ def lag_report(spark: SparkSession, summary: LagSummary, output: str | None = No
 
 
 def throughput_report(spark: SparkSession, summary: ThroughputSummary) -> Report:
-    """Messages and bytes by topic, and over time."""
+    """Return a report of messages and bytes by topic and over time."""
     report = Report(f"Throughput of {summary.source}")
     report.bars("Messages by topic", {row.topic: float(row.messages) for row in summary.topics}, "messages")
     report.bars("MB by topic", {row.topic: row.bytes / 1e6 for row in summary.topics}, "MB")
@@ -89,8 +92,11 @@ def throughput_report(spark: SparkSession, summary: ThroughputSummary) -> Report
 
 
 def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str, list[tuple[float, float]]]:
-    """A line for each name, of those with the largest values, by the column `window`; the newest points, but
-    none of the future: a client whose clock is ahead would leave no room for others."""
+    """Return a line over the column `window` for each of the names with the largest values.
+
+    A line has the newest points, without those in the future: a client whose clock is ahead would otherwise
+    displace all other points.
+    """
     named = rows.select(
         F.col("window").cast("double").alias("at"),
         F.concat_ws(" ", *names).alias("name"),

@@ -1,4 +1,4 @@
-"""What jobs that report have in common: windows of time, and tables in a directory of the job's own."""
+"""Shared parts of the jobs that report: time windows, and tables in a directory of the job."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
-_HALF = re.compile(r"_.*\.tmp")  # what a killed run left of a mark
+_HALF = re.compile(r"_.*\.tmp")  # marker file that a killed run did not finish
 
 
 class Summary(Protocol):
-    """What `report_on` needs of a job's summary."""
+    """The fields of a job's summary that `report_on` uses."""
 
     output: str | None
     seconds: float
 
 
 def at_least(least: int, **numbers: float) -> None:
-    """Raises ConfigError for an argument that is less, no number, or too large for sums of times in ms."""
+    """Raise ConfigError for a number below `least`, not a number, or too large for sums of times in ms."""
     for key, value in numbers.items():
         if not least <= value < 2**31:
             raise ConfigError(key, str(value), f"{least} or more, less than 2^31")
 
 
 def window(at_ms: str | Column, window_s: int) -> Column:
-    """The column `window`: when the window of a time begins."""
+    """Return the column `window`: the begin of the window that contains a time."""
     at = F.col(at_ms) if isinstance(at_ms, str) else at_ms
     return F.timestamp_millis(at - F.pmod(at, F.lit(window_s * 1000))).alias("window")
 
 
 def absent(topics: Sequence[str], *frames: DataFrame) -> list[str]:
-    """Of these topics those that have no row in any of the frames."""
+    """Return the topics that have no row in any of the frames."""
     if not topics:
         return []
     found = reduce(DataFrame.union, [frame.select("topic") for frame in frames])
@@ -64,8 +64,10 @@ def report_on(
     on_progress: Callable[[int, int | None], None] | None,
     stop: threading.Event | None,
 ) -> None:
-    """Fill a summary, and write the tables if it has an output; meanwhile Spark keeps the `frames` that both
-    are made of. Raises JobFailed, JobStopped."""
+    """Fill a summary, and write the tables if the summary has an output.
+
+    Spark caches the `frames`, from which both are computed. Raises JobFailed, JobStopped.
+    """
     began = time.monotonic()
     show = None if on_progress is None else lambda done: on_progress(done, None)
     for frame in frames:
@@ -81,8 +83,10 @@ def report_on(
 
 
 def own_directory(output: str, job: str) -> str:
-    """The directory's absolute path or URI; it is made if there is none. Raises ConfigError for one with
-    files that this job did not write."""
+    """Return the directory's absolute path or URI, and create it if necessary.
+
+    Raises ConfigError for a directory with files that this job did not write.
+    """
     filesystem, root = open_filesystem(output)
     mark = f"{root}/{_MARK}"
     if filesystem.get_file_info(mark).type != fs.FileType.File:
@@ -94,7 +98,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # object stores create on close
+            with filesystem.open_output_stream(mark) as stream:  # object stores create the object on close
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)
@@ -104,13 +108,14 @@ def own_directory(output: str, job: str) -> str:
 
 
 def spark_directory(spark: SparkSession, output: str, job: str) -> str:
-    """As `own_directory`, for a job whose tables Spark writes: the path or URI as Spark takes it, without
-    key, secret and options, which Spark has in its own configuration. Raises ConfigError if it does not find
-    the directory there."""
+    """Return the path or URI of `own_directory` for Spark: without key, secret and options.
+
+    Spark has these in its own configuration. Raises ConfigError if Spark does not find the directory.
+    """
     place = shown(own_directory(output, job))
     if "://" in place:
         try:
-            _ = spark.read.text(place).schema  # Spark Connect looks only now
+            _ = spark.read.text(place).schema  # Spark Connect accesses the directory only now
         except (PySparkException, Py4JError) as error:
             raise ConfigError("output", place, f"a place that Spark can write to ({cause(error)})") from None
     return place
@@ -131,8 +136,11 @@ def write_tables(
     on_progress: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write each table to `output/NAME`, in place of what an earlier run wrote there; output: of
-    `spark_directory`. A table without the file `_SUCCESS` is not whole. Raises JobFailed, JobStopped."""
+    """Write each table to `output/NAME`, replacing the table of an earlier run.
+
+    `output` is the result of `spark_directory`. A table without the file `_SUCCESS` is incomplete. Raises
+    JobFailed, JobStopped.
+    """
     for name, table in tables.items():
         write = partial(table.write.mode("overwrite").parquet, f"{output}/{name}")
         run_action(table.sparkSession, f"{job}: {name}", write, on_progress=on_progress, stop=stop)

@@ -1,8 +1,8 @@
-"""`cometmq pipeline run FILE.yml`: from sources through SQL to sinks, once or as streams.
+"""`cometmq pipeline run FILE.yml`: from sources through SQL to sinks, as a batch or as streams.
 
-The file is checked as a whole before anything is written: its form (run_file.py), then the real tables. Every
-source is opened and every query is analysed by Spark against it, and sinks are held against the columns that
-they would get. Errors name the file and the line.
+The whole file is checked before anything is written: first its form (run_file.py), then its tables. Every
+source is opened, Spark analyses every query against the sources, and sinks are checked against the columns
+that they would receive. Errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
 CONSOLE_ROWS = 20
-_TASKS_PER_SLOT = 4  # of files of a Delta table
+_TASKS_PER_SLOT = 4  # tasks per slot that read the files of a Delta table
 _POLL_S = 0.5
 _WRITTEN = "cometmq_written"
 _PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
 
 
 class SinkSummary(msgspec.Struct):
-    """What came to one sink."""
+    """The result of one sink."""
 
     name: str
     format: str
@@ -73,8 +73,11 @@ class SinkSummary(msgspec.Struct):
 
 
 class RunSummary(msgspec.Struct):
-    """What a run did. `complete` is False when it was stopped before all sinks of a batch were written, and
-    when live queues with messages could not be read."""
+    """The result of a run.
+
+    `complete` is False if the run was stopped before all sinks of a batch were written, or if live queues
+    with messages were unreadable.
+    """
 
     file: str
     mode: str
@@ -82,7 +85,7 @@ class RunSummary(msgspec.Struct):
     seconds: float = 0.0
     complete: bool = False
     unreadable: list[UnreadableQueue] = []
-    """The unreadable queues of the sources at the end of the run (live/unreadable.py)."""
+    """Unreadable queues of the sources at the end of the run (live/unreadable.py)."""
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ class _Run:
     tables: dict[str, DataFrame] = field(default_factory=dict)
     read: Offsets | None = field(
         default_factory=dict
-    )  # how far streams are in their sources, None: not known
+    )  # the streams' offsets in their sources; None if unknown
 
 
 def run(
@@ -108,12 +111,25 @@ def run(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RunSummary:
-    """Check the file, then run it until its end, or until `stop` is set; batches under way end first.
+    """Check a pipeline file, then run it until its end or until `stop` is set.
 
-    check_only: do not start. show: is given the lines that a sink of format `console` prints. on_progress: is
-    called with the rows written so far. The tables are temporary views of the session, by their names.
+    The tables of the file become temporary views of the session, under their names.
 
-    Raises PipelineFileError (file and line), JobFailed with the name of a sink, OSError.
+    Args:
+        spark: The Spark session that runs the pipeline.
+        file: Path of the pipeline file.
+        check_only: Whether to return after the checks.
+        show: Called with each line that a sink of format `console` prints.
+        on_progress: Called with the number of rows written and None when it has changed.
+        stop: Ends the run after the current batches when it is set.
+
+    Returns:
+        The result of each sink, and the unreadable queues.
+
+    Raises:
+        PipelineFileError: The file is invalid. The error names the file and the line.
+        JobFailed: A Spark job failed. The error names the sink.
+        OSError: The file cannot be read.
     """
     began = time.monotonic()
     pipeline = load_pipeline(file)
@@ -134,8 +150,11 @@ def run(
 
 
 def _unreadable(run: _Run) -> list[UnreadableQueue]:
-    """The queues that a batch left out, or that streams wait for. None of a cluster that cannot be asked when
-    the run ends, nor of streams that had nothing to read: the warnings of the source name these."""
+    """Return the queues that a batch skipped, or for which streams are waiting.
+
+    The result omits queues of clusters that are unreachable at the end of the run, and of streams that had
+    nothing to read. The source's warnings name those.
+    """
     found: set[UnreadableQueue] = set()
     for source in run.pipeline.sources:
         if source.format != "cometmq" or run.read is None:
@@ -155,12 +174,12 @@ def _cluster(wanted: ReadOptions) -> Cluster:
 
 
 def _prepare(run: _Run) -> None:
-    """Make all tables, and hold the sinks against them. Raises PipelineFileError."""
+    """Create all tables, and check the sinks against them. Raises PipelineFileError."""
     pipeline = run.pipeline
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
     for step in pipeline.steps:
-        # In brackets only a query can stand: no command that would change something while it is checked.
+        # The parentheses accept only a query, so no command can change data during the check.
         _enter(run, step, step.sql_line, partial(run.spark.sql, f"SELECT * FROM ({step.sql}\n)"))
     for sink in pipeline.sinks:
         try:
@@ -175,8 +194,10 @@ def _prepare(run: _Run) -> None:
 
 
 def _check_scheme(run: _Run, text: Text) -> None:
-    """Refuse a place in a store that this Spark has no file system for. Spark Connect has no way to ask: it
-    is found at the start there."""
+    """Raise an error for a path in a store for which this Spark session has no file system.
+
+    Spark Connect cannot be queried; there the start of the run fails.
+    """
     scheme = scheme_of(text.value)
     if scheme is None or not isinstance(run.spark, SparkSession):
         return
@@ -190,7 +211,7 @@ def _check_scheme(run: _Run, text: Text) -> None:
 
 
 def _check_loop(pipeline: Pipeline, sink: Sink) -> None:
-    """Refuse a stream that would read what it sends, for ever."""
+    """Raise an error for a stream that would read the messages that it sends, in an endless loop."""
     wanted = write_options(sink.plain())
     if wanted.topic is None:
         return
@@ -211,13 +232,13 @@ def _check_loop(pipeline: Pipeline, sink: Sink) -> None:
 
 
 def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) -> None:
-    """Give a table its name. What Spark says about it gets the file's line."""
+    """Create the table's view. Spark's errors are reported with the line of the file."""
     try:
         frame = make()
         if table.watermark is not None:
             line = table.watermark.line
             frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
-        _ = frame.schema  # through Spark Connect nothing is looked at before
+        _ = frame.schema  # Spark Connect analyses the query only now
     except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
         deep = "StackOverflowError" in str(error)
         text = "nested too deep for Spark" if deep else cause(error).lstrip("\n")
@@ -243,7 +264,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
         return archived(spark, place) if source.format == "archive" else _of_delta(spark, place)
     streaming = run.pipeline.streaming and source.format == "cometmq"
     if source.format == "cometmq":
-        # What Spark would find only when it reads: brokers that are away, a topic that is not there.
+        # Spark would report unreachable brokers and missing topics only when it reads.
         wanted = read_options(options, streaming=streaming)
         with _cluster(wanted) as cluster:
             cluster.queues(wanted.topics)
@@ -258,7 +279,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
 
 
 def _of_delta(spark: SparkSession, place: str) -> DataFrame:
-    """The newest version of a Delta table, read by delta-rs in the workers: Spark from PyPI has no reader."""
+    """Return the newest version of a Delta table. delta-rs reads it in the workers, as Spark lacks a reader."""
     check_package("format", "delta", "deltalake", "delta")
     from cometmq.pipeline.table import delta
 
@@ -273,7 +294,7 @@ def _of_delta(spark: SparkSession, place: str) -> DataFrame:
 
 
 def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
-    """Raises ConfigError where the sink cannot take what it would get."""
+    """Raise ConfigError if the sink cannot accept the columns of the table."""
     names = [name.lower() for name in frame.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -297,8 +318,10 @@ def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
 
 
 def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
-    """What Spark itself checks only when a query starts, and others may have begun. Spark Connect has no way
-    to ask: there it is found at the start."""
+    """Check the output before the start. Spark checks it when a query starts, after others may have begun.
+
+    Spark Connect cannot be queried; there the start of the query fails.
+    """
     if not frame.isStreaming:
         raise ConfigError("from", sink.table.value, "a table that comes from a source of format cometmq")
     if not isinstance(spark, SparkSession):
@@ -322,7 +345,7 @@ def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
 
 
 def _batches(run: _Run) -> None:
-    """Write one sink after the other."""
+    """Write the sinks one after the other."""
     for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
         if run.stop.is_set():
             return
@@ -347,7 +370,7 @@ def _written(frame: DataFrame, sink: Sink) -> None:
 
 
 def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: int) -> int:
-    """Show the first rows as lines of JSON; how many there were."""
+    """Print the first rows as lines of JSON. Return the number of rows."""
     rows = frame.select(F.to_json(F.struct("*")).alias("line")).limit(CONSOLE_ROWS + 1).collect()
     for row in rows[:CONSOLE_ROWS]:
         show(f"{name} {batch}: {printable(row.line, 1000)}\n")
@@ -360,9 +383,9 @@ def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: in
 
 
 def _streams(run: _Run) -> None:
-    """Start all sinks and wait for them. A query that fails ends the others after their batches."""
+    """Start all sinks and wait for them. If a query fails, the others end after their current batches."""
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    newest: dict[str, int] = {}  # the newest batch of each sink that is counted
+    newest: dict[str, int] = {}  # the newest counted batch of each sink
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):
@@ -404,7 +427,7 @@ def _started(run: _Run, sink: Sink) -> StreamingQuery:
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Stop a query between two batches: the one under way ends first, however long it takes."""
+    """Stop a query between two batches: wait for the current batch, however long it lasts."""
     before = _last_batch(query)
     while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
         time.sleep(0.05)
@@ -412,7 +435,7 @@ def _finish(query: StreamingQuery) -> None:
 
 
 def _positions(queries: Sequence[StreamingQuery]) -> Offsets | None:
-    """How far the queries are in the queues, by that which is least far; None if one has made no progress."""
+    """Return the lowest offset of the queries in each queue; None if a query has made no progress."""
     least: Offsets = {}
     for query in queries:
         if query.lastProgress is None:
@@ -433,9 +456,9 @@ def _count(
     newest: dict[str, int],
     may_fail: bool = True,
 ) -> None:
-    """Add what came since the last time, and end all queries where one has failed."""
+    """Add the rows since the last call, and end all queries if one has failed."""
     for _, summary, query in queries:
-        for progress in query.recentProgress:  # of the last 100 batches, the oldest first
+        for progress in query.recentProgress:  # the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)
             if rows and progress.batchId > newest.get(summary.name, -1):
                 newest[summary.name] = progress.batchId
@@ -446,13 +469,16 @@ def _count(
 
 
 def _rows(observed: Mapping[str, Row]) -> int:
-    """The rows of a batch. Through Spark Connect a row comes as {"values": [...], "schema": ...}."""
+    """Return the number of rows of a batch.
+
+    Spark Connect returns a row as {"values": [...], "schema": ...}.
+    """
     named: dict[str, Any] = observed[_WRITTEN].asDict() if _WRITTEN in observed else {"rows": 0}
     return int(named["rows"] if "rows" in named else named["values"][0])
 
 
 class _failing:  # noqa: N801 - reads as a statement
-    """Spark's errors of a sink, as one line that names it."""
+    """A context manager that converts Spark's errors to one line that names the sink."""
 
     def __init__(self, run: _Run, sink: Sink) -> None:
         self._run, self._sink = run, sink

@@ -1,8 +1,8 @@
 """The file of `cometmq pipeline run`: sources, SQL steps and sinks, read and checked without Spark.
 
-All complaints about a file are collected, each with its line. What only Spark knows (whether a query fits
-its tables) is checked by run.py. `${NAME}` in options and paths is a variable of the environment; texts for
-people show the name, never the value.
+All errors of a file are collected, each with its line. run.py checks what requires Spark, such as whether a
+query fits its tables. `${NAME}` in options and paths is an environment variable; messages for users show its
+name, never its value.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _REFUSED = {
     "delta": "is read, not written: write parquet, or archive topics with --format delta",
     "iceberg": "is no format here: archive topics with --format iceberg, and read them as archive",
 }
-"""Formats that people look for, and what they use instead."""
+"""Formats that users may try, and the formats to use instead."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
 _PATH_MAX = 4096
-_SECRET = 4  # characters of a value that is hidden: shorter ones are in every other word
+_SECRET = 4  # minimum characters of a value that is hidden: shorter values occur in ordinary words
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _BAD_RECORDS = "badrecordspath"
 _TOP = ("mode", "sources", "steps", "sinks")
@@ -48,7 +48,7 @@ _SINK = ("from", "format", "path", "options", "save", "output", "trigger", "chec
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of the file. shown: as it stands there, without the values of variables."""
+    """A text of the file. `shown` is the text as written, without the values of variables."""
 
     value: str
     shown: str
@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How long rows may come late, by a column of times."""
+    """The maximum delay of rows, by a column of times."""
 
     column: str
     delay: str
@@ -66,7 +66,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A source or a step: what later steps and sinks see under its name."""
+    """A source or a step, which later steps and sinks use by its name."""
 
     name: str
     line: int
@@ -75,7 +75,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Source(Table):
-    """What is read. columns: only these, as DDL."""
+    """A source to read. `columns` selects columns, as DDL."""
 
     format: str
     path: Text | None
@@ -88,20 +88,20 @@ class Source(Table):
 
 @dataclass(frozen=True, slots=True)
 class Step(Table):
-    """A query over the tables before it."""
+    """A query over earlier tables."""
 
     sql: str
     sql_line: int
-    own_lines: bool  # whether the lines of `sql` are those of the file
+    own_lines: bool  # whether the lines of `sql` equal lines of the file
 
     def line_of(self, line: int) -> int:
-        """The file's line for a line of the query, counted from 1."""
+        """Return the file's line for a line of the query, counted from 1."""
         return self.sql_line + line - 1 if self.own_lines else self.sql_line
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where a table goes to. save: of a batch; output and trigger: of a stream."""
+    """The destination of a table. `save` is for batches; `output` and `trigger` are for streams."""
 
     name: str
     line: int
@@ -121,7 +121,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A file that is right as far as can be told without Spark."""
+    """A pipeline file that is valid as far as can be checked without Spark."""
 
     file: str
     streaming: bool
@@ -131,7 +131,7 @@ class Pipeline:
     secrets: Mapping[str, str] = field(repr=False)  # value -> ${NAME}
 
     def hide(self, text: str) -> str:
-        """`text` with the values of variables replaced by their names."""
+        """Return `text` with the values of variables replaced by their names."""
         return _hidden(text, self.secrets)
 
     def wrong(self, line: int, problem: str) -> PipelineFileError:
@@ -139,7 +139,7 @@ class Pipeline:
 
 
 def load_pipeline(file: str, environment: Mapping[str, str] = os.environ) -> Pipeline:
-    """Read and check a file. Raises PipelineFileError with all that is wrong, OSError."""
+    """Read and check a file. Raises PipelineFileError with all of its errors, and OSError."""
     with open(file, "rb") as opened:
         data = opened.read(yaml_file.BYTES_MAX + 1)
     try:
@@ -265,7 +265,7 @@ class _Reader:
 
     def _check_names(self, tables: list[Any], sinks: list[Sink]) -> None:
         known: dict[str, int] = {}
-        for table in tables:  # Spark does not tell upper from lower case
+        for table in tables:  # Spark's table names are case-insensitive
             if (first := known.setdefault(table.name.lower(), table.line)) != table.line:
                 self._wrong(table.line, f"the name {_said(table.name)} is taken in line {first}")
         for sink in sinks:
@@ -274,7 +274,7 @@ class _Reader:
                 self._wrong(sink.table.line, f"from: {_said(sink.table.shown)} is none of {names}")
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
-        """No two parts write to one place, and none writes where another reads."""
+        """Check that no two parts write to the same path, and that none writes where another reads."""
         places = [
             (source.path, f"source {source.name} reads")
             for source in sources
@@ -301,7 +301,7 @@ class _Reader:
     def _section(
         self, node: Node, what: str, known: tuple[str, ...], required: tuple[str, ...] = ()
     ) -> dict[str, Node]:
-        """The known keys of a mapping."""
+        """Return the known keys of a mapping, with their nodes."""
         if not isinstance(node.value, dict):
             self._wrong(node.line, f"{what} must be a mapping with: {', '.join(known)}")
             return {}
@@ -390,7 +390,7 @@ class _Reader:
         return Watermark(column.value, delay.value, node.line) if column and delay else None
 
     def _filled(self, node: Node, text: str) -> Text:
-        """With the values of the environment's variables."""
+        """Return the text with the values of environment variables filled in."""
 
         def value(found: re.Match[str]) -> str:
             got = self._environment.get(found[1])
@@ -407,7 +407,7 @@ class _Reader:
         return Text(_VARIABLE.sub(value, text), text, node.line)
 
     def _check(self, given: dict[str, Node], node: Node, parse: Callable[[], object]) -> None:
-        """Options as our own formats read them; a complaint has the line of its option."""
+        """Parse options as the pipeline's formats do. An error is reported at the line of its option."""
         try:
             parse()
         except ConfigError as error:
@@ -416,7 +416,8 @@ class _Reader:
                 {key.lower(): item.line for key, item in options.items()} if isinstance(options, dict) else {}
             )
             line = lines.get(error.key.lower(), given["options"].line if "options" in given else node.line)
-            # Hidden before the text is made: it cuts long values, and the rest of one would not be known.
+            # The value must be hidden before the error shortens it: the rest of a shortened secret would not
+            # be recognized.
             value = _hidden(error.value, self._secrets)
             self._wrong(line, str(ConfigError(error.key, value, error.expected)))
 

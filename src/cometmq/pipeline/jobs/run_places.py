@@ -1,4 +1,4 @@
-"""Where the parts of a run read and write: whether two paths, as a file has them, are or may be one place."""
+"""The paths that the parts of a run read and write: whether two of them may refer to the same place."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from urllib.parse import unquote
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
-_PORTS = {"hdfs": ":8020"}  # that may be left out
-_MATCHES_MAX = 1000  # directories that a pattern is followed to
+_PORTS = {"hdfs": ":8020"}  # default ports, which URIs may omit
+_MATCHES_MAX = 1000  # maximum directories to which a pattern is expanded
 _BRACES_MAX = 100
 
 
 def local_path(path: str) -> str | None:
-    """The path on this machine; None for another store. Spark knows `file:/a` beside `file:///a`."""
+    """Return the path on this machine; None for another store.
+
+    Spark accepts both `file:/a` and `file:///a`.
+    """
     found = _SCHEME.match(path)
     if found is None:
         return path
@@ -25,15 +28,17 @@ def local_path(path: str) -> str | None:
 
 
 def scheme_of(path: str) -> str | None:
-    """The scheme of a URI that is no place on this machine."""
+    """Return the scheme of a URI that does not refer to this machine; None for a local path."""
     found = _SCHEME.match(path)
     return found[1] if found and local_path(path) is None else None
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether one of the places is the other, or lies in it. Each may be a list divided by commas, hold
-    patterns (`*`, `?`, `[a-c]`, `{a,b}`), be a URI, and lead through symlinks. Said is yes where only the
-    names that will be there then would tell."""
+    """Return whether one path may equal the other, or lie inside it.
+
+    Each argument may be a comma-separated list, contain patterns (`*`, `?`, `[a-c]`, `{a,b}`), be a URI, and
+    lead through symlinks. The result is True if it depends on names that do not exist yet.
+    """
     others = _places(other)
     return any(_meet(place, another) for place in _places(one) for another in others)
 
@@ -47,7 +52,7 @@ def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def _places(path: str) -> set[tuple[str, ...]]:
-    """The names on the way to each place that `path` may mean, the store's first."""
+    """Return the components of each location that `path` may mean, the store's first."""
     found: set[tuple[str, ...]] = set()
     for item in {path, *_divided(path)}:
         for each in _without_braces(item.strip()):
@@ -56,12 +61,12 @@ def _places(path: str) -> set[tuple[str, ...]]:
 
 
 def _divided(path: str) -> list[str]:
-    """What a list names. Commas in braces divide no list."""
+    """Split a comma-separated list. Commas in braces do not separate."""
     return [item for item in re.split(r",(?![^{]*\})", path) if item.strip()]
 
 
 def _without_braces(path: str) -> list[str]:
-    """`a{b,c}` as `ab` and `ac`; what has too many of them ends in `*` instead."""
+    """Expand `a{b,c}` to `ab` and `ac`; a path with too many alternatives ends in `*` instead."""
     done, left = [], [path]
     while left:
         item = left.pop()
@@ -81,11 +86,11 @@ def _ways(path: str) -> set[tuple[str, ...]]:
         found = _SCHEME.match(path)
         assert found is not None
         scheme = found[1].lower()
-        # abfs names a container before the @, s3 a key and a secret.
+        # In abfs URIs a container precedes the @, in s3 URIs a key and a secret.
         host = found[2] or "" if scheme.startswith("abfs") else (found[2] or "").rpartition("@")[2]
         store = f"{_SAME.get(scheme, scheme)}://{host.removesuffix(_PORTS.get(scheme, ''))}"
         rest = path[found.end() :]
-        # Of a URI what follows `?` are options; of a pattern it is any character.
+        # In a URI, `?` separates the options; in a pattern, it matches any character.
         return {(store, *_names(os.path.normpath(f"/{part}"))) for part in (rest, rest.partition("?")[0])}
     whole = os.path.abspath(local)
     matches = islice(glob.iglob(whole), _MATCHES_MAX) if _is_pattern(whole) else [whole]

@@ -19,8 +19,11 @@ _COLUMNS = ("topic", "broker_name", "queue_id", "store_timestamp", "store_size")
 
 
 class TopicRate(msgspec.Struct):
-    """A topic in the whole time. Bytes are those of records as the broker stores them. The peaks are means of
-    single windows; peak_ms is when the one with most messages begins."""
+    """The totals of a topic over the whole span.
+
+    Bytes are those of records in the broker's store. Peaks are means of single windows; `peak_ms` is the
+    begin of the window with the most messages.
+    """
 
     topic: str
     queues: int
@@ -32,7 +35,7 @@ class TopicRate(msgspec.Struct):
 
 
 class ThroughputSummary(msgspec.Struct):
-    """What was stored in the time asked for. topics: those with most bytes."""
+    """The result of a throughput run. `topics` has the topics with the most bytes."""
 
     source: str
     output: str | None = None
@@ -44,24 +47,27 @@ class ThroughputSummary(msgspec.Struct):
     last_ms: int | None = None
     topics: list[TopicRate] = []
     absent: list[str] = []
-    """Topics that were named, and have no messages in that time."""
+    """Requested topics without messages in the span."""
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
+    """Live queues with messages that could not be read (live/unreadable.py).
+
+    Some messages may be outside the span.
+    """
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether each topic that was named is there, and all queues could be read."""
+        """Whether every requested topic has messages, and all queues were readable."""
         return not (self.absent or self.unreadable)
 
     @property
     def messages_per_s(self) -> float:
-        """From the first message's store time to the last one's, at least a second."""
+        """Messages per second between the first and the last store time (at least one second)."""
         return self.messages / self._span_s
 
     @property
     def bytes_per_s(self) -> float:
-        """As `messages_per_s`."""
+        """Bytes per second over the same time as `messages_per_s`."""
         return self.bytes / self._span_s
 
     @property
@@ -70,10 +76,11 @@ class ThroughputSummary(msgspec.Struct):
 
 
 def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
-    """One row for each window of `window_s` seconds and queue with messages in it: messages, bytes, both a
-    second, and the times of the first and the last message in ms.
+    """Return one row for each window of `window_s` seconds and queue with messages in the window.
 
-    found: rows with topic, broker_name, queue_id, store_timestamp and store_size."""
+    A row has the messages, the bytes, both per second, and the times of the first and the last message in ms.
+    `found` has the columns topic, broker_name, queue_id, store_timestamp and store_size.
+    """
     at_ms = F.unix_millis("store_timestamp")
     counted = found.groupBy(window(at_ms, window_s), "topic", "broker_name", "queue_id").agg(
         F.count("*").alias("messages"),
@@ -85,8 +92,7 @@ def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
 
 
 def topic_rates(queues: DataFrame, window_s: int) -> DataFrame:
-    """The rows of `queue_rates` added up to one for each window and topic; `queues` counts those with
-    messages."""
+    """Return the totals of `queue_rates` by window and topic. `queues` counts the queues with messages."""
     counted = queues.groupBy("window", "topic").agg(
         F.count("*").alias("queues"),
         F.sum("messages").alias("messages"),
@@ -117,14 +123,29 @@ def throughput(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ThroughputSummary:
-    """Count the messages of `topics`, or of those that match `pattern`, that were stored at `begin_ms` or
-    later and before `end_ms`.
+    """Count the messages and bytes of topics in windows of store time.
 
-    source: live topics, stores or an archive (inputs.py). output: a directory for the tables `queues` and
-    `topics` with a row for each window of `window_s` seconds; an earlier run's tables are replaced. top: how
-    many topics the summary names.
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        topics: Names of the topics. Empty: all topics that match `pattern`.
+        pattern: A regular expression for names of topics, instead of `topics`.
+        begin_ms: First store time, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are counted. None: no limit.
+        window_s: Length of a window, in seconds, at least 1.
+        top: Maximum number of topics in the summary, at least 1.
+        output: A directory for the tables `queues` and `topics`, with a row for each window; they replace
+            those of an earlier run. None: no tables.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
 
-    Raises ConfigError, JobFailed, JobStopped.
+    Returns:
+        The totals, and the topics with the most bytes.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     at_least(1, window_s=window_s, top=top)
     output = None if output is None else spark_directory(spark, output, _JOB)

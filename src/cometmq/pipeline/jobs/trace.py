@@ -1,9 +1,9 @@
-"""The trace job: how long sends, the way to the consumers and their listeners took, and what failed.
+"""The trace job: latencies of sends, deliveries and listeners, and failures, from message traces.
 
-It reads the records that clients write into a trace topic (docs/reference/client.md, Traces). A message's
+The job reads the records that clients write to a trace topic (docs/reference/client.md, Traces). A message's
 delay is the time from its storing to its first delivery. Its Pub record is joined to the SubBefore record by
-the message id, and the middle of the send stands for the time of storing, as in Java's tools. Clocks of
-different machines are compared here: `negative_delays` counts where they contradict each other.
+the message id, and the middle of the send stands for the time of storing, as in Java's tools. The delay
+compares clocks of different machines; `negative_delays` counts the contradictions.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
 
-_ACCURACY = 10_000  # of percentile_approx: off by a ten thousandth of the rank
-_MOST = 20  # rows of a summary's list
+_ACCURACY = 10_000  # accuracy of percentile_approx: the rank is off by at most 1/10,000
+_MOST = 20  # maximum rows of a list in the summary
 _SAMPLES = 5
-_RAW = 200  # characters of a sample
+_RAW = 200  # maximum characters of a sample's raw text
 _JOB = "trace"
 
 
 class SendLatency(msgspec.Struct):
-    """Sends of a producer group to a topic; times in ms. failures: answered, but not with SEND_OK."""
+    """Latencies of a producer group's sends to a topic, in ms. Failures had a response other than SEND_OK."""
 
     topic: str
     group: str
@@ -45,8 +45,10 @@ class SendLatency(msgspec.Struct):
 
 
 class ConsumeLatency(msgspec.Struct):
-    """Deliveries of a topic's messages to a consumer group; times in ms, None where no record says them.
-    `topic` is empty where no Pub record was found."""
+    """Latencies of deliveries of a topic's messages to a consumer group, in ms; None without records.
+
+    `topic` is empty if no Pub record was found.
+    """
 
     topic: str
     group: str
@@ -66,7 +68,7 @@ class ConsumeLatency(msgspec.Struct):
 
 
 class BadTrace(msgspec.Struct):
-    """A record that could not be read; the place is that of its message in the trace topic."""
+    """A trace record that could not be read, with the position of its message in the trace topic."""
 
     broker_name: str
     queue_id: int
@@ -76,12 +78,12 @@ class BadTrace(msgspec.Struct):
 
 
 class TraceSummary(msgspec.Struct):
-    """What the records of the window say. sends and groups: the slowest 20 by their p99 cost."""
+    """The result of a trace run. `sends` and `groups` have the 20 with the highest p99 cost."""
 
     source: str
     output: str | None = None
     records: dict[str, int] = {}
-    """How many rows of each kind: one for each message that a record names."""
+    """Number of rows by kind. A record has one row for each message that it names."""
     bad: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
@@ -89,12 +91,15 @@ class TraceSummary(msgspec.Struct):
     groups: list[ConsumeLatency] = []
     bad_samples: list[BadTrace] = []
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py); some may be outside the span."""
+    """Live queues with messages that could not be read (live/unreadable.py).
+
+    Some messages may be outside the span.
+    """
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether all queues of the trace topic could be read."""
+        """Whether all queues of the trace topic were readable."""
         return not self.unreadable
 
 
@@ -105,16 +110,38 @@ def traces(
     begin_ms: int | None = None,
     end_ms: int | None = None,
 ) -> DataFrame:
-    """A row for each message that a record of the trace topic names (columns: trace_records.SCHEMA). Records
-    that cannot be read are rows of kind `bad`, with the reason and the raw text."""
+    """Return the records of a trace topic, one row for each message that a record names.
+
+    Args:
+        spark: The Spark session.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        topic: Name of the trace topic.
+        begin_ms: First store time of the records, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which records are read. None: no limit.
+
+    Returns:
+        A DataFrame with the columns of trace_records.SCHEMA. Records that could not be read are rows of kind
+            `bad`, with the reason and the raw text.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
     found = messages(spark, source, [topic], begin_ms, end_ms, COLUMNS, lenient=True)
     return found.mapInArrow(decoded, from_arrow_schema(SCHEMA))
 
 
 def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
-    """The columns of SendLatency for each topic and group; with `window_s` for each window of that length,
-    too, whose begin is in the column `window`. rows: of `traces`."""
-    # A client that got no answer may have sent a trace message twice.
+    """Return the latencies of sends by topic and producer group.
+
+    Args:
+        rows: The result of `traces`.
+        window_s: Length of a window, in seconds. None: one row for the whole time.
+
+    Returns:
+        A DataFrame with the columns of SendLatency, and the begin of the window in `window` if `window_s` is
+            set.
+    """
+    # A client that received no response may have sent a trace message twice.
     once = rows.filter("kind = 'Pub'").dropDuplicates(["msg_id", "part", "timestamp_ms"])
     first = F.col("part") == 0
     return once.groupBy(*_keys(window_s)).agg(
@@ -126,8 +153,11 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
 
 
 def calls(rows: DataFrame) -> DataFrame:
-    """What SubBefore and SubAfter records say of each call of a listener with a message: request_id, msg_id,
-    begun_ms, group, retries, ended_ms, ended_group, cost_ms, success; NULL where no record says it."""
+    """Return one row for each call of a listener with a message, from SubBefore and SubAfter records.
+
+    Columns are request_id, msg_id, begun_ms, group, retries, ended_ms, ended_group, cost_ms and success; NULL
+    where no record has the value.
+    """
     begun, ended = F.col("kind") == "SubBefore", F.col("kind") == "SubAfter"
     read = rows.filter(begun | ended)
     return read.groupBy("request_id", "msg_id").agg(
@@ -142,7 +172,17 @@ def calls(rows: DataFrame) -> DataFrame:
 
 
 def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
-    """As `sends`, the columns of ConsumeLatency. A delivery belongs to the window in which it began."""
+    """Return the latencies of deliveries by topic and consumer group.
+
+    Args:
+        rows: The result of `traces`.
+        window_s: Length of a window, in seconds. None: one row for the whole time. A delivery belongs to the
+            window in which it began.
+
+    Returns:
+        A DataFrame with the columns of ConsumeLatency, and the begin of the window in `window` if `window_s`
+            is set.
+    """
     stored = (
         rows.filter("kind = 'Pub'")
         .groupBy("msg_id")
@@ -176,7 +216,7 @@ def _keys(window_s: int | None) -> list[Column]:
 
 
 def _latency(name: str, value: Column) -> list[Column]:
-    """p50, p95, p99 and max of a span in ms."""
+    """Return columns for p50, p95, p99 and maximum of a duration in ms."""
     parts = [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)]
     found = [F.percentile_approx(value, share, _ACCURACY).alias(f"{name}_{part}") for part, share in parts]
     return [*found, F.max(value).alias(f"{name}_max")]
@@ -194,14 +234,28 @@ def trace(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> TraceSummary:
-    """Report the latencies that the records of the trace topic show, of records that were stored at
-    `begin_ms` or later and before `end_ms`.
+    """Report the latencies of sends and deliveries from the records of a trace topic.
 
-    source: live topics, stores or an archive (inputs.py). output: a directory for the tables `sends` and
-    `consumptions`, with a row for each window of `window_s` seconds, topic and group, and `bad`, with the
-    records that could not be read; an earlier run's tables are replaced.
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        topic: Name of the trace topic.
+        begin_ms: First store time of the records, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which records are read. None: no limit.
+        window_s: Length of a window of the tables, in seconds, at least 1.
+        output: A directory for the tables `sends` and `consumptions`, with a row for each window, topic and
+            group, and `bad`, with the unreadable records. The tables replace those of an earlier run. None:
+            no tables.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
 
-    Raises ConfigError, JobFailed, JobStopped.
+    Returns:
+        The slowest producer and consumer groups, and samples of unreadable records.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     at_least(1, window_s=window_s)
     output = None if output is None else spark_directory(spark, output, _JOB)

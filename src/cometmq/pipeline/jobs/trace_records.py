@@ -1,4 +1,4 @@
-"""Bodies of trace messages to rows: one for each message that a record names, and for each bad record."""
+"""Conversion of trace messages to rows: one for each message of a record, and one for each bad record."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAf
 
 _END = b"\x02"
 _BATCH_ROWS = 5000
-_BATCH_RAW = 8 << 20  # characters of raw text
-_LONGEST = 1024  # characters of a name or an id; RocketMQ's have 255 at most
-_MOST_IDS = 10_000  # of a batch that Java traces in one record
+_BATCH_RAW = 8 << 20  # maximum characters of raw text per batch
+_LONGEST = 1024  # maximum characters of a name or an id; those of RocketMQ have at most 255
+_MOST_IDS = 10_000  # maximum ids of a batch that Java traces in one record
 
 SCHEMA = pa.schema(
     [
-        ("kind", pa.string()),  # the record's, or "bad"
-        ("timestamp_ms", pa.int64()),  # the client's clock; the broker's where a record says none
-        ("stored_ms", pa.int64()),  # of the trace message
+        ("kind", pa.string()),  # kind of the record, or "bad"
+        ("timestamp_ms", pa.int64()),  # by the client's clock; by the broker's if the record has no time
+        ("stored_ms", pa.int64()),  # store time of the trace message
         ("region", pa.string()),
         ("group", pa.string()),
         ("topic", pa.string()),
         ("msg_id", pa.string()),
-        ("part", pa.int32()),  # of a batch that Java traces in one record: 0, 1 …
+        ("part", pa.int32()),  # index in a batch that Java traces in one record: 0, 1 …
         ("request_id", pa.string()),
         ("cost_ms", pa.int64()),
         ("success", pa.bool_()),
         ("code", pa.int64()),  # context code of a SubAfter, message type of a Pub
         ("retries", pa.int64()),
-        ("state", pa.string()),  # of a transaction
+        ("state", pa.string()),  # state of a transaction
         ("from_check", pa.bool_()),
-        ("broker_name", pa.string()),  # with queue_id and queue_offset: where the trace message lies
+        ("broker_name", pa.string()),  # with queue_id and queue_offset: position of the trace message
         ("queue_id", pa.int32()),
         ("queue_offset", pa.int64()),
-        ("problem", pa.string()),  # of a bad record
+        ("problem", pa.string()),  # reason why a record is bad
         ("raw", pa.string()),
     ]
 )
 PLACE = ("broker_name", "queue_id", "queue_offset")
 COLUMNS = (*PLACE, "store_timestamp", "body")
-"""What is read of the trace messages."""
+"""Columns of the trace messages that the job reads."""
 
 
 def rows_of(body: bytes, stored_ms: int) -> Iterator[dict[str, Any]]:
-    """The rows of a body, without the place of its message. What cannot be read is a row of kind `bad` with
-    the reason and the raw text, up to 64 KiB of it."""
+    """Return the rows of a body, without the position of its message.
+
+    An unreadable record becomes a row of kind `bad` with the reason and up to 64 KiB of the raw text.
+    """
     start = 0
     while start < len(body):
         end = body.find(_END, start)
@@ -96,19 +98,22 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
 
 
 def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
-    """Who may send to the trace topic writes what he likes there; jobs count by group and by id."""
+    """Raise an error for invalid names. Any sender can write any text to the trace topic.
+
+    The jobs count by group and by id.
+    """
     if group and not is_legal_name(group, MAX_GROUP_LENGTH):
         raise BodyError("trace", "the name of a group is expected", "groupName")
     if len(ids) > _MOST_IDS:
         raise BodyError("trace", f"more than {_MOST_IDS} ids in a record", "msgId")
-    # Each of a million ids would get a copy of a name of a megabyte.
+    # Each of a million ids would otherwise carry a copy of a name of a megabyte.
     for text in (*row.values(), *ids):
         if isinstance(text, str) and len(text) > _LONGEST:
             raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")
 
 
 def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: batches of COLUMNS to batches of SCHEMA."""
+    """Map batches of COLUMNS to batches of SCHEMA, for `mapInArrow`."""
     rows: list[dict[str, Any]] = []
     raw = 0
     for batch in batches:
