@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import (
+    after_crash,
     by_key,
     check_sound,
     committed,
@@ -327,6 +328,40 @@ def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) 
         shutil.rmtree(tmp_path / "consumequeue")
         store = quick(tmp_path)
         assert (everything(store, "again"), store.queues.topics()) == ([b"new"], ["again"])
+
+
+@pytest.mark.parametrize("again", [restarted, after_crash])
+def test_index_files_of_a_clock_that_was_set_back_are_kept(
+    tmp_path: Path, again: Callable[..., MessageStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a full file nor the newest one counts as damaged because it ends before it begins."""
+    clock = ManualClock()
+    store = quick(tmp_path, clock)
+    for number in range(600):  # 399 entries fill a file
+        if number in (200, 500):
+            clock.now_ms -= 3_600_000
+        send(store, b"x", properties=b"KEYS\x01k%d" % number)
+    store.index.write()
+    names = [file.path for file in store.index.files]
+    assert [file.end_ms < file.begin_ms for file in store.index.files] == [True, True]
+    store = again(store, None, clock)
+    assert "damaged" not in caplog.text
+    assert [file.path for file in store.index.files] == names
+    finds(store, (0, 199, 200, 399, 599))
+    check_sound(store)
+
+
+def test_a_key_is_found_by_its_time_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = quick(tmp_path, clock, max_hash_slot_num=1)  # all entries are in one chain
+    times = []
+    for number in range(600):
+        clock.now_ms += -3_600_000 if number in (200, 500) else 1000
+        times.append(clock.now_ms)
+        send(store, b"x", properties=b"KEYS\x01k%d" % number)
+    for number in (100, 199, 450, 499):
+        found = by_key(store, "T", f"k{number}", 9, times[number] - 2000, times[number] + 2000)
+        assert len(found) == 1, number
 
 
 def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) -> None:

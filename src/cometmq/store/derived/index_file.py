@@ -108,7 +108,12 @@ class IndexFile:
         self._slots = np.zeros(self.slot_count, np.int32)
 
     def load(self) -> bool:
-        """Read the header. Return False if the length or the header cannot be those of an index file."""
+        """Read the header.
+
+        Returns:
+            False when length or header cannot be those of an index file. An end before the beginning is
+            possible: the clock was set back. The newest entry then has 0 seconds.
+        """
         facts = self._files.disk.facts(self.path)
         if facts is None or facts.size != file_length(self.slot_count, self.capacity):
             return False
@@ -118,7 +123,7 @@ class IndexFile:
         if any(value < 0 for value in values) or count > self.capacity or self.slots_in_use > self.slot_count:
             return False
         self.count = self.written = max(1, count)
-        return self.begin_ms <= self.end_ms or self.count == 1
+        return self.begin_ms <= self.end_ms or self.count == 1 or not self.entries(count - 1)[0]["seconds"]
 
     def load_marked(self, count: int, slots_lack: int, end_position: int) -> bool:
         """Read the header of a file that a checkpoint position covers, and forget newer entries.
@@ -309,11 +314,11 @@ class IndexFile:
     # -- searching --------------------------------------------------------------------------------
 
     def overlaps(self, begin: int, end: int) -> bool:
-        return (
-            (begin < self.begin_ms and end > self.end_ms)
-            or self.begin_ms <= begin <= self.end_ms
-            or self.begin_ms <= end <= self.end_ms
-        )
+        """Return whether the file may have entries of a time in [begin, end] (ms).
+
+        An end before the beginning tells nothing: the clock was set back.
+        """
+        return self.begin_ms <= end and (begin <= self.end_ms or self.end_ms < self.begin_ms)
 
     async def search(
         self,
@@ -348,7 +353,8 @@ class IndexFile:
                 in_range = begin <= time_ms <= end and position < before
                 if stored_hash == key_hash and in_range and position not in found:
                     found.append(position)
-                if previous >= number or time_ms < begin:
+                # Entries of 0 seconds may be later than the clock: behind them there may be newer ones.
+                if previous >= number or (seconds and time_ms < begin):
                     return False
                 number = previous
             return True

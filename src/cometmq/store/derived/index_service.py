@@ -203,7 +203,7 @@ class IndexService:
         for file in self.files[::-1]:
             if file.overlaps(begin, end):
                 await file.search(off_loop, key_hash, limit, begin, end, found, before)
-            if file.begin_ms < begin or len(found) >= limit:
+            if len(found) >= limit:
                 break
             await off_loop.pause(0)
         return sorted(found)
