@@ -108,6 +108,27 @@ def test_so_many_are_under_way_and_more_wait(thread: LoopThread) -> None:
     sends.finish()
 
 
+def test_a_stop_on_the_loop_is_refused_while_sends_are_under_way(local: LocalBroker) -> None:
+    outcome: Future[None] = Future()
+    with SyncProducer("p", namesrv=local.namesrv) as producer:
+
+        def stop(_sent: Future[SendResult]) -> None:
+            try:
+                producer.stop()
+                outcome.set_result(None)
+            except ClientStateError as error:
+                outcome.set_exception(error)
+
+        first = producer.send_async(MESSAGE)
+        others = [producer.send_async(MESSAGE) for _ in range(50)]
+        others[0].add_done_callback(stop)  # a future's own callbacks run on the loop
+        with pytest.raises(ClientStateError, match="own loop"):
+            outcome.result(20)
+        assert {sent.result(20).status for sent in [first, *others]} == {SendStatus.SEND_OK}
+        assert producer.state == "running"
+    assert producer.state == "stopped"
+
+
 def test_a_cancelled_future_cancels_its_send(thread: LoopThread) -> None:
     sends, ended, begun = AsyncSends(1), threading.Event(), threading.Event()
 

@@ -147,9 +147,14 @@ class _Face(Generic[C]):
         The last client of a process also ends the background thread.
 
         Does nothing before the start and after a stop.
+
+        Raises:
+            ClientStateError: This is called on the client's own loop or after a fork; the client still runs.
         """
         if self._twin.state == "new":
             return
+        if self._thread is not None:
+            self._thread.check_caller()  # on the loop the wait for sends under way would never end
         thread, self._thread = self._thread, None  # in one step, for concurrent stops
         if thread is None:
             return
