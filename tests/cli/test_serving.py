@@ -104,3 +104,21 @@ def test_a_log_level_nobody_knows_is_told_and_changes_nothing(monkeypatch: pytes
         assert process.stop() == 0
 
     assert "COMETMQ_LOG_LEVEL: LOUD is no level" in process.output
+
+
+def test_a_script_without_its_command_runs_nothing_of_the_current_directory(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "bin" / "mqadmin"
+    stranger = tmp_path / "cometmq"
+    stranger.write_text("#!/bin/sh\necho stranger\n")
+    stranger.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", str(script), "topicList"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        timeout=60,
+    )
+    assert done.returncode == 127
+    assert "cometmq: not found" in done.stderr
+    assert "stranger" not in done.stdout
