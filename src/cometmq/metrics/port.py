@@ -79,7 +79,7 @@ class MetricsPort:
         try:
             self._server = _Server(interface, port)
         except OSError as error:
-            expected = f"a free port ({error})"
+            expected = f"a port that can be listened on ({error.strerror or error})"
             raise ConfigError("metricsPromExporterPort", str(port), expected) from error
         self._server.set_app(answer)
         self.port: int = self._server.server_address[1]
