@@ -183,7 +183,7 @@ async def test_who_is_slow_without_being_silent_makes_room(monkeypatch: pytest.M
 async def test_a_port_that_is_taken_is_said_by_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"metricsPromExporterPort.*{number}.*listened on \(Address already"):
+        with pytest.raises(ConfigError, match=rf"metricsPromExporterPort.*{number}.*on \(Address already"):
             async with running(metrics_prom_exporter_port=number):
                 pass
 
