@@ -279,7 +279,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
 
 
 def _of_delta(spark: SparkSession, place: str) -> DataFrame:
-    """Return the newest version of a Delta table. delta-rs reads it in the workers, as Spark lacks a reader."""
+    """Return the last version of a Delta table. delta-rs reads it in the workers: Spark has no reader."""
     check_package("format", "delta", "deltalake", "delta")
     from cometmq.pipeline.table import delta
 

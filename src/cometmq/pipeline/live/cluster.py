@@ -1,7 +1,7 @@
-"""What planning asks a cluster: which queues there are, what they hold, which offset a time means.
+"""Requests to a cluster for planning: its queues, their contents, and the offset that a time means.
 
-Calls block and retry: an exception in a planning method ends a streaming query at once, so what passes by
-itself within the time-out (a broker that restarts, a broken connection) is waited for here.
+Calls block and retry. An exception in a planning method ends a streaming query immediately, so temporary
+failures within the timeout (a restarting broker, a broken connection) are awaited here.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ from cometmq.protocol.headers import TopicRequestHeader
 log = logs.logger(__name__)
 
 _RETRY_S = 0.2
-_AT_ONCE = 256  # requests in flight: more could fill the buffers of both directions and stand still
-_RECORDS_AT_ONCE = 8  # each answer may have 4 MiB
-_AWAY_S = (1.0, 30.0)  # pause between looks for a broker that is away: the first, the longest
-_REFUSED_S = 10.0  # how long an address without a connection comes last
-_ROUTE_S = 5.0  # how old a route may be for looks that follow each other
-_SAMPLES = 64  # records whose size is looked at before a batch is limited by bytes
-_SHRUNK_S = 1.0  # pause before a second look at a queue that looks shorter than it was
+_AT_ONCE = 256  # maximum concurrent requests; more could fill the buffers of both directions and deadlock
+_RECORDS_AT_ONCE = 8  # maximum concurrent requests for records; each response may have 4 MiB
+_AWAY_S = (1.0, 30.0)  # seconds between attempts to reach an unreachable broker: first, maximum
+_REFUSED_S = 10.0  # seconds for which an address that refused a connection is tried last
+_ROUTE_S = 5.0  # maximum age in seconds of a route in repeated lookups
+_SAMPLES = 64  # records that are sampled for their size before a batch is limited by bytes
+_SHRUNK_S = 1.0  # seconds until a queue is read again that seems shorter than before
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
-_NEW_TOPIC_QUEUES = 4  # what producers ask for when their first message creates a topic
+_NEW_TOPIC_QUEUES = 4  # queues that producers request when their first message creates a topic
 T = TypeVar("T")
 
 
 class Cluster:
-    """Connections to the name servers and brokers of one cluster, opened when needed. For one thread only."""
+    """Connections to the name servers and brokers of one cluster, opened on demand. Not thread-safe."""
 
     def __init__(self, namesrv: Sequence[str], *, timeout_ms: int, access: Access = PLAIN) -> None:
         self._namesrv = tuple(namesrv)
@@ -85,23 +85,32 @@ class Cluster:
         self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # by broker name
-        self._refused: dict[str, float] = {}  # addresses that come last, and until when
-        self._routed: dict[str, float] = {}  # when each topic was looked up
-        self._listed: tuple[float, list[str]] = (-math.inf, [])  # when, and the names of all topics
-        self._ordinary: set[str] = set()  # topics that can be read
+        self._refused: dict[str, float] = {}  # addresses that are tried last, and until when
+        self._routed: dict[str, float] = {}  # time of each topic's last lookup
+        self._listed: tuple[float, list[str]] = (
+            -math.inf,
+            [],
+        )  # when it was requested, and the names of all topics
+        self._ordinary: set[str] = set()  # topics that the source can read
 
     # -- routes
 
     def queues(self, topics: Topics) -> list[MessageQueue]:
-        """The readable queues, sorted. Raises NoRouteError for a topic that no name server knows, ConfigError
-        for one whose messages do not lie at each of its offsets."""
+        """Return the readable queues, sorted.
+
+        Raises NoRouteError for a topic that is unknown to the name servers, and ConfigError for a topic that
+        does not have a message at each offset.
+        """
         names = self.names(topics, wait=True)
         found = {queue for name in names for queue in self.route(name).read_queues}
         self._check_kinds(names)
         return sorted(topics.queues or found)
 
     def names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
-        """The topics. wait: list those of a pattern now, and wait for name servers."""
+        """Return the names of the topics.
+
+        With `wait`, list those of a pattern now and wait for name servers.
+        """
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern, now = re.compile(topics.pattern), time.monotonic()
@@ -110,8 +119,10 @@ class Cluster:
         return tuple(name for name in self._listed[1] if pattern.fullmatch(name))
 
     def _check_kinds(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a topic of 5.x that is compacted or static, or holds light topics. Nothing is
-        known of a topic whose broker is away."""
+        """Raise ConfigError for a 5.x topic that is compacted or static, or holds light topics.
+
+        The kind of a topic is unknown while its broker is unreachable.
+        """
         first: list[MessageQueue] = []
         for name in set(names) - self._ordinary:
             route = self._routes.get(name) or self.route(name)
@@ -123,22 +134,28 @@ class Cluster:
                 headers = [TopicRequestHeader(topic=queue.topic) for queue in own]
                 frames = [Frame.request(RequestCode.GET_TOPIC_CONFIG, header) for header in headers]
                 for queue, answer in zip(own, self._call(self._known_or_fresh(own[0]), frames), strict=True):
-                    if answer.code == ResponseCode.SUCCESS and answer.body:  # 4.9 does not know the request
+                    if answer.code == ResponseCode.SUCCESS and answer.body:  # 4.9 lacks the request
                         _check_attributes(queue.topic, TopicConfig.decode(answer.body).attributes or {})
                     self._ordinary.add(queue.topic)
 
     def topic_names(self, *, wait: bool = True) -> list[str]:
-        """Topics of users, system topics left out. wait: for name servers, as long as the time-out allows."""
+        """Return the topics of users, without system topics.
+
+        With `wait`, wait for name servers until the timeout.
+        """
         frame = self._ask_namesrv(Frame.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), wait=wait)
         return sorted(name for name in TopicList.decode(frame.body).topic_list if not is_system_topic(name))
 
     def route(self, topic: str) -> TopicRoute:
-        """Raises NoRouteError with what each name server answered."""
+        """Return the current route of a topic. Raises NoRouteError with the responses of the name servers."""
         return self._within_timeout(lambda: self._route(topic), give_up=_unknown_topic)
 
     def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
-        """Where messages of a topic may go, by a fresh look; for a topic that does not exist yet, where its
-        first message creates it. wait: for name servers that are away, as long as the time-out allows.
+        """Return the writable queues of a topic by a new lookup.
+
+        With `wait`, wait for name servers until the timeout.
+
+        For a topic that does not exist, return the queues that its first message would create.
         """
         try:
             return (self.route(topic) if wait else self._route(topic)).write_queues
@@ -152,11 +169,11 @@ class Cluster:
             return route.write_queues
 
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
-        """Names of the brokers that hold messages of these topics but cannot be read now, sorted.
+        """Return the sorted names of the brokers that hold messages of the topics but are not readable now.
 
-        known: queues that were read before, held: those that can be read now. The broker of a known queue is
-        away unless it is registered (then it no longer has the topic); a broker of the route is away if the
-        topic may not be read there.
+        The broker of a `known` queue (read before) is unreadable unless it is registered: a registered broker
+        no longer has the topic. A broker of the route is unreadable if the topic has no read permission
+        there. `held`: the queues that are readable now.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
@@ -177,7 +194,7 @@ class Cluster:
         return self._routes.get(topic)
 
     def is_away(self, broker_name: str) -> bool:
-        """Whether the broker did not answer the last `look`."""
+        """Return whether the broker did not respond to the last `look`."""
         return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:
@@ -200,21 +217,23 @@ class Cluster:
         raise NoRouteError(topic, asked, NO_ROUTE_HINT if reached else UNREACHABLE_HINT)
 
     def _recent_route(self, topic: str) -> TopicRoute:
-        """The route as it was a moment ago, for those who look again and again; a fresh one while a broker is
-        away."""
+        """Return a route that may be a few seconds old; a new one while a broker is unreachable."""
         known = self._routes.get(topic)
         if known is None or self._away or time.monotonic() - self._routed.get(topic, 0.0) >= _ROUTE_S:
             return self._route(topic)
         return known
 
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
-        """The addresses to read from, by broker name; brokers that are away are left out."""
+        """Return the addresses to read from by broker name, without unreachable brokers."""
         named = {queue.broker_name for queue in queues}
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return where to read the queue now, by a fresh route: the broker id that was suggested, or another
-        one while that cannot be connected. Raises NoRouteError or ConnectError if the broker is away."""
+        """Return the address to read the queue from, by a new route.
+
+        The address is that of the given broker id, or another one if that is unreachable. Raises NoRouteError
+        or ConnectError if no address is reachable.
+        """
         self._route(queue.topic)
         return self._reachable(queue, broker_id)
 
@@ -242,7 +261,7 @@ class Cluster:
         return [target.addr for target in self._routes.read_targets(broker_name, broker_id)]
 
     def master_of(self, queue: MessageQueue) -> str:
-        """Where to write to the queue. Raises NoRouteError if the broker has no master now."""
+        """Return the address to write to the queue. Raises NoRouteError if the broker has no master now."""
         address = self._routes.master(queue.broker_name)
         if address is None:
             self.write_queues(queue.topic)
@@ -254,9 +273,11 @@ class Cluster:
     def bounds(
         self, queues: Sequence[MessageQueue], *, missing_ok: bool = False
     ) -> dict[MessageQueue, Bounds]:
-        """What each queue holds; the two requests for each queue are all in flight at once.
+        """Return the offsets that each queue holds.
 
-        missing_ok: ask once, and leave out queues whose brokers cannot be asked instead of raising the error.
+        The two requests per queue of all queues are sent concurrently.
+
+        With `missing_ok`, each request is sent once, and queues whose broker fails are omitted.
         """
         found: dict[MessageQueue, Bounds] = {}
         for own in _by_broker(queues):
@@ -281,12 +302,12 @@ class Cluster:
         }
 
     def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """The `bounds` of the queues of `topics` and of those `known` from before, for callers that ask again
-        and again. Queues whose broker does not answer, or refuses for the moment, are left out.
+        """Return the `bounds` of the queues of `topics` and of the `known` queues, for repeated calls.
 
-        If a name server does not answer or does not know a topic, brokers are taken to be where they were. A
-        broker that is away is named in a warning and not asked again for a while. Raises NoRouteError,
-        RemotingError or BrokerError when no broker at all answers.
+        Queues whose broker is unreachable or refuses temporarily are omitted. If a name server does not
+        respond or does not know a topic, the last known addresses of the brokers are used. An unreachable
+        broker is named in a warning and then skipped for a while. Raises NoRouteError, RemotingError or
+        BrokerError if no broker responds.
         """
         queues = {queue for queue in known if topics.includes(queue)}
         failure: CometError | None = None
@@ -329,16 +350,21 @@ class Cluster:
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
-        """The marks of the records at these offsets; those that are not there or damaged, or whose broker is
-        away, are left out. Raises BrokerError when a broker refuses."""
+        """Return the marks of the records at these offsets.
+
+        Missing and damaged records, and those of unreachable brokers, are omitted. Raises BrokerError if a
+        broker refuses.
+        """
         found = self._pull_each(
             sorted(offsets.items()), lambda _, offset, reply: mark_at(offset, reply.body), away_ok=True
         )
         return {queue: mark for queue, mark in found if mark is not None}
 
     def sizes(self, start: Offsets, ends: Offsets) -> dict[MessageQueue, float]:
-        """The mean stored size of some records in the range of each queue, in bytes; queues whose broker is
-        away are left out."""
+        """Return the mean stored size in bytes of sampled records in each queue's range.
+
+        Queues of unreachable brokers are omitted.
+        """
         found: dict[MessageQueue, list[int]] = {}
         places = spread(start, ends, _SAMPLES)
         for queue, size in self._pull_each(places, lambda _q, _o, reply: len(reply.body), away_ok=True):
@@ -353,8 +379,11 @@ class Cluster:
         *,
         away_ok: bool = False,
     ) -> list[tuple[MessageQueue, T]]:
-        """What `read` makes of the record at each of these places, several asked for at once. A BrokerError
-        that it raises is waited for like a refusal. away_ok: leave out brokers that are away."""
+        """Pull the record at each offset concurrently and return the results of `read` for them.
+
+        A BrokerError that `read` raises is retried like a refusal. With `away_ok`, unreachable brokers are
+        skipped.
+        """
         by_broker: dict[str, list[tuple[MessageQueue, int]]] = {}
         for place in wanted:
             by_broker.setdefault(place[0].broker_name, []).append(place)
@@ -377,8 +406,10 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """marks.resume, after a look at the last record read of each queue that has grown; with `idle` also
-        of those that have not."""
+        """Return the result of marks.resume after reading the last record of each queue that has grown.
+
+        With `idle`, queues that have not grown are checked, too.
+        """
         looked_at = {
             queue: read[queue] - 1
             for queue in kept.keys() & held.keys()
@@ -387,8 +418,10 @@ class Cluster:
         return resume(read, kept, self.marks(looked_at), held, fail=fail, offset_at=self.offset_at)
 
     def _pull_one(self, wanted: Sequence[tuple[MessageQueue, int]]) -> list[Reply]:
-        """The first record at or behind each offset of one broker's queues. Raises BrokerError for a refusal:
-        it says nothing about what the queue holds."""
+        """Return the first record at or after each offset of one broker's queues.
+
+        Raises BrokerError for a refusal, which does not show what the queue holds.
+        """
         address = self._known_or_fresh(wanted[0][0])
         frames = [pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
         replies = [pull_reply(frame) for frame in self._call(address, frames)]
@@ -401,8 +434,10 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """The offset that a position means in each queue. Raises ConfigError for a queue that is not read,
-        and for a group that has stored no offset."""
+        """Return the offset that a position means in each queue.
+
+        Raises ConfigError for a queue that is not read, and for a group that has stored no offset.
+        """
         given = position.offsets
         strange = sorted((given.keys() | position.times.keys()) - set(queues))
         if strange:
@@ -427,12 +462,12 @@ class Cluster:
         return offsets | self.offsets_at(times, bounds)
 
     def committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
-        """What the group has stored; queues that it has nothing for are left out."""
+        """Return the group's stored offsets; queues without one are omitted."""
         found: Offsets = {}
         for own in _by_broker(queues):
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
             for frame in frames:
-                frame.version = VERSION_5_0_0  # of older clients CometMQ does not read that field
+                frame.version = VERSION_5_0_0  # CometMQ ignores that field in requests of older clients
             address, answers = self.ask(own[0], frames)
             for queue, answer in zip(own, answers, strict=True):
                 if answer.code != ResponseCode.QUERY_NOT_FOUND:
@@ -440,7 +475,7 @@ class Cluster:
         return found
 
     def ask(self, queue: MessageQueue, frames: Sequence[Frame]) -> tuple[str, list[Frame]]:
-        """(address, answers) of the broker that has the queue; what passes by itself is waited for."""
+        """Send requests to the queue's broker, with retries. Return its address and the responses."""
 
         def once() -> tuple[str, list[Frame]]:
             address = self._known_or_fresh(queue)
@@ -449,15 +484,15 @@ class Cluster:
         return self._within_timeout(once)
 
     def offset_at(self, queue: MessageQueue, bounds: Bounds, timestamp_ms: int) -> int:
-        """As `offsets_at`, for one queue."""
+        """Return the result of `offsets_at` for one queue."""
         return self.offsets_at({queue: timestamp_ms}, {queue: bounds})[queue]
 
     def offsets_at(self, times: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """In each queue the first offset whose message was stored at or after its time in ms, else the end.
+        """Return each queue's first offset whose message was stored at or after a time in ms, else the end.
 
-        They are found by halving over the messages themselves, in all queues at once: the brokers' own search
-        (code 29) means the nearest message in 4.x and the next one in 5.x. Store times of a queue ascend,
-        except where a broker's clock was set back.
+        A binary search over the messages of all queues concurrently finds the offsets, because the brokers'
+        own search (code 29) returns the nearest message in 4.x and the next one in 5.x. Store times ascend
+        within a queue, except where a broker's clock was set back.
         """
         low = {queue: bounds[queue].minimum for queue in times}
         high = {queue: bounds[queue].maximum for queue in times}
@@ -471,9 +506,11 @@ class Cluster:
         return low
 
     def _store_time(self, queue: MessageQueue, offset: int, reply: Reply) -> tuple[int, int | None]:
-        """(the next offset that is not gone, store time of the first message at or behind `offset`, None if
-        that is gone). Raises BrokerError while the broker does not hold the offset, RecordError for a damaged
-        message: its time could be anything."""
+        """Return the next existing offset, and the store time of the first message at or after `offset`.
+
+        The time is None if that message was deleted. Raises BrokerError until the broker holds the offset,
+        and RecordError for a damaged message, whose time is unreliable.
+        """
         if reply.body:
             at, mark = mark_of(reply.body)
             return max(at, offset) + 1, mark.stored_ms
@@ -483,8 +520,10 @@ class Cluster:
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[BrokerError]:
-        """Store a consumer group's offsets on the brokers' masters; brokers that are away are left out. What
-        brokers refused: 5.x takes no offset of a group that it does not know."""
+        """Store a consumer group's offsets on the masters of the brokers. Return the brokers' refusals.
+
+        Unreachable brokers are skipped. RocketMQ 5.x refuses offsets of a group that it does not know.
+        """
         refused: list[BrokerError] = []
         for own in _by_broker(sorted(offsets)):
             address = self._routes.master(own[0].broker_name)
@@ -514,7 +553,7 @@ class Cluster:
     def _within_timeout(
         self, action: Callable[[], T], give_up: Callable[[CometError], bool] = lambda _: False
     ) -> T:
-        """Repeat what fails in a way that may pass, as long as the time-out allows."""
+        """Repeat an action that fails temporarily until the timeout."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -547,7 +586,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """A broker that did not answer: why, how long it is left alone at that address, and until when."""
+    """An unreachable broker: the error, the pause before the next attempt, and when the pause ends."""
 
     error: CometError
     address: str | None
@@ -558,8 +597,10 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """What `look` finds. It looks again if a queue is shorter than what was `read` from it: a broker that has
-    just started may still be making its queues from its log."""
+    """Return the result of `look`. If a queue is shorter than `read`, wait and call `look` again.
+
+    A broker that has just started may still be building its queues from its log.
+    """
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)
@@ -568,7 +609,7 @@ def look_twice(
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
-    """The queues of each broker, brokers by name."""
+    """Group the queues by broker, in order of the brokers' names."""
     groups: dict[str, list[MessageQueue]] = {}
     for queue in queues:
         groups.setdefault(queue.broker_name, []).append(queue)
@@ -593,5 +634,5 @@ def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]
 
 
 def _unknown_topic(error: CometError) -> bool:
-    """Whether a name server said that there is no such topic: waiting does not help then."""
+    """Return whether a name server reported that the topic does not exist. Waiting would not help."""
     return isinstance(error, NoRouteError) and error.hint == NO_ROUTE_HINT

@@ -1,8 +1,8 @@
-"""Marks of records, by which a reader notices that a queue is no longer the one that it has read.
+"""Marks of records, by which a reader detects that a queue has been replaced since it was read.
 
-A topic that is deleted and made again, or a broker that lost its newest records, gives offsets out a second
-time; once the queue has grown past the old position, numbers alone show nothing. The log position and the
-store time of a record never come back together.
+A topic that is deleted and created again, and a broker that lost its newest records, assign offsets a second
+time. Once the queue has grown past the old offset, offsets alone do not show the replacement. The log
+position and the store time of a record never recur together.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cometmq.protocol.record.one import place_of, record_starts
 log = logs.logger(__name__)
 
 CLOCKS_MS = 60_000
-"""How far apart the clocks of two brokers may be, when one took the other's name and place."""
+"""Maximum difference in ms between the clocks of two brokers, of which one replaced the other."""
 
 
 class Mark(NamedTuple):
-    """Where the record lies in the broker's log, and when it was stored (ms since 1970)."""
+    """The position of a record in the broker's log, and its store time (ms since 1970)."""
 
     position: int
     stored_ms: int
@@ -37,7 +37,10 @@ Marks = dict[MessageQueue, Mark]
 
 
 def mark_of(record: bytes) -> tuple[int, Mark]:
-    """(queue offset, mark) of the stored record that these bytes begin with. Raises RecordError."""
+    """Return the queue offset and the mark of the stored record at the start of the bytes.
+
+    Raises RecordError.
+    """
     place = place_of(record) if record_starts(record, most=1)[0] else None
     if place is None:
         raise RecordError(0, "length", "no record of that length and magic number")
@@ -45,7 +48,7 @@ def mark_of(record: bytes) -> tuple[int, Mark]:
 
 
 def mark_at(offset: int, record: bytes) -> Mark | None:
-    """The mark of the record at this very offset, None if these bytes are another record or none."""
+    """Return the mark of the record at this offset; None if the bytes are another record or no record."""
     with suppress(RecordError):
         at, mark = mark_of(record)
         if at == offset:
@@ -54,14 +57,14 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """The positions of `tree` with the mark of the record before each."""
+    """Return the positions of `tree`, each with the mark of the record before it."""
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )
 
 
 def marks_in(tree: Mapping[str, Any]) -> Marks:
-    """The marks that a logged position carries; none if it was written by a version without them."""
+    """Return the marks in a logged position; empty if a version without marks wrote it."""
     try:
         return {
             MessageQueue(topic, broker_name, int(queue)): Mark(int(position), int(stored_ms))
@@ -77,8 +80,11 @@ def marks_in(tree: Mapping[str, Any]) -> Marks:
 def replaced(
     read: Offsets, kept: Marks, found: Marks, bounds: Mapping[MessageQueue, Bounds]
 ) -> dict[MessageQueue, DataLossError]:
-    """The queues of `bounds` that are not those that were read up to `read`, each with the error that says
-    so: they are shorter, or the last record read was `kept` and is `found` now."""
+    """Return the queues of `bounds` that were replaced since they were read up to `read`, each with an error.
+
+    A queue was replaced if it is shorter, or if the mark of the last record read differs between `kept` and
+    `found`.
+    """
     problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
     for queue, mark in found.items():
         before = kept.get(queue)
@@ -105,11 +111,11 @@ def resume(
     fail: bool,
     offset_at: Callable[[MessageQueue, Bounds, int], int],
 ) -> Offsets:
-    """Where to go on in each queue that was replaced, with a warning; the others are left out.
+    """Return the offset at which reading continues in each replaced queue, and log a warning.
 
-    That is the first record stored no earlier than the last one read, less CLOCKS_MS: some records may be
-    read again. Without a mark it is the queue's beginning. Raises the error instead if `fail`. offset_at: as
-    Cluster.offset_at.
+    The offset is that of the first record stored no earlier than CLOCKS_MS before the last record read, so
+    some records may be read twice. Without a mark it is the first offset of the queue. With `fail`, the error
+    is raised instead. `offset_at` has the contract of Cluster.offset_at.
     """
     positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():

@@ -1,10 +1,11 @@
-"""Pulling ranges with several requests in flight: what to ask next and what an answer means. No I/O.
+"""Concurrent pulls of ranges: the next requests, and the meaning of responses. No I/O.
 
-The ranges of one broker are cut into segments of one pull's size each. Up to `depth` segments are worked on
-at once; their records come out in order. A segment whose answer came short (brokers cap a pull by bytes, and
-at 8 records on disk) asks again for its rest, so nothing is read twice and nothing is thrown away.
+The ranges of one broker are divided into segments of one pull's size each. Up to `depth` segments are pulled
+concurrently; their records are returned in order. For a segment with an incomplete response (brokers limit a
+pull by bytes, and to 8 records on disk), the remainder is requested, so nothing is read twice and nothing is
+discarded.
 
-End by offset, never by count: gaps are normal under a tag filter.
+A range ends by offset, never by count, because gaps are normal under a tag filter.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from cometmq.protocol.headers import PullMessageResponseHeader
 from cometmq.protocol.record.one import queue_offset_of, record_starts
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
-"""Refusals that pass by themselves: a broker that starts, stops or has too much to do."""
+"""Temporary refusals: the broker is starting, stopping or overloaded."""
 _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY"})
-"""Remarks of PULL_RETRY_IMMEDIATELY that do not mean "left out by the filter": the broker was deleting the
-messages, or a replica does not have these offsets (docs/reference/storage.md, Pull answers)."""
-FILTERED_SEGMENT = 2048  # offsets of a segment when the broker filters: it scans 800 entries for one answer
+"""Remarks of PULL_RETRY_IMMEDIATELY that do not mean that the filter excluded the messages.
+
+The broker was deleting the messages, or a replica does not have these offsets (docs/reference/storage.md,
+Pull answers).
+"""
+FILTERED_SEGMENT = 2048  # offsets per segment when the broker filters; it scans 800 entries per response
 
 
 class Request(NamedTuple):
-    """One pull that is to be made."""
+    """A pull request to send."""
 
     segment: Segment
     offset: int
@@ -39,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A pull's answer, as far as it matters here."""
+    """The relevant fields of a pull's response."""
 
     code: int
     next_begin: int
@@ -48,21 +52,21 @@ class Reply(NamedTuple):
     body: bytes
     remark: str = ""
     suggested: int = MASTER_ID
-    """The broker id from which the broker wants to be read."""
+    """Broker id from which the broker suggests to read."""
 
     @property
     def left_out(self) -> bool:
-        """Whether the messages in front of `next_begin` do not pass the filter."""
+        """Whether the filter excluded the messages before `next_begin`."""
         return self.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self.remark not in _GONE
 
     @property
     def missing(self) -> bool:
-        """Whether the broker does not have what was asked for."""
+        """Whether the broker does not have the requested offset."""
         return not self.body and self.code in PULL_STATUS and not self.left_out
 
 
 def pull_reply(frame: Frame) -> Reply:
-    """The body is copied: the frame's own is gone with the next one received."""
+    """Convert a response. The body is copied because the next received frame overwrites it."""
     remark = frame.remark or ""
     if frame.code not in PULL_STATUS:
         return Reply(frame.code, 0, 0, 0, b"", remark)
@@ -73,16 +77,16 @@ def pull_reply(frame: Frame) -> Reply:
 
 
 class Verdict(Enum):
-    """What a reply means for its segment."""
+    """The meaning of a response for its segment."""
 
-    PROGRESS = "progress"  # the segment moved on or is complete
-    NOT_YET = "not yet"  # the broker does not have these offsets (any more, or yet): ask again in a moment
-    REFUSED = "refused"  # an error of the broker
+    PROGRESS = "progress"  # the segment advanced or is complete
+    NOT_YET = "not yet"  # the broker does not have these offsets, or no longer: retry after a pause
+    REFUSED = "refused"  # the broker returned an error
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Whole records of one answer, and where each begins in it."""
+    """Whole records of one response, and the position of each in the bytes."""
 
     body: bytes
     starts: list[int]
@@ -97,10 +101,10 @@ class Segment:
     end: int
     at: int
     chunks: list[Chunk] = field(default_factory=list)
-    lost: int = 0  # offsets of the segment that the broker does not have any more
-    minimum: int = 0  # what the broker said it holds, when something was lost
+    lost: int = 0  # number of offsets of the segment that the broker no longer has
+    minimum: int = 0  # minimum offset of the broker when records were lost
     maximum: int = 0
-    broken: list[tuple[int, bytes]] = field(default_factory=list)  # (offset, bytes) that are no record
+    broken: list[tuple[int, bytes]] = field(default_factory=list)  # (offset, bytes) of damaged records
 
     @property
     def done(self) -> bool:
@@ -108,9 +112,9 @@ class Segment:
 
 
 class PullWindow:
-    """The segments of some ranges, at most `depth` of them open at a time.
+    """The segments of some ranges, of which at most `depth` are open at a time.
 
-    Once `held_bytes` of answers wait for the first segment to be complete, only that one is asked for.
+    When `held_bytes` of responses wait for the first segment to be complete, only that segment is requested.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class PullWindow:
         self._again: deque[Segment] = deque()
 
     def requests(self) -> Iterator[Request]:
-        """The pulls to send now."""
+        """Return the pull requests to send now."""
         if self._held() > self._held_bytes:
             if self._open[0] in self._again:
                 self._again.remove(self._open[0])
@@ -152,36 +156,38 @@ class PullWindow:
 
     @property
     def finished(self) -> bool:
-        """Whether all segments are done and taken (ask after `requests`)."""
+        """Whether all segments are complete and consumed. Valid after `requests`."""
         return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
-        """Take the answer to the segment's request. Unless it is PROGRESS nothing changed: the caller decides
-        between `retry` and `give_up`."""
+        """Process the response to a segment's request.
+
+        Unless the verdict is PROGRESS, the state is unchanged and the caller calls `retry` or `give_up`.
+        """
         verdict = self._judge(segment, reply)
         if verdict is Verdict.PROGRESS and not segment.done:
             self._again.append(segment)
         return verdict
 
     def retry(self, segment: Segment) -> None:
-        """Ask again for the rest of this segment."""
+        """Request the remainder of this segment again."""
         self._again.append(segment)
 
     def lost_connection(self) -> None:
-        """No answer will come to what was asked: ask for every unfinished segment again."""
+        """Request every unfinished segment again, because no response to its request can arrive."""
         self._again = deque(segment for segment in self._open if not segment.done)
 
     def give_up(self, segment: Segment, reply: Reply) -> None:
-        """Count the rest of the segment as lost."""
+        """Count the remainder of the segment as lost."""
         self._lose(segment, segment.end, reply)
 
     def ready(self) -> Iterator[Segment]:
-        """Segments that are complete, in order."""
+        """Return the complete segments, in order."""
         while self._open and self._open[0].done:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """The first segment that is not complete (ask after `ready`): its chunks may be taken out already."""
+        """Return the first incomplete segment, whose chunks may be consumed already. Valid after `ready`."""
         if self._open and self._open[0].chunks:
             yield self._open[0]
 
@@ -208,7 +214,7 @@ class PullWindow:
             return Verdict.NOT_YET
         starts, stop = record_starts(body)
         broken = stop < len(body)
-        # The answer may reach into the next segment, which asks for those records itself.
+        # The response may extend into the next segment, which requests those records itself.
         while starts and queue_offset_of(body, starts[-1]) >= segment.end:
             starts.pop()
             broken = False
@@ -217,7 +223,7 @@ class PullWindow:
             segment.at += 1
             return Verdict.PROGRESS
         if broken and len(starts) > 1:
-            # The length of the last record may be the wrong one: ask for it again, as the first.
+            # The last record may have a wrong length, so it is requested again, as the first of a response.
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))

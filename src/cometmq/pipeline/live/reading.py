@@ -1,7 +1,7 @@
-"""Ranges of queues to record batches: what a reading task does in Spark's Python worker.
+"""The reading task in Spark's Python worker: ranges of queues to record batches.
 
-One connection to each broker, kept by the worker process for its next task; several pulls in flight on it
-(pulling.py); the answers of a batch are joined and decoded at once (protocol/record/arrow.py).
+The worker process keeps one connection to each broker for its next task, with several concurrent pulls
+(pulling.py). The responses of a batch are joined and decoded together (protocol/record/arrow.py).
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecode
 log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
-"""How long offsets below the planned end may be absent: a master that restarts replays its log first."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # pause between attempts: the first, the longest
-_ROLE_S = 1.0  # how long an answer to who is master holds
+"""Seconds for which offsets below the planned end may be missing: a restarted master first recovers."""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # seconds between attempts: first, maximum
+_ROLE_S = 1.0  # seconds for which the result of a master lookup is valid
 
 
 @functools.cache
 def idle_wires(access: Access) -> IdleWires:
-    """Of this worker process: connections of two queries with the same access differ in nothing but address
-    and time-out."""
+    """Return the idle connections of this worker process.
+
+    Connections of two queries with the same access differ only in address and timeout.
+    """
     return IdleWires(access)
 
 
@@ -69,7 +71,7 @@ _TAGS = "__tags__"
 
 @dataclass(slots=True)
 class Part:
-    """Records of one broker in order of (queue, offset), and what could not be had."""
+    """Records of one broker in order of (queue, offset), and the records that could not be read."""
 
     batch: pa.RecordBatch
     bad: list[tuple[QueueRange, BadRecord]] = field(default_factory=list)
@@ -83,7 +85,10 @@ def read_batches(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a Spark read. As the options say, bad records raise BadRecordError or give a warning."""
+    """Return the batches of a Spark read.
+
+    The options decide whether bad records raise BadRecordError or log a warning.
+    """
     for part in read_parts(namesrv, ranges, addresses, schema, options):
         for source, bad in part.bad:
             if options.fail_on_bad_record:
@@ -102,8 +107,10 @@ def read_parts(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[Part]:
-    """As `read_batches`, with bad and lost records for the caller to judge (lost ones raise DataLossError if
-    the options say so)."""
+    """Return the parts of a read with their bad and lost records, for the caller to judge.
+
+    Lost records raise DataLossError if the options request that.
+    """
     for broker_name, group in groupby(
         sorted(ranges, key=_by_broker), key=lambda item: item.queue.broker_name
     ):
@@ -140,10 +147,10 @@ class _BrokerReader:
         )
         self._assembler = _Assembler(schema, broker_name, options)
         self._flying: dict[int, Segment] = {}
-        self._patience: dict[Segment, float] = {}  # until when a segment may be answered "not yet"
+        self._patience: dict[Segment, float] = {}  # time until which a "not yet" for the segment is accepted
         self._timeout_s = options.timeout_ms / 1000
         self._backoff = _Backoff(self._timeout_s)
-        self._role = (0.0, False)  # (valid until, whether a replica answers)
+        self._role = (0.0, False)  # (valid until, whether a replica is read)
         self._broker_id = MASTER_ID
         self._follows_suggestions = True
 
@@ -153,7 +160,7 @@ class _BrokerReader:
             while True:
                 complete = [*self._window.ready(), *self._window.begun()]
                 try:
-                    # The next pulls leave before the batch is decoded: the broker works while we do.
+                    # The next pulls are sent before the batch is decoded, so that the broker works meanwhile.
                     self._send(wire, list(self._window.requests()))
                 except SendFailed as error:
                     wire = self._reconnect(error)
@@ -169,7 +176,8 @@ class _BrokerReader:
                     wire = self._reconnect(error)
             yield from self._assembler.rest()
         except BaseException:
-            # Also GeneratorExit (Spark's `limit`): answers are still on their way on this connection.
+            # GeneratorExit (Spark's `limit`) ends here, too: responses are still under way on this
+            # connection.
             wire.close()
             raise
         idle_wires(self._options.access).keep(wire)
@@ -198,7 +206,7 @@ class _BrokerReader:
         if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
             self._read_at(MASTER_ID)
         if reply.code in BUSY:
-            self._on_replica()  # its master may be back, and 5.x's replicas are busy without slaveReadEnable
+            self._on_replica()  # the master may be back, and a replica of 5.x may refuse reads
         elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
@@ -224,16 +232,16 @@ class _BrokerReader:
             raise DataLossError(*place, f"{segment.lost} records are gone")
 
     def _read_at(self, broker_id: int) -> None:
-        """Go on at another broker id by raising SendFailed, unless that is the same broker.
+        """Continue at another broker id by raising SendFailed, unless that is the same broker.
 
-        A task follows the suggestion of a busy master once, and returns to the master if the replica lacks or
-        refuses something. To change for each answer would cost a connection each time.
+        A task follows the suggestion of a busy master once. It returns to the master if the replica lacks or
+        refuses a request. A change for each response would cost a connection each time.
         """
         self._broker_id, self._role = broker_id, (0.0, False)
         self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Whether this has been the segment's answer for that long; if not, it is asked for again."""
+        """Return whether this response has lasted `patience_s` seconds; if not, request the segment again."""
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:
             return True
@@ -246,7 +254,7 @@ class _BrokerReader:
             try:
                 return idle_wires(self._options.access).connect(self._address, self._timeout_s)
             except ConnectError:
-                pass  # the broker may have moved since this was planned: the name server knows
+                pass  # the broker may have moved since the planning, which the name server knows
         return self._find()
 
     def _reconnect(self, error: CometError) -> Wire:
@@ -256,7 +264,7 @@ class _BrokerReader:
         return self._find()
 
     def _find(self) -> Wire:
-        """Ask the name server where the broker is now and connect, for as long as the time-out allows."""
+        """Look up the broker's current address and connect, with retries until the timeout."""
         with self._cluster() as cluster:
             while True:
                 try:
@@ -267,8 +275,10 @@ class _BrokerReader:
                     self._backoff.failed(error)
 
     def _on_replica(self) -> bool:
-        """Whether a replica answers, as far as is known: its master may hold what it lacks. Raises SendFailed
-        when its broker is to be read somewhere else now, so that reading goes on there."""
+        """Return whether a replica is being read, whose master may hold the records that the replica lacks.
+
+        Raises SendFailed if the broker must be read at another address now, so that reading continues there.
+        """
         if time.monotonic() >= self._role[0]:
             replica = True
             with suppress(NoRouteError, ConnectError), self._cluster() as cluster:
@@ -284,7 +294,10 @@ class _BrokerReader:
 
 
 class _Backoff:
-    """Pauses after each failed attempt, and raises its error once nothing has worked for `limit_s`."""
+    """Increasing pauses after failed attempts.
+
+    Raises the last error after `limit_s` seconds without success.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -305,14 +318,14 @@ class _Backoff:
 
 
 class _Assembler:
-    """Collects the answers' records until a batch is full, then decodes them."""
+    """A buffer that collects the records of responses until a batch is full, then decodes them."""
 
     def __init__(self, schema: pa.Schema, broker_name: str, options: PullOptions) -> None:
         self._options = options
         self._schema = schema
         wanted = schema
         if options.by_tags:
-            # The broker compares hashes of tags; the texts are compared here, in a column of our own.
+            # The broker compares hashes of tags, so the texts are compared here, in a separate column.
             self._tags = pa.array([tag.strip() for tag in options.tags.split("||")], pa.string())
             wanted = schema.append(pa.field(_TAGS, pa.string()))
         self._decoder = ColumnDecoder(
@@ -325,7 +338,7 @@ class _Assembler:
         self._bodies: list[bytes] = []
         self._starts: list[int] = []
         self._sources: list[QueueRange] = []
-        self._ends: list[int] = []  # of each source, the position behind its records
+        self._ends: list[int] = []  # end position of each source's records
         self._size = 0
         self._bad: list[tuple[QueueRange, BadRecord]] = []
         self._lost: dict[MessageQueue, int] = {}
@@ -358,7 +371,7 @@ class _Assembler:
             self._ends.append(self._size)
 
     def rest(self) -> Iterator[Part]:
-        """What has been collected, in parts whose plain bodies are bounded."""
+        """Return the collected records in parts with bounded plain bodies."""
         if not (self._bodies or self._bad or self._lost):
             return
         origins = [
@@ -377,7 +390,7 @@ class _Assembler:
 
 
 def plain_body(limit: int, sys_flag: int, body: bytes) -> bytes:
-    """A body that was stored compressed. Raises BodyTooLarge for one with more than `limit` bytes."""
+    """Return the decompressed body. Raises BodyTooLarge for a body of more than `limit` bytes."""
     try:
         return decompress(sys_flag, body, limit)
     except BodyTooLarge as error:

@@ -1,9 +1,9 @@
-"""The Spark data source `cometmq`, reading side: topics as rows, in Arrow batches.
+"""The reading side of the Spark data source `cometmq`: the messages of topics as rows, in Arrow batches.
 
-One offset per queue, ends fixed before anything is read, so a batch that runs again reads the same rows in
-the same order. Spark calls `partitions` and the stream's methods in Python processes of its own on the
-driver, and `read` in the workers. `pushFilters` is left out on purpose: in Spark 4.3 a pushed filter leaks
-into other scans of the same frame.
+A position is one offset per queue. The ends are fixed before reading begins, so a repeated batch reads the
+same rows in the same order. Spark calls `partitions` and the stream's methods in Python processes on the
+driver, and `read` in the workers. `pushFilters` is omitted on purpose: in Spark 4.3 a pushed filter affects
+other scans of the same frame.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_colum
 
 log = logs.logger(__name__)
 
-_IDLE_POLL_S = 0.1  # least time between two looks at the brokers while there is nothing new
-_REGISTERED_S = 30.0  # brokers tell a name server about themselves that often (registerNameServerPeriod)
+_IDLE_POLL_S = 0.1  # minimum seconds between two requests to the brokers while there are no new messages
+_REGISTERED_S = 30.0  # seconds between registrations of a broker at a name server (registerNameServerPeriod)
 
 
 @dataclass(frozen=True)
 class ReadTask(InputPartition):
-    """What one Spark task reads, with the addresses of the brokers when it was planned."""
+    """The ranges that one Spark task reads, with the brokers' addresses at the time of planning."""
 
     namesrv: tuple[str, ...]
     ranges: list[QueueRange]
@@ -72,7 +72,10 @@ class ReadTask(InputPartition):
 
 
 def check_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema for a user's schema. Raises ConfigError for a column that records do not have."""
+    """Return the Arrow schema for a user's schema.
+
+    Raises ConfigError for a column that records do not have.
+    """
     names = [canonical_column(name) or name for name in schema.names]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError("schema", ", ".join(twice), "each column once")
@@ -86,12 +89,12 @@ def check_schema(schema: StructType) -> pa.Schema:
 
 
 def full_schema() -> StructType:
-    """All columns of the source."""
+    """Return all columns of the source."""
     return from_arrow_schema(arrow_schema())
 
 
 class _Planner:
-    """What batch and stream readers share: resolving positions and cutting ranges into tasks."""
+    """The shared part of the batch and stream readers: resolving positions and dividing ranges."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -101,14 +104,14 @@ class _Planner:
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
-        # A broker that nothing is read from may be away, and asking it would cost a time-out.
+        # A broker without records to read may be unreachable, and a request to it would cost a timeout.
         read = sorted(queue for queue, offset in end.items() if start.get(queue) != offset)
         bounds = self.cluster.bounds(read, missing_ok=True)
         ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.pull.fail_on_data_loss)
         lost = sum(item.lost for item in ranges)
         if lost:
             log.warning("%d records of the planned range are gone from the brokers", lost)
-        slots = len(os.sched_getaffinity(0))  # a planning process is told nothing about the cluster
+        slots = len(os.sched_getaffinity(0))  # a planning process has no information about the Spark cluster
         tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), slots)
         groups = pack(ranges, tasks, options.max_records_per_partition)
         addresses = self.cluster.addresses(item.queue for item in ranges)
@@ -116,7 +119,7 @@ class _Planner:
 
 
 class CometReader(DataSourceReader):
-    """A batch read. Both ends are fixed when Spark plans it: all actions on one frame see the same rows."""
+    """A batch read. Both ends are fixed at planning, so all actions on one frame read the same rows."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._arrow = check_schema(schema)
@@ -128,20 +131,20 @@ class CometReader(DataSourceReader):
             queues = cluster.queues(topics)
             if self._options.starting != Position(LATEST):
                 check_readable(cluster, topics, fail=self._options.pull.fail_on_data_loss)
-            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # assigned ones
+            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # assigned queues
             end = cluster.resolve(self._options.ending, queues)
             start = cluster.resolve(self._options.starting, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
                     end[queue] = start[
                         queue
-                    ]  # words and times: messages came meanwhile, or a clock was set back
+                    ]  # for words and times: messages arrived meanwhile, or a clock was set back
                 elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are no range to read", queue, start[queue], offset)
             return planner.tasks(start, end)
 
     def _is_given(self, queue: MessageQueue) -> bool:
-        """Whether the start or end of the queue is an offset by number, which must be there."""
+        """Return whether the start or end of the queue is a numeric offset, which must exist."""
         starting, ending = self._options.starting, self._options.ending
         given = (starting.offsets.get(queue, -1), ending.offsets.get(queue, -1))
         return max(given) >= 0 or starting.group is not None
@@ -151,10 +154,10 @@ class CometReader(DataSourceReader):
 
 
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. State in `self` lives in the one driver-side process of the query.
+    """A stream. The state in `self` lives in the query's only process on the driver.
 
-    A position is logged with the mark of the record before it (marks.py). A queue that was replaced is seen
-    before anything of it is read: when a batch is planned, and when a logged one is planned again.
+    A position is logged with the mark of the record before it (marks.py). A replaced queue is detected before
+    it is read: when a batch is planned, and when a logged batch is planned again.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -165,10 +168,10 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[MessageQueue, Bounds] | None = None
         self._planner_made: _Planner | None = None
         self._unreadable_made: UnreadableQueues | None = None
-        self._planned: Tree | None = None  # the end of the last batch whose marks were compared
-        self._planned_at: float | None = None  # when the last batch with records was
+        self._planned: Tree | None = None  # end of the last batch whose marks were compared
+        self._planned_at: float | None = None  # time of the last batch with records
         self._looked_at = 0.0
-        self._silent_since: float | None = None  # since then no broker has answered
+        self._silent_since: float | None = None  # time since which no broker has responded
 
     @property
     def _planner(self) -> _Planner:
@@ -192,7 +195,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             initial = cluster.resolve(self._options.starting, queues)
             self._initial = to_tree(initial)
             if self._target is not None:
-                # The target of AvailableNow was fixed a moment before; "latest" may be behind it by now.
+                # The target of AvailableNow was fixed earlier, so "latest" may be above it now.
                 for queue, held in self._target.items():
                     self._target[queue] = Bounds(held.minimum, max(held.maximum, initial.get(queue, 0)))
         return self._initial
@@ -214,11 +217,12 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
         fail = self._options.pull.fail_on_data_loss
-        # A stream that goes on compares what has grown: it looks ten times a second.
+        # A continuous stream checks only queues that have grown, because it polls ten times per second.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
-        # Queues that the route does not show now (a broker is away) keep their positions. A new queue enters
-        # with its first offset; the next batch reads from there, so every range has a logged start.
+        # Queues that are missing from the route (their broker is unreachable) keep their positions. A new
+        # queue is added with its first offset; the next batch reads from there, so every range has a logged
+        # start.
         latest = read | {
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()
@@ -229,13 +233,13 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         same = {queue: mark for queue, mark in kept.items() if end[queue] == begin[queue] == read[queue]}
         moved = {queue: end[queue] - 1 for queue in held if end[queue] and queue not in same}
-        # The first batch, even an empty one, is logged with its start, and so is one that begins elsewhere.
+        # The first batch, even an empty one, is logged with its start, and so is a batch with another start.
         logged = with_start(end, read) if first or read != begin else to_tree(end)
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned
 
     def _warn_of_left(self, begin: Offsets, held: Mapping[MessageQueue, Bounds]) -> None:
-        """Warn of queues that a run of AvailableNow leaves for the next one."""
+        """Log a warning about queues that a run of AvailableNow leaves for the next run."""
         cluster, topics = self._planner.cluster, self._options.topics
         self._unreadable.report(begin, "They are left for the next run")
         away = [
@@ -247,12 +251,12 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("%d queues have no broker now, %s first: left for the next run", len(away), min(away))
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        """How far the next batch goes, no further than `read` if it is to wait for more records."""
+        """Return the end of the next batch; `read` if the batch must wait for more records."""
         waiting = sum(waiting_in(read, latest).values())
         if isinstance(limit, ReadAllAvailable) or not waiting:
             return latest
         options, now = self._options, time.monotonic()
-        # As in Kafka's source a run's first batch does not wait. AvailableNow takes all that is there.
+        # As in Kafka's source, the first batch of a run does not wait. AvailableNow reads all that exists.
         waits = self._target is None and waiting < (options.min_offsets_per_trigger or 0)
         if waits and self._planned_at is not None and now - self._planned_at < options.max_trigger_delay_s:
             return {queue: read.get(queue, offset) for queue, offset in latest.items()}
@@ -264,9 +268,12 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
-        """What the brokers that answer hold. Raises the last error when none has answered for as long as the
-        time-out and a new name server's wait for the brokers together."""
-        # Without a trigger interval Spark would ask 100 times a second.
+        """Return the bounds of queues on the brokers that respond.
+
+        Raises the last error if none has responded for the timeout plus the time in which brokers register at
+        a new name server.
+        """
+        # Without a trigger interval, Spark would call this 100 times per second.
         time.sleep(max(0.0, self._looked_at + _IDLE_POLL_S - time.monotonic()))
         self._looked_at = time.monotonic()
         cluster, topics = self._planner.cluster, self._options.topics
@@ -281,7 +288,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             return {}
         self._silent_since = None
-        # A queue that cannot be read keeps its position, as one whose broker is away.
+        # An unreadable queue keeps its position, like a queue of an unreachable broker.
         self._unreadable.report(begin, "They are read once they can be")
         return _readable(cluster, held)
 
@@ -295,8 +302,11 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.tasks(first, last)
 
     def _check_logged(self, start: Tree, end: Tree) -> None:
-        """Compare the marks of a batch that an earlier run planned. Its range stands: without failOnDataLoss
-        it reads what is there now, and the next batch goes on where the replacement begins."""
+        """Compare the marks of a batch that an earlier run planned. The range of the batch is kept.
+
+        Without failOnDataLoss, the batch reads the current records, and the next batch continues at the begin
+        of the replacement.
+        """
         cluster = self._planner.cluster
         first, last = batch_range(start, end)
         read = {queue for queue, offset in last.items() if offset != first.get(queue)}
@@ -313,9 +323,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._arrow, self._options.pull)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Publish progress to the consumer group for lag displays. It never decides where the query resumes.
+        """Publish the progress to the consumer group for lag displays. A resumed query does not use it.
 
-        Spark calls this one batch late, and not at all for the last batch of an AvailableNow run.
+        Spark calls this one batch late, and never for the last batch of an AvailableNow run.
         """
         if self._options.commit_group is not None:
             for refusal in self._planner.cluster.commit(self._options.commit_group, from_tree(end))[:1]:
@@ -331,6 +341,6 @@ def _readable(cluster: Cluster, held: dict[MessageQueue, Bounds]) -> dict[Messag
 
 
 def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, ReadTask):  # Spark reads InputPartition(None) when there is nothing to read
+    if not isinstance(partition, ReadTask):  # Spark reads InputPartition(None) if there is nothing to read
         return iter(())
     return read_batches(partition.namesrv, partition.ranges, partition.addresses, schema, pull)

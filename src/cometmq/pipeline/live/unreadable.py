@@ -1,8 +1,8 @@
-"""Queues that hold messages and cannot be read: their topic has fewer read queues now, or no read permission.
+"""Queues that hold messages and cannot be read: the topic has fewer read queues now, or no read permission.
 
 A broker refuses pulls from a queue whose number is not below the topic's `readQueueNums`, and a route does
-not list such a queue. Nothing is lost: the messages can be read once the topic has enough read queues again.
-Until then a reader must report them, because everything else about the topic looks complete.
+not list such a queue. Nothing is lost: the messages become readable when the topic has enough read queues
+again. Until then a reader must report them, because the rest of the topic looks complete.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from cometmq.protocol.codes import Perm
 log = logs.logger(__name__)
 
 _PROBED = 16
-"""How many queue numbers behind the topic's last queue are asked for at once, as long as one of them has
-messages. No request lists the queues of a topic that once had more of them."""
-_MAX_PROBES = 64  # 1,024 numbers: whatever a broker answers, probing ends
+"""Number of queue numbers after the topic's last queue that are probed together.
 
-_LISTED = 10  # queues in an error or a log line
+Probing continues while one of them has messages. No request lists the queues of a topic that once had more.
+"""
+_MAX_PROBES = 64  # 1,024 numbers: probing ends whatever a broker returns
+
+_LISTED = 10  # maximum queues in an error or a log line
 
 
 class UnreadableQueue(msgspec.Struct, frozen=True, order=True):
-    """A queue that cannot be read, and how many messages in it have not been read."""
+    """A queue that cannot be read, and the number of its unread messages."""
 
     topic: str
     broker_name: str
@@ -46,7 +48,7 @@ class UnreadableQueue(msgspec.Struct, frozen=True, order=True):
 
 
 def is_unreadable(cluster: Cluster, queue: MessageQueue) -> bool:
-    """Whether the queue's broker is in the topic's last known route, which does not let the queue be read."""
+    """Return whether the last known route has the queue's broker but does not permit reading the queue."""
     route = cluster.known_route(queue.topic)
     own = [item for item in route.data.queue_datas if item.broker_name == queue.broker_name] if route else []
     return bool(own) and queue.queue_id >= _readable_count(own[0])
@@ -57,7 +59,7 @@ def _readable_count(item: QueueData) -> int:
 
 
 def listed(found: Sequence[UnreadableQueue]) -> str:
-    """One sentence that counts the messages, names the queues and gives the remedy."""
+    """Return a sentence with the number of messages, the queues and the remedy."""
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return (
         f"{sum(item.messages for item in found)} messages lie in {len(found)} queues that cannot be read: "
@@ -67,7 +69,7 @@ def listed(found: Sequence[UnreadableQueue]) -> str:
 
 
 def check_readable(cluster: Cluster, topics: Topics, *, fail: bool) -> None:
-    """Raise UnreadableError for queues with messages that cannot be read, or log a warning unless `fail`."""
+    """Raise UnreadableError for queues with unreadable messages, or log a warning unless `fail`."""
     found = UnreadableQueues(cluster, topics).find({})
     if found and fail:
         raise UnreadableError(listed(found))
@@ -76,30 +78,31 @@ def check_readable(cluster: Cluster, topics: Topics, *, fail: bool) -> None:
 
 
 class UnreadableQueues:
-    """Finds the unreadable queues of topics: once, or again and again for a job that goes on.
+    """A search for the unreadable queues of topics, once or repeatedly for a continuous job.
 
-    ask: look up the routes of topics that the cluster has not looked up. Without it they are left out.
+    With `ask`, the routes of topics that the cluster has not looked up are looked up. Otherwise these are
+    omitted.
     """
 
     def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True) -> None:
         self._cluster, self._topics, self._ask = cluster, topics, ask
         self._probed: dict[
             tuple[str, str], tuple[int, int]
-        ] = {}  # counts of (topic, broker) at its last probe
-        self._known: set[MessageQueue] = set()  # found by a probe
+        ] = {}  # counts of (topic, broker) at the last probe
+        self._known: set[MessageQueue] = set()  # queues found by a probe
         self._reported: list[MessageQueue] = []
 
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
-        """Return the unreadable queues with messages behind what was `read` of them, sorted.
+        """Return the unreadable queues that have messages after the offsets of `read`, sorted.
 
-        Topics without a route and brokers that do not answer are left out. Queue numbers beyond those of the
+        Topics without a route and brokers that do not respond are omitted. Queue numbers beyond those of the
         route are probed once, and again when the topic's number of queues changes.
         """
         topics = {queue.topic for queue in read if self._topics.includes(queue)}
         with suppress(RemotingError):
             topics.update(self._cluster.names(self._topics, wait=False))
-        unprobed: dict[tuple[str, str], int] = {}  # the next number of (topic, broker) to ask for
-        readable: dict[tuple[str, str], int] = {}  # how many queues of (topic, broker) can be read
+        unprobed: dict[tuple[str, str], int] = {}  # the next number to probe of (topic, broker)
+        readable: dict[tuple[str, str], int] = {}  # number of readable queues of (topic, broker)
         wanted = {*read, *self._known}
         for topic in topics:
             for item in self._queue_datas(topic):
@@ -130,7 +133,7 @@ class UnreadableQueues:
         ]
 
     def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
-        """As `find`, with a warning when these are not the queues of the last report."""
+        """Return the result of `find`, and log a warning if it differs from the last report."""
         found = self.find(read)
         queues = [MessageQueue(item.topic, item.broker_name, item.queue_id) for item in found]
         if queues and queues != self._reported:
@@ -150,7 +153,7 @@ class UnreadableQueues:
     def _bounds(
         self, queues: Iterable[MessageQueue], readable: Mapping[tuple[str, str], int]
     ) -> dict[MessageQueue, Bounds]:
-        """What those of the queues hold that cannot be read and have ever had a message."""
+        """Return the bounds of those queues that are unreadable and have ever had a message."""
         asked = {
             queue
             for queue in filter(self._topics.includes, queues)

@@ -1,7 +1,6 @@
-"""Rows that cannot be sent, as a Parquet table with the reason: what a task does with `badRecordsPath`.
+"""The Parquet table of rows that cannot be sent, with the reason: the option `badRecordsPath`.
 
-A task writes files of its own under names that follow from query, batch and partition: a task that runs again
-writes them again, in place of the first ones.
+A task derives the names of its files from query, batch and partition, so a repeated task replaces its files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = logs.logger(__name__)
 
 PART_ROWS = 10_000
 PART_BYTES = 16 * 1024 * 1024
-"""Of bodies and properties, after which a task begins another file."""
+"""Bytes of bodies and properties after which a task begins another file."""
 
 SCHEMA = pa.schema(
     {
@@ -39,11 +38,17 @@ SCHEMA = pa.schema(
         "msg_id": pa.string(),
     }
 )
-"""What is wrong with which field, and the row in the sink's own columns: repaired, it can be sent again."""
+"""Columns: the invalid field, the reason, and the row in the sink's own columns.
+
+A repaired row can be sent again.
+"""
 
 
 class BadRows:
-    """Collects rows and writes them to `path`, a directory or URI. `count` is how many there were."""
+    """A buffer of rows that are written to `path`, a directory or URI.
+
+    `count` is the number of rows added.
+    """
 
     def __init__(self, path: str, name: str) -> None:
         self._path, self._name = path, name
@@ -62,7 +67,7 @@ class BadRows:
             self.flush()
 
     def refused(self, message: RowMessage, refusal: BrokerError) -> None:
-        """Add a message that a broker refused for good."""
+        """Add a message that a broker refused permanently."""
         pairs = decode_properties(message.properties)
         own = {"tags": pairs.pop("TAGS", None), "keys": pairs.pop("KEYS", None)}
         msg_id, _ = pairs.pop("UNIQ_KEY", None), pairs.pop("WAIT", None)
@@ -82,7 +87,7 @@ class BadRows:
         )
 
     def flush(self) -> None:
-        """Write what was collected. A reader of the table sees a file whole or not at all."""
+        """Write the buffered rows. Readers of the table see a complete file or none."""
         if not self._rows:
             return
         filesystem, root = open_filesystem(self._path)

@@ -1,8 +1,8 @@
-"""Rows that need no decision one by one, encoded together as the items of batch sends.
+"""Bulk encoding of rows that need no individual decision, as the items of batch sends.
 
-Most writes are rows of a body, perhaps with keys and tags, for one topic. Arrow joins their parts for a whole
-batch at once, so that a row costs a task a fifth of what it costs alone (rows.py). A batch with any
-row that is different, or that could be wrong, is left to rows.py, which says what is wrong with which row.
+Most writes consist of rows with a body, and possibly keys and tags, for one topic. Arrow joins the parts of a
+whole batch, so that a row costs a fifth of the time that rows.py needs. A batch that contains any other or
+possibly invalid row is left to rows.py, which reports the problem of each row.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 _ALONE = ("properties", "delay_level", "sharding_key", "msg_id", "flag")
-"""Columns by which rows differ in more than their text."""
+"""Columns that require individual treatment of a row."""
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _SHIFTS = np.arange(36, -1, -4)
 _HEAD = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")])
-_RECORD_EXTRA = 32  # of a record's fixed part, as it counts towards batchBytes
+_RECORD_EXTRA = 32  # bytes of a record's fixed part, which count towards batchBytes
 
 
 class EncodedRows(Sequence[RowMessage]):
-    """Messages of one topic as items back to back, of which a slice is a request's body."""
+    """Messages of one topic as contiguous items. A slice is the body of a request."""
 
     def __init__(self, topic: str, items: Any, bodies: Any, begin: int, end: int) -> None:
-        """items: where each begins and where the last one ends, and their bytes; bodies: sums of body lengths
-        before each and in all (numpy arrays of n + 1, and a memoryview)."""
+        """Initialize the messages `begin` to `end` - 1.
+
+        Args:
+            items: The begin of each item and the end of the last (a numpy array of n + 1), and the items'
+                bytes (a memoryview).
+            bodies: Cumulative body lengths (a numpy array of n + 1).
+        """
         self._topic, self._items, self._bodies = topic, items, bodies
         self._begin, self._end = begin, end
 
@@ -58,7 +63,7 @@ class EncodedRows(Sequence[RowMessage]):
 
     @property
     def body(self) -> bytes:
-        """The items of all these messages, as a batch send has them."""
+        """Return the items of all these messages as the body of a batch send."""
         offsets, data = self._items
         return bytes(data[offsets[self._begin] : offsets[self._end]])
 
@@ -67,7 +72,7 @@ class EncodedRows(Sequence[RowMessage]):
         return int(self._bodies[self._end] - self._bodies[self._begin])
 
     def parts(self, most_records: int, most_bytes: int) -> Iterator[EncodedRows]:
-        """These rows in requests of at most so many; one that is larger alone is alone."""
+        """Divide the rows into requests of limited size. A larger row is sent in a request of its own."""
         sizes = self._items[0] + _RECORD_EXTRA * np.arange(len(self._items[0]))
         begin = self._begin
         while begin < self._end:
@@ -80,8 +85,11 @@ class EncodedRows(Sequence[RowMessage]):
 def encode_rows(
     batch: pa.RecordBatch, options: WriteOptions, first_row: int, id_prefix: str
 ) -> EncodedRows | None:
-    """All messages of a batch whose first row is number `first_row` of its partition, or None if rows.py has
-    to look at each. The message ids are those that rows.py gets from MessageIds."""
+    """Return all messages of a batch, or None if rows.py must examine each row.
+
+    `first_row` is the number of the batch's first row in its partition. The message ids equal those of
+    rows.py (MessageIds).
+    """
     topic = options.topic
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     one_kind = not any(name in columns and columns[name].null_count < len(batch) for name in _ALONE)
@@ -117,7 +125,7 @@ _TEXTS = ((b"\x02KEYS\x01", "keys"), (b"\x02TAGS\x01", "tags"))
 
 
 def _holds_separators(text: pa.BinaryArray) -> bool:
-    """Whether a value may hold what separates properties. Neighbours of a slice count too."""
+    """Return whether a value may contain separators of properties. Values next to a slice count, too."""
     data = text.buffers()[2]
     return data is not None and any(
         separator in memoryview(data).tobytes() for separator in (b"\x01", b"\x02")
@@ -125,13 +133,13 @@ def _holds_separators(text: pa.BinaryArray) -> bool:
 
 
 def _row_numbers(first: int, count: int) -> pa.BinaryArray:
-    """The last ten hexadecimal digits of the numbers of rows."""
+    """Return the last ten hexadecimal digits of the rows' numbers."""
     numbers = np.arange(first, first + count, dtype=np.int64)
     return _bytes_of(_DIGITS[(numbers[:, None] >> _SHIFTS) & 15])
 
 
 def _bytes_of(rows: Any) -> pa.BinaryArray:
-    """The bytes of each row of a numpy array."""
+    """Return the bytes of each row of a numpy array."""
     width = rows.nbytes // len(rows)
     fixed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width), len(rows), [None, pa.py_buffer(rows.tobytes())]

@@ -1,17 +1,17 @@
-"""Rows of a DataFrame to messages: which columns mean what, and their values to bytes.
+"""Conversion of a DataFrame's rows to messages: the meaning of columns, and their values as bytes.
 
 | column | type | meaning |
 |---|---|---|
 | body (or value) | binary or string | required, one of the two, not empty |
-| topic | string | where to, unless the option `topic` says so for all |
+| topic | string | the target topic, unless the option `topic` sets it for all rows |
 | tags, keys | string | as in a message; keys separated by blanks |
-| properties | map<string,string> | user properties; a name or value that is empty or null is an error |
+| properties | map<string,string> | user properties; an empty or null name or value is an error |
 | flag, delay_level | int | as in a message |
-| sharding_key | string | rows with one key go to one queue, in order |
-| msg_id | string | keep this id instead of making one |
+| sharding_key | string | rows with the same key go to the same queue, in order |
+| msg_id | string | the message id, which is generated if absent |
 
-Other columns of the source (queue_id, store_timestamp …) are accepted and left out, so what was read can be
-written again.
+Other columns of the source (queue_id, store_timestamp …) are accepted and ignored, so rows of the source can
+be written again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
 
 MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
-"""Of body and properties, which escapes in the header's JSON make longer. Brokers have a lower limit of their
-own (maxMessageSize) and say so; of a longer frame they only close the connection."""
+"""Maximum bytes of body and properties, which escapes in the header's JSON extend.
+
+Brokers have a lower limit (maxMessageSize) and report it. A longer frame makes a broker close the connection.
+"""
 _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)
 _COLUMNS: dict[str, tuple[type, ...]] = {
@@ -47,7 +49,7 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "sharding_key": _TEXT,
     "msg_id": _TEXT,
 }
-# Set by brokers and clients for the stored message they were read from; wrong on a new one.
+# Properties that brokers and clients set for a stored message. They would be wrong on a new message.
 _NOT_COPIED = frozenset((
     "CLUSTER", "WAIT", "MSG_REGION", "TRACE_ON", "UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "DELAY",
     "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__",
@@ -68,7 +70,7 @@ class RowMessage(NamedTuple):
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises ConfigError when the frame cannot be written."""
+    """Raise ConfigError if the frame cannot be written."""
     if {"body", "value"} <= set(schema.names):
         raise ConfigError("columns", "body, value", "one of the two: both mean the body of the message")
     names = {("body" if field.name == "value" else field.name): field for field in schema.fields}
@@ -97,8 +99,11 @@ def messages_of(
     make_id: Callable[[int], str],
     on_bad: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[RowMessage]:
-    """The messages of a batch whose first row is number `first_row` of its partition. A row that cannot be
-    one goes to `on_bad` (columns as in bad_rows.SCHEMA); without it SinkRowError is raised."""
+    """Return the messages of a batch. `first_row` is the number of its first row in its partition.
+
+    An invalid row is passed to `on_bad` (columns of bad_rows.SCHEMA). Without `on_bad`, SinkRowError is
+    raised.
+    """
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     count = batch.num_rows
     nothing = [None] * count
@@ -128,7 +133,7 @@ def messages_of(
 
 
 def _check_properties(row: int, properties: Iterable[tuple[str, str | None]]) -> None:
-    """Raise SinkRowError for a property that no reader of the message would find."""
+    """Raise SinkRowError for a property that readers of the message could not read."""
     for name, value in properties:
         if not name:
             raise SinkRowError(row, "properties", "a name is empty")
@@ -151,7 +156,7 @@ def message_of(
     delay_level: int | None = None,
     sharding_key: str | None = None,
 ) -> RowMessage:
-    """A message ready to send. Raises SinkRowError where no broker takes it."""
+    """Return a message ready to send. Raises SinkRowError for a message that every broker would refuse."""
     encoded = _encode(row, msg_id, tags, keys, properties)
     _check(row, topic, len(body) + len(encoded), flag or 0, delay_level or 0)
     return RowMessage(topic or "", body, encoded, flag or 0, delay_level or 0, sharding_key)
@@ -171,7 +176,7 @@ def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> Non
 
 @lru_cache(maxsize=1000)
 def topic_problem(topic: str) -> str:
-    """Why no broker takes messages for a topic of that name, "" if one may."""
+    """Return the reason why brokers refuse messages for a topic of this name; "" for a valid name."""
     try:
         check_topic_name(topic)
     except MessageIllegal as error:
@@ -188,7 +193,7 @@ def _encode(
 ) -> bytes:
     pairs = {"UNIQ_KEY": msg_id, "WAIT": "true"}
     if properties:
-        # Arrow gives a map as a list of pairs. Readers ignore what a stored message has without a value.
+        # Arrow represents a map as a list of pairs. Readers ignore properties without a value.
         pairs |= {name: value for name, value in properties if value and name and name not in _NOT_COPIED}
     if keys:
         pairs["KEYS"] = keys

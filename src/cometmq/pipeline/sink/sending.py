@@ -1,9 +1,10 @@
-"""Messages to brokers from a writing task: one batch of each queue in flight, several queues at once.
+"""Sends of a writing task to brokers: one batch in flight per queue, and several queues concurrently.
 
-Sockets block, as in reading. Nothing counts as sent before the broker said so: `flush` returns when every
-batch is acknowledged, and raises if one is not within its attempts. A batch refused because a message in it
-is illegal is halved until that message is alone. For a batch that was refused or got no
-answer the name servers are asked once where the topic is now, and it goes there: a master may have moved.
+Sockets block, as in reading. A message counts as sent only when the broker has acknowledged it: `flush`
+returns when every batch is acknowledged, and raises an error if a batch exhausts its attempts. A batch that
+is refused because it contains an illegal message is halved until that message is alone. For a batch that was
+refused or had no response, the topic's route is looked up once and the batch is sent there, because the
+master may have moved.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from cometmq.protocol.frame import Frame
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the broker has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
-"""In the remark of SYSTEM_ERROR, by which 5.x refuses a batch that is too large (docs/reference/remoting.md,
-Sending)."""
-_PAUSE_S = 0.1  # before the first repetition, doubled with each
+"""Text in the remark of SYSTEM_ERROR with which 5.x refuses a batch that is too large.
+
+Source: docs/reference/remoting.md, Sending.
+"""
+_PAUSE_S = 0.1  # seconds before the first retry, doubled with each retry
 
 
 @dataclass(slots=True)
@@ -46,9 +49,9 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Topic:
-    """Where the messages of a topic go: rows without a key fill one queue's batch after the other.
+    """The queues of a topic. Messages without a key fill one queue's batch after the other.
 
-    placed: the queues of keys, which stay where they are though a broker leaves the route.
+    `placed` has the queues of keys, which do not change even if a broker leaves the route.
     """
 
     queues: Sequence[MessageQueue]
@@ -60,10 +63,12 @@ class _Topic:
 
 
 class Sender:
-    """Sends messages to any topics. `messages` and `bytes` count what was acknowledged.
+    """A sender of messages to any topics. `messages` and `bytes` count acknowledged messages.
 
-    `first_queue`: which queue is filled first, so that the tasks of a small write do not all fill the same.
-    on_illegal: takes the messages that a broker refuses for good; without it such a refusal is raised.
+    Attributes:
+        first_queue: Index of the queue that is filled first, so that the tasks of a small write use different
+            queues.
+        on_illegal: Receives the messages that a broker refuses permanently. None: the refusal is raised.
     """
 
     def __init__(
@@ -79,12 +84,12 @@ class Sender:
         self._topics: dict[str, _Topic] = {}
         self._wires: dict[str, Wire] = {}  # by address
         self._flying: dict[str, dict[int, _Batch]] = {}  # by address and opaque number
-        self._busy: dict[MessageQueue, str] = {}  # queues with a batch in flight, and the address it went to
+        self._busy: dict[MessageQueue, str] = {}  # queues with a batch in flight, and its address
         self.messages = 0
         self.bytes = 0
 
     def send(self, message: RowMessage, queue: MessageQueue | None = None) -> None:
-        """Add a message to its queue's batch; a full batch is sent. queue: the one that it goes to."""
+        """Add a message to the batch of its queue, or of `queue` if given. A full batch is sent."""
         topic = self._topics.get(message.topic) or self._topic(message.topic)
         if queue is not None:
             topic.pinned.add(queue)
@@ -93,7 +98,7 @@ class Sender:
         else:
             queue = select_by_hash(topic.placed, None, message.sharding_key)
             topic.pinned.add(queue)
-        # Brokers refuse these in batches.
+        # Brokers refuse these messages in batches.
         alone = message.delay_level > 0 or message.topic.startswith(RETRY_PREFIX)
         size = len(message.body) + len(message.properties) + 32
         waiting = topic.waiting.setdefault(queue, [])
@@ -107,7 +112,7 @@ class Sender:
             self._dispatch(topic, queue)
 
     def send_rows(self, rows: EncodedRows) -> None:
-        """Send rows in batches of their own, behind what waits."""
+        """Send rows in batches of their own, after the waiting messages."""
         topic = self._topics.get(rows.topic) or self._topic(rows.topic)
         for part in rows.parts(self._options.batch_records, self._options.batch_bytes):
             queue = topic.queues[topic.turn % len(topic.queues)]
@@ -116,8 +121,11 @@ class Sender:
             self._launch(topic, _Batch(queue, part, queue in topic.pinned))
 
     def _topic(self, name: str) -> _Topic:
-        """Where a topic is, for its first message. The name servers do not know a topic whose only broker is
-        away, so it gets as many attempts as a batch does."""
+        """Return the queues of a topic, looked up for its first message.
+
+        Name servers do not know a topic whose only broker is unreachable, so the lookup has as many attempts
+        as a batch.
+        """
         attempts = 0
         while True:
             attempts += 1
@@ -130,7 +138,7 @@ class Sender:
             if queues:
                 topic = self._topics[name] = _Topic(queues, queues, self._first_queue)
                 return topic
-            if attempts > self._options.retries or failure.hint != NO_ROUTE_HINT:  # no name server answers
+            if attempts > self._options.retries or failure.hint != NO_ROUTE_HINT:  # no name server responds
                 raise failure
             _pause(attempts)
 
@@ -167,7 +175,7 @@ class Sender:
         self._flying.setdefault(address, {})[opaque] = batch
 
     def _receive(self, address: str) -> None:
-        """Take one answer of a broker."""
+        """Receive and process one response of a broker."""
         wire = self._wires[address]
         try:
             frame = wire.receive()
@@ -193,7 +201,7 @@ class Sender:
             self._halve(batch)
 
     def _halve(self, batch: _Batch) -> None:
-        """Send the two halves of a batch one after the other, in their order."""
+        """Send the two halves of a batch one after the other, in order."""
         middle = len(batch.messages) // 2
         for messages in (batch.messages[:middle], batch.messages[middle:]):
             while batch.queue in self._busy:
@@ -201,7 +209,7 @@ class Sender:
             self._transmit(_Batch(batch.queue, messages, batch.pinned))
 
     def _broken(self, address: str, error: CometError) -> None:
-        """Send again what was in flight on a lost connection: nobody knows whether it has arrived."""
+        """Send again what was in flight on a lost connection, because its arrival is unknown."""
         wire = self._wires.pop(address, None)
         if wire is not None:
             wire.close()
@@ -224,20 +232,20 @@ class Sender:
         self._transmit(batch)
 
     def _look(self, name: str) -> None:
-        """Ask once where the topic is now; without an answer its queues stay as they were."""
+        """Look up the topic's route once. On failure, its queues do not change."""
         with suppress(RemotingError, NoRouteError):
             topic = self._topics[name]
             topic.queues = self._cluster.write_queues(name, wait=False) or topic.queues
 
     def _other_queue(self, batch: _Batch) -> MessageQueue:
-        """A queue to try next: on another broker if there is one."""
+        """Return another queue to try, on another broker if there is one."""
         queues = self._topics[batch.queue.topic].queues
         elsewhere = [queue for queue in queues if queue.broker_name != batch.queue.broker_name]
         candidates = elsewhere or list(queues)
         return candidates[(batch.queue.queue_id + batch.attempts) % len(candidates)]
 
     def flush(self) -> None:
-        """Send what waits and return when all is acknowledged."""
+        """Send the waiting messages and return when all messages are acknowledged."""
         for topic in self._topics.values():
             for queue in list(topic.waiting):
                 if topic.waiting[queue]:
@@ -263,7 +271,7 @@ def _pause(attempts: int) -> None:
 
 
 def _frame(batch: _Batch, producer_group: str) -> Frame:
-    """One send request: a batch body, or a plain message if it is alone."""
+    """Return a send request: a batch, or a plain message if it is alone."""
     first = batch.messages[0]
     single = len(batch.messages) == 1
     if single:

@@ -1,9 +1,9 @@
-"""The Spark data source `cometmq`, writing side: rows to messages, from batch jobs and streams.
+"""The writing side of the Spark data source `cometmq`: rows to messages, from batch jobs and streams.
 
-At least once: a task or batch that runs again sends its rows again, under the same message ids. The id
-(UNIQ_KEY) of a row is made from (query, batch, partition, row number), so consumers and later jobs can tell a
-repeat from a new message. That holds as long as the rows of a partition come in the same order when they are
-computed again.
+Delivery is at least once: a repeated task or batch sends its rows again with the same message ids. The id
+(UNIQ_KEY) of a row derives from query, batch, partition and row number, so consumers and later jobs can
+distinguish a repetition from a new message. That requires that a partition has its rows in the same order
+when it is computed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cometmq.pipeline.sink.sending import Sender
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task sent."""
+    """The numbers of messages and bytes that one task sent."""
 
     partition: int
     messages: int
@@ -37,8 +37,10 @@ class Written(WriterCommitMessage):
 
 
 class CometWriter(DataSourceArrowWriter):
-    """A batch write. Its id is made once, when Spark plans the write, or given by the option `writeId`: a job
-    that is run again with the same id and the same rows sends the same message ids."""
+    """A batch write. Its id is generated when Spark plans the write, or set by the option `writeId`.
+
+    A repeated job with the same id and the same rows sends the same message ids.
+    """
 
     def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:
         if overwrite:
@@ -52,8 +54,12 @@ class CometWriter(DataSourceArrowWriter):
 
 
 class CometStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: query and batch ids are Spark's, so a batch that is repeated after a crash repeats
-    its ids. Where Spark does not tell them, each task makes ids of its own."""
+    """A streaming write.
+
+    It uses Spark's query and batch ids, so a batch repeated after a crash repeats its ids.
+
+    If Spark does not provide these ids, each task generates its own.
+    """
 
     def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:
         if overwrite:
@@ -67,7 +73,7 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
         query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # Better ids that no repetition repeats than those of another query's or batch's messages.
+            # Ids that no repetition repeats are better than those of another query's or batch's messages.
             query, batch = uuid.uuid4().hex, ""
         return _write(iterator, self._options, query, batch)
 
@@ -96,7 +102,7 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str
 
 
 class MessageIds:
-    """Ids of 32 upper-case hex digits, as clients make them: 22 for the partition, 10 for the row."""
+    """Ids of 32 upper-case hex digits, as clients generate: 22 for the partition, 10 for the row."""
 
     def __init__(self, query: str, batch: str, partition: int) -> None:
         digest = hashlib.sha256(f"{query}/{batch}/{partition}".encode()).hexdigest()
