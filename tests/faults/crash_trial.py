@@ -90,7 +90,7 @@ def run(trial: Trial) -> None:
         return stores[-1]
 
     try:
-        with mock.patch.object(recovery, "_WORTH_IT", 0) if within else nullcontext():
+        with mock.patch.object(recovery, "_MIN_SEGMENT_BYTES", 0) if within else nullcontext():
             _run(trial, random.Random(trial.label), open_store)
     except BROKEN as failure:
         raise Wrong(f"{failure or repr(failure)}\nimage COMETMQ_CRASH_REPLAY={trial.label}") from failure

@@ -21,7 +21,7 @@ from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.retention import Retention
-from cometmq.store.base.checkpoint import Checkpoint, Mark
+from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.guards import AbortFile
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
@@ -281,7 +281,9 @@ def index_before_the_log(patch: Patch) -> None:
     def wrong(self: IndexService, *, clean: bool, cut_at: int | None = None) -> None:
         right(self, clean=clean)
 
-    def load(self: IndexService, *, mark: Mark | None = None, **given: Any) -> tuple[list[str], bool]:
+    def load(
+        self: IndexService, *, mark: CheckpointPosition | None = None, **given: Any
+    ) -> tuple[list[str], bool]:
         return right_load(self, **given)
 
     patch.setattr(IndexService, "resume", wrong)

@@ -108,7 +108,7 @@ def test_bytes_keep_the_newest_that_fit(tmp_path: Path, kept: float, minimum: in
 def test_bytes_are_counted_on_from_where_the_last_pass_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cometmq.store.background.topic_retention._SLICE", 7)
+    monkeypatch.setattr("cometmq.store.background.topic_retention._UNITS_PER_READ", 7)
     monkeypatch.setattr("cometmq.store.background.topic_retention._UNITS_PER_PASS", 20)
     store = open_store(tmp_path)
     sizes = [send(store, bytes(number % 13)).size for number in range(150)]

@@ -15,7 +15,7 @@ from tests.store.kit import START_MS, committed, everything, open_store, put, re
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.derived.consume_queue import ConsumeQueue
-from cometmq.store.derived.index_file import ENTRIES_A_TURN, IndexFile
+from cometmq.store.derived.index_file import MAX_ENTRIES_PER_STEP, IndexFile
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.reading import lookup as lookup_module
 from cometmq.store.reading.lookup import Lookup
@@ -174,7 +174,7 @@ async def test_the_newer_entries_of_a_key_are_passed_over_a_few_in_a_turn(
     early = by_key(keyed[0], "k", START_MS, START_MS + 4000)
     assert await turns.watched(offsets(early)) == [0, 1, 2, 3, 4]
     assert turns.calls == KEYED
-    assert max(turns.each) <= ENTRIES_A_TURN
+    assert max(turns.each) <= MAX_ENTRIES_PER_STEP
 
 
 async def test_many_such_queries_take_turns(keyed: Cold, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +183,8 @@ async def test_many_such_queries_take_turns(keyed: Cold, monkeypatch: pytest.Mon
     await turns.watched(asyncio.gather(*many))
     assert turns.calls == 10 * KEYED
     first, *others = (calls for calls in turns.each if calls)
-    assert first <= 10 * ENTRIES_A_TURN
-    assert max(others) <= ENTRIES_A_TURN
+    assert first <= 10 * MAX_ENTRIES_PER_STEP
+    assert max(others) <= MAX_ENTRIES_PER_STEP
 
 
 async def test_few_of_their_answers_are_put_together_at_once(

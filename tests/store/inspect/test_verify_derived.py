@@ -83,7 +83,7 @@ class TestRecordAgainstUnit:
         assert "tags code" in found.problem
         assert "rebuild" in found.repair
 
-    @pytest.mark.parametrize("limit", ["_MOST_FLIPS_OF_A_QUEUE", "_MOST_FLIPS"])
+    @pytest.mark.parametrize("limit", ["_MAX_FLIPS_PER_QUEUE", "_MAX_FLIPS"])
     def test_many_wrong_tags_codes_are_looked_at_for_a_bounded_time(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, limit: str
     ) -> None:

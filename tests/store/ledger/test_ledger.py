@@ -327,7 +327,7 @@ async def test_a_log_that_begins_anew_opens_again_after_a_kill(tmp_path):
 
 async def test_a_log_that_begins_anew_may_be_far_behind(tmp_path, monkeypatch):
     """The queue's next message lies farther than a gap of lost ones may be wide."""
-    monkeypatch.setattr(queue_order, "WIDEST_GAP", 5)
+    monkeypatch.setattr(queue_order, "MAX_GAP_UNITS", 5)
     source, target = leader(tmp_path / "a"), member(tmp_path / "b", name="n1")
     add(source, *(b"%d" % number + bytes(3000) for number in range(60)))
     agree(source)

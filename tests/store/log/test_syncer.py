@@ -233,7 +233,7 @@ class TestFailure:
     async def test_killed_under_load_another_one_serves_and_no_sync_is_skipped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(syncer, "_AGAIN_S", 0.05)
+        monkeypatch.setattr(syncer, "_RESTART_DELAY_S", 0.05)
         caplog.set_level(logging.INFO)
         disk = CountingDisk()
         store = start(tmp_path, disk)

@@ -382,7 +382,7 @@ LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue
 @pytest.fixture
 def large_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 1 MiB are treated like those of 1 GiB: the walk begins within them."""
-    monkeypatch.setattr("cometmq.store.recovery.recovery._WORTH_IT", 0)
+    monkeypatch.setattr("cometmq.store.recovery.recovery._MIN_SEGMENT_BYTES", 0)
 
 
 def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:
@@ -422,8 +422,8 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_ahead: bool
 ) -> None:
     """With `written_ahead` they hold entries that the recovery forgets: no lookup may follow those."""
-    monkeypatch.setattr("cometmq.store.derived.index_service._SLOTS_BEHIND", 10)
-    monkeypatch.setattr("cometmq.store.derived.index_file._CHECKED", 0)
+    monkeypatch.setattr("cometmq.store.derived.index_service._MAX_ENTRIES_WITHOUT_SLOTS", 10)
+    monkeypatch.setattr("cometmq.store.derived.index_file._MAX_CHECKED_ENTRIES", 0)
     clock = ManualClock()
     sizes = {**LARGE, "max_index_num": 5000, "max_hash_slot_num": 97}
     store = quick(tmp_path, clock, **sizes)

@@ -19,7 +19,7 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import Commit, ManualClock, MessageStore, StoreRefused, TickMessage
 from cometmq.store.base.flags import Flag
 from cometmq.store.writing import appender
-from cometmq.store.writing.appender import COPIED, MOST_PENDING, Body, Traits
+from cometmq.store.writing.appender import COPIED, MAX_PENDING_MESSAGES, Body, Traits
 
 PLAIN = Traits()
 HOST_V6 = bytes(15) + b"\1\0\0\xc3\x50"
@@ -145,12 +145,12 @@ def test_a_run_without_anybody_waiting_is_seen(store):
 
 
 def test_no_more_than_so_many_wait(store):
-    for number in range(MOST_PENDING):
+    for number in range(MAX_PENDING_MESSAGES):
         assert len(store.appender.pending) == number
         enqueue(store, number, b"x")
     assert not store.appender.pending
     enqueue(store, "one more", b"x")
-    assert senders(store.commit()) == [*range(MOST_PENDING), "one more"]
+    assert senders(store.commit()) == [*range(MAX_PENDING_MESSAGES), "one more"]
 
 
 def test_what_comes_to_a_shut_store_is_refused_with_the_reason(store):

@@ -31,7 +31,7 @@ from cometmq.errors import ConfigError, StoreError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record, encode_blank, record_starts
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
-from cometmq.store.base.checkpoint import Checkpoint, mark_of
+from cometmq.store.base.checkpoint import Checkpoint, checkpoint_position_of
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.consume_queue import FILLER, UNIT_STRUCT
 from cometmq.store.inspect.verify import verify
@@ -100,7 +100,7 @@ def test_the_checkpoint_of_a_clean_stop_names_the_last_record(
     data = (tmp_path / "checkpoint").read_bytes()
     assert data[:64] == struct.pack(">qq", START_MS + 77, START_MS + 77).ljust(64, b"\0")
     assert len(data) == 4096
-    assert mark_of(data) == store.checkpoint.mark
+    assert checkpoint_position_of(data) == store.checkpoint.mark
     assert store.checkpoint.mark is not None
     assert store.checkpoint.mark.position == store.log.end
 

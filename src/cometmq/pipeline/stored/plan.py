@@ -26,7 +26,7 @@ from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, PLAIN, EntryHea
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.many import bodies_match
 from cometmq.protocol.record.one import PLACE_BYTES, place_of
-from cometmq.store.inspect import LONGEST_FILE, MemberLog, member_log
+from cometmq.store.inspect import MAX_FILE_BYTES, MemberLog, member_log
 
 log = logs.logger(__name__)
 
@@ -127,8 +127,8 @@ def _files(directory: str) -> list[LogFile]:
             length = os.stat(path).st_size
         except FileNotFoundError:
             continue  # retention of a running broker: the log begins later now
-        if length > LONGEST_FILE:
-            raise StoreCorrupt(f"{length} bytes are more than a log file can have ({LONGEST_FILE})", path)
+        if length > MAX_FILE_BYTES:
+            raise StoreCorrupt(f"{length} bytes are more than a log file can have ({MAX_FILE_BYTES})", path)
         if length and base < member.committed:
             own_queues = queues if os.path.isdir(queues) else None
             found.append(LogFile(path, base, min(base + length, member.committed), own_queues, framing))

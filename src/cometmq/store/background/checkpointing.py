@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 from cometmq import logs
-from cometmq.store.base.checkpoint import Checkpoint, Mark
+from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.flush import LogFlusher
@@ -15,14 +15,21 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_MOST_BEHIND = 300_000  # records; walked in a second or two
-_MOST_BYTES_BEHIND = 384 << 20
+_MAX_RECORDS_BEHIND = 300_000  # records; walked in a second or two
+_MAX_BYTES_BEHIND = 384 << 20
 
 
 class Covered(NamedTuple):
-    """The records dispatched at one moment: all before `position`; `last` is where the last of them begins,
-    `stored_ms` its time, `queue_ends` as in a `Mark`. `behind`: how many of them the checkpoint does not
-    cover; `step_backs`: how often the clock had stepped back."""
+    """The records dispatched at one moment.
+
+    Attributes:
+        position: The log position after the last of these records.
+        last: The position at which the last of these records begins.
+        stored_ms: The store time of the last record, in epoch ms.
+        queue_ends: The sum of the queues' maximum offsets, as in a `CheckpointPosition`.
+        behind: How many of these records the checkpoint does not cover.
+        step_backs: How often the clock had stepped back.
+    """
 
     position: int
     last: int
@@ -61,7 +68,7 @@ class Checkpointing:
     @property
     def far_behind(self) -> bool:
         """Whether a recovery would have much to walk: a busy store moves its checkpoint more often."""
-        return self._behind >= _MOST_BEHIND or self._position - self._tried >= _MOST_BYTES_BEHIND
+        return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
         """What a round that begins now writes."""
@@ -70,7 +77,7 @@ class Checkpointing:
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
-    def written(self, covered: Covered) -> tuple[Mark | None, int]:
+    def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
         """Queues and index were written and are to be synced now. Returns the mark, and the time until which
         the index's files are full, for `move`."""
         self._behind -= covered.behind
@@ -80,7 +87,7 @@ class Checkpointing:
             mark = self.index.mark(covered.position, covered.last, covered.queue_ends)
         return mark, self.index.full_until_ms
 
-    def move(self, covered: Covered, mark: Mark | None, full_ms: int) -> None:
+    def move(self, covered: Covered, mark: CheckpointPosition | None, full_ms: int) -> None:
         """All that is covered is on the device. The caller flushes the checkpoint."""
         checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:

@@ -15,7 +15,7 @@ from functools import partial
 from cometmq import logs
 from cometmq.store.background.checkpointing import Checkpointing, Covered
 from cometmq.store.background.passes import Passes
-from cometmq.store.base.checkpoint import Checkpoint, Mark
+from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, opened
@@ -231,7 +231,7 @@ class DerivedWriter:
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
-    def _synced(self, covered: Covered, mark: Mark | None, full_ms: int) -> None:
+    def _synced(self, covered: Covered, mark: CheckpointPosition | None, full_ms: int) -> None:
         """What `_to_sync` gave last is on the device: the checkpoint may move."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()

@@ -41,7 +41,7 @@ from cometmq.store.log.commit_log import CommitLog
 log = logs.logger(__name__)
 
 _MANUAL_PASSES = 20
-_SLICE = 16  # queues looked at per turn of the loop
+_QUEUES_PER_STEP = 16  # queues looked at per turn of the loop
 _NOWHERE = 1 << 62
 _LOG_PASS, _DERIVED_PASS = "retention (log)", "retention (queues)"
 
@@ -244,7 +244,7 @@ class Retention:
         if log_min <= self._corrected_min:
             return
         for number, queue in enumerate(list(self.queues)):
-            if number % _SLICE == _SLICE - 1:
+            if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
                 await self.off_loop.pause(0)
             await self.off_loop.ask(partial(queue.correct_min, log_min))
         self._corrected_min = log_min
@@ -275,7 +275,7 @@ class Retention:
             deleted.append(path)
             await self.off_loop.pause(self.config.delete_consume_queue_files_interval)
         for number, queue in enumerate(list(self.queues)):
-            if number % _SLICE == _SLICE - 1:
+            if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
                 await off_loop.pause(0)
             if off_loop.ending or not await self._shorten(queue, log_min, deleted):
                 return False

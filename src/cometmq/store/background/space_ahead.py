@@ -12,7 +12,7 @@ from cometmq.store.log.zero_ahead import ZeroAhead
 
 log = logs.logger(__name__)
 
-_RESERVE_AGAIN_S = 10.0  # after a failed reservation, unless retention has made room
+_RESERVE_RETRY_INTERVAL_S = 10.0  # after a failed reservation, unless retention has made room
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class SpaceAhead:
             if self._short_of != self.commit_log.segment_base:
                 self._short_of = self.commit_log.segment_base
                 log.warning("next segment could not be reserved, trying again: %s", failure)
-            self._again_at = self.clock.monotonic() + _RESERVE_AGAIN_S
+            self._again_at = self.clock.monotonic() + _RESERVE_RETRY_INTERVAL_S
         if self._pool is None:
             return
         base = self.commit_log.wants_reservation()

@@ -33,8 +33,8 @@ Sizes = npt.NDArray[np.int64]
 
 _QUEUES_PER_PASS = 256
 _UNITS_PER_PASS = 200_000
-_SLICE = 32_768  # units read at once
-_QUEUES_PER_TURN = 16  # looked at in one turn of the loop
+_UNITS_PER_READ = 32_768  # units read at once
+_QUEUES_PER_STEP = 16  # looked at in one turn of the loop
 
 
 class TopicLimit(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class TopicRetention:
         due = (queues[first:] + queues[:first])[:_QUEUES_PER_PASS]
         self._turn = first + len(due)
         for number, queue in enumerate(due):
-            if number % _QUEUES_PER_TURN == _QUEUES_PER_TURN - 1:
+            if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
                 await self.off_loop.pause(0)
             floor = await self._floor(queue, limits[queue.topic], now_ms)
             if floor > queue.min_offset:
@@ -161,7 +161,7 @@ class TopicRetention:
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
         """Record sizes of some units from `begin` on, at least one; fillers and lost units have none."""
-        want = min(end - begin, _SLICE)
+        want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)
         if data is None or len(data) < UNIT_DTYPE.itemsize:
             return np.zeros(min(want, queue.next_file_offset(begin) - begin), np.int64)

@@ -24,15 +24,15 @@ from cometmq.store.base.disk import Disk, opened, read_file, write_all
 FILE_SIZE = 4096
 _FIELDS = struct.Struct(">qqq")
 _MARGIN_MS = 3000
-_MARK = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of CheckpointPosition
+_POSITION = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of CheckpointPosition
 _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
-_MARK_AT = 64 - _FIELDS.size  # offset in `rest`
-MARK_PLACE = slice(64, 64 + _MARK.size + _CRC.size)
+_POSITION_AT = 64 - _FIELDS.size  # offset in `rest`
+POSITION_LOCATION = slice(64, 64 + _POSITION.size + _CRC.size)
 """The location of the checkpoint position in the file."""
 
 
-class Mark(NamedTuple):
+class CheckpointPosition(NamedTuple):
     """The log position that ends the durable part, with the queue units and index entries of that part.
 
     Attributes:
@@ -73,7 +73,7 @@ class Checkpoint:
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0
-        self.mark: Mark | None = None
+        self.mark: CheckpointPosition | None = None
         self._rest = bytes(FILE_SIZE - _FIELDS.size)
         facts = disk.facts(path)
         if facts is not None and facts.size >= _FIELDS.size:
@@ -82,7 +82,7 @@ class Checkpoint:
             if all(0 <= value < 1 << 53 for value in values):
                 self.physic_ms, self.logics_ms, self.index_ms = values
             self._rest = data[_FIELDS.size :].ljust(FILE_SIZE - _FIELDS.size, b"\0")
-            self.mark = mark_of(data)
+            self.mark = checkpoint_position_of(data)
 
     @property
     def min_timestamp(self) -> int:
@@ -93,11 +93,13 @@ class Checkpoint:
         times = (self.physic_ms, self.logics_ms, self.index_ms)
         mark = b""
         if self.mark is not None:
-            mark = _MARK.pack(_MAGIC, *times, *self.mark)
+            mark = _POSITION.pack(_MAGIC, *times, *self.mark)
             mark += _CRC.pack(crc32(mark))
-        elif self._rest.startswith(_MAGIC, _MARK_AT):
-            mark = bytes(_MARK.size + _CRC.size)
-        return _FIELDS.pack(*times) + self._rest[:_MARK_AT] + mark + self._rest[_MARK_AT + len(mark) :]
+        elif self._rest.startswith(_MAGIC, _POSITION_AT):
+            mark = bytes(_POSITION.size + _CRC.size)
+        return (
+            _FIELDS.pack(*times) + self._rest[:_POSITION_AT] + mark + self._rest[_POSITION_AT + len(mark) :]
+        )
 
     def distrust(self) -> None:
         """Reset the checkpoint to zeros and sync it. Raises OSError.
@@ -140,19 +142,19 @@ class Checkpoint:
                 self._disk.fsync_dir(os.path.dirname(self._path) or ".")
 
 
-def mark_of(data: bytes) -> Mark | None:
+def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
     """Return the checkpoint position in a checkpoint file's bytes, or None if there is no valid one."""
-    at = MARK_PLACE.start
-    if len(data) < MARK_PLACE.stop or not mark_is_whole(data):
+    at = POSITION_LOCATION.start
+    if len(data) < POSITION_LOCATION.stop or not is_position_whole(data):
         return None
-    values = _MARK.unpack_from(data, at)
-    return Mark(*values[4:]) if values[1:4] == _FIELDS.unpack_from(data) else None
+    values = _POSITION.unpack_from(data, at)
+    return CheckpointPosition(*values[4:]) if values[1:4] == _FIELDS.unpack_from(data) else None
 
 
-def mark_is_whole(data: bytes) -> bool:
+def is_position_whole(data: bytes) -> bool:
     """Return whether the file holds an undamaged checkpoint position.
 
     The position may be older than the times.
     """
-    mark = data[MARK_PLACE]
+    mark = data[POSITION_LOCATION]
     return mark.startswith(_MAGIC) and _CRC.unpack(mark[-_CRC.size :])[0] == crc32(mark[: -_CRC.size])

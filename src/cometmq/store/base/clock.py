@@ -50,13 +50,13 @@ class SystemClock:
         return boottime()
 
 
-_PROOF_S = 3600.0
+_STEP_PROOF_S = 3600.0
 """How long, in seconds, a clock must have been ahead before messages are deleted by it.
 
 Mistaken clock steps are usually corrected within minutes, and an hour more does not matter to a retention
 time of hours.
 """
-_AT_ONCE_MS = 2_000
+_MAX_TRUSTED_STEP_MS = 2_000
 """The largest forward step in ms that is adopted immediately: time daemons and leap seconds need it."""
 
 
@@ -72,7 +72,7 @@ class SteadyTime:
 
     __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
 
-    def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _PROOF_S) -> None:
+    def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:
         """Start at the store time of the newest record; `newest_ms` is 0 if there is none."""
         self._clock = clock
         self._proof_s = proof_s
@@ -87,7 +87,7 @@ class SteadyTime:
         self._now_ms += (at - self._at) * 1000
         self._at = at
         ahead_ms = self._clock.time_ms() - self._now_ms
-        if ahead_ms <= _AT_ONCE_MS:
+        if ahead_ms <= _MAX_TRUSTED_STEP_MS:
             self._now_ms += ahead_ms
             self._ahead_ms = 0.0
         elif not self._ahead_ms:

@@ -21,7 +21,7 @@ from cometmq.store.base.files import CACHED, FileRange, NotInMemory, Reads
 T = TypeVar("T")
 
 READ_AHEAD = 128 << 10
-_AT_ONCE = 2
+_MAX_PARALLEL_READS = 2
 
 
 class ColdReads:
@@ -31,7 +31,7 @@ class ColdReads:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
         self._handing_over = asyncio.Lock()  # held by the one query that is passed bytes, to bound memory
 

@@ -184,8 +184,8 @@ class StoreConfig:
         Raises ConfigError unless each is a number with s, m, h or d.
         """
         delays = [_DELAY(text) for text in self.message_delay_level.split()]
-        if not 0 < len(delays) <= _LEVELS_MAX or not all(delays):
-            expected = f"delays such as 1s 5m 2h, at most {_LEVELS_MAX}"
+        if not 0 < len(delays) <= _MAX_DELAY_LEVELS or not all(delays):
+            expected = f"delays such as 1s 5m 2h, at most {_MAX_DELAY_LEVELS}"
             raise ConfigError("messageDelayLevel", self.message_delay_level, expected)
         return {level: int(found[1]) * _UNITS_MS[found[2]] for level, found in enumerate(delays, 1) if found}
 
@@ -218,11 +218,11 @@ _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
 _DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # at most 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LEVELS_MAX = 256  # each level has its own queue and offset
+_MAX_DELAY_LEVELS = 256  # each level has its own queue and offset
 
 # The largest body, or total size of the messages of a pull: a frame of 16 MiB less 64 KiB for the headers and
 # 64 KiB for the rest of the record.
-_BODY_MAX = (16 << 20) - (128 << 10)
+_MAX_BODY_BYTES = (16 << 20) - (128 << 10)
 _MS = Range(0, INT_MAX, "milliseconds")
 _PERIOD = Range(1, INT_MAX, "milliseconds")
 _COUNT = Range(1, 1 << 16)
@@ -242,7 +242,7 @@ RANGES: dict[str, Range] = {
     "flushIntervalConsumeQueue": _PERIOD,
     "flushConsumeQueueThoroughInterval": _MS,
     "syncFlushTimeout": _PERIOD,
-    "maxMessageSize": Range(10, _BODY_MAX, "bytes"),
+    "maxMessageSize": Range(10, _MAX_BODY_BYTES, "bytes"),
     "cleanResourceInterval": Range(10, INT_MAX, "milliseconds"),
     "deleteCommitLogFilesInterval": _MS,
     "deleteConsumeQueueFilesInterval": _MS,
@@ -251,9 +251,9 @@ RANGES: dict[str, Range] = {
     "diskMaxUsedSpaceRatio": _PERCENT,
     "diskSpaceWarningLevelRatio": _PERCENT,
     "diskSpaceCleanForciblyRatio": _PERCENT,
-    "maxTransferBytesOnMessageInMemory": Range(1, _BODY_MAX, "bytes"),
+    "maxTransferBytesOnMessageInMemory": Range(1, _MAX_BODY_BYTES, "bytes"),
     "maxTransferCountOnMessageInMemory": _COUNT,
-    "maxTransferBytesOnMessageInDisk": Range(1, _BODY_MAX, "bytes"),
+    "maxTransferBytesOnMessageInDisk": Range(1, _MAX_BODY_BYTES, "bytes"),
     "maxTransferCountOnMessageInDisk": _COUNT,
     "accessMessageInMemoryMaxRatio": _PERCENT,
     "maxFilterMessageSize": Range(1, 16 << 20, "bytes"),

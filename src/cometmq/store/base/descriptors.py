@@ -11,14 +11,18 @@ from collections import OrderedDict
 
 from cometmq.store.base.disk import Disk
 
-_MOST = 16_384
-_OTHERS = 8_192  # descriptors reserved for connections if the limit is high
+_MAX_DESCRIPTORS = 16_384
+_RESERVED_DESCRIPTORS = 8_192  # descriptors reserved for connections if the limit is high
 
 
 def fair_share() -> int:
     """Return how many files the store may keep open. The rest of the process's limit is left for others."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if allowed == resource.RLIM_INFINITY else min(_MOST, max(allowed // 2, allowed - _OTHERS))
+    return (
+        _MAX_DESCRIPTORS
+        if allowed == resource.RLIM_INFINITY
+        else min(_MAX_DESCRIPTORS, max(allowed // 2, allowed - _RESERVED_DESCRIPTORS))
+    )
 
 
 class DescriptorCache:

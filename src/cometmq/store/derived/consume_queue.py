@@ -26,10 +26,10 @@ UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
-_KEEP = 64  # units kept in memory after a write
-_BATCH = 64  # units per read if only a few may be needed
-_AT_ONCE = 1024  # units per read in a search for the end
-_PAGE = 205 * UNIT  # bytes: a page, in whole units
+_UNITS_KEPT = 64  # units kept in memory after a write
+_UNITS_PER_READ = 64  # units per read if only a few may be needed
+_UNITS_PER_SEARCH_READ = 1024  # units per read in a search for the end
+_PAGE_BYTES = 205 * UNIT  # bytes: a page, in whole units
 
 
 def file_name(position: int) -> str:
@@ -139,8 +139,8 @@ class ConsumeQueue:
             write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
-        surplus = self.written - self.window_start - _KEEP
-        if surplus > _KEEP // 2:
+        surplus = self.written - self.window_start - _UNITS_KEPT
+        if surplus > _UNITS_KEPT // 2:
             del self.window[: surplus * UNIT]
             self.window_start += surplus
 
@@ -220,7 +220,7 @@ class ConsumeQueue:
     def units(self, offset: int, stop: int, reads: Reads = WAITING) -> Iterator[tuple[int, int, int, int]]:
         """Yield (offset, position, size, tags code) of all units in a range, read in batches."""
         while offset < stop:
-            data = self.read(offset, min(stop - offset, _BATCH), reads)
+            data = self.read(offset, min(stop - offset, _UNITS_PER_READ), reads)
             if not data:
                 offset = self.next_file_offset(offset)
                 continue
@@ -268,7 +268,7 @@ class ConsumeQueue:
             if len(others):
                 return low + int(others[0]), int(units["position"][others[0]])
             low += len(units)
-            count = _AT_ONCE
+            count = _UNITS_PER_SEARCH_READ
         return None
 
     # -- retention --------------------------------------------------------------------------------
@@ -368,9 +368,9 @@ class ConsumeQueue:
         pages: dict[int, bytes] = {}
 
         def beyond(number: int) -> bool:
-            page, at = divmod(number * UNIT, _PAGE)
+            page, at = divmod(number * UNIT, _PAGE_BYTES)
             if page not in pages:
-                pages[page] = self._files.disk.pread(fd, _PAGE, page * _PAGE)
+                pages[page] = self._files.disk.pread(fd, _PAGE_BYTES, page * _PAGE_BYTES)
             physical, size, _ = UNIT_STRUCT.unpack_from(pages[page], at)
             if size == FILLER_SIZE:
                 physical = self._position_before(base // UNIT + number)
@@ -391,7 +391,7 @@ class ConsumeQueue:
         for base in reversed(self.positions):
             stop = min(offset * UNIT - base, self.file_size)
             while stop > 0:
-                begin = max(0, stop - _AT_ONCE * UNIT)
+                begin = max(0, stop - _UNITS_PER_SEARCH_READ * UNIT)
                 data = disk.pread(self._files.descriptors.get(self.path_of(base)), stop - begin, begin)
                 units = np.frombuffer(data, UNIT_DTYPE)
                 others = np.flatnonzero(units["size"] != FILLER_SIZE)
@@ -408,7 +408,7 @@ class ConsumeQueue:
         for base in self.positions:
             at: int | None = max(0, end * UNIT - base)
             fd = self._files.descriptors.get(self.path_of(base))
-            length = _PAGE
+            length = _PAGE_BYTES
             while at is not None and at < self.file_size:
                 stop = min(self.file_size, at + length - at % length)
                 data = disk.pread(fd, stop - at, at)
@@ -420,7 +420,7 @@ class ConsumeQueue:
                     if np.any(older & (position >= 0) & (position < log_end)):
                         self.damaged = True
                         return
-                    length = 16 * _PAGE
+                    length = 16 * _PAGE_BYTES
                 following = disk.next_data(fd, stop) if stop < self.file_size else None
                 at = None if following is None else following - following % UNIT
 

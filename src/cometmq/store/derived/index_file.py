@@ -29,9 +29,9 @@ ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOTS_A_STEP = 1 << 19
-_CHECKED = 1_000_000  # number of newest entries checked although a checkpoint covers them
+_MAX_CHECKED_ENTRIES = 1_000_000  # number of newest entries checked although a checkpoint covers them
 _MAX_SECONDS = 0x7FFFFFFF
-ENTRIES_A_TURN = 256
+MAX_ENTRIES_PER_STEP = 256
 """The maximum number of entries that a search visits per iteration of the loop: 1 to 2 ms at 5 us each."""
 
 IntArray = NDArray[np.int64]
@@ -139,14 +139,14 @@ class IndexFile:
         if not self.load() or not 1 <= slots_lack <= count <= self.count:
             return False
         self.count = self.written = count
-        self.slots_lack = slots_lack if count > _CHECKED else 1
+        self.slots_lack = slots_lack if count > _MAX_CHECKED_ENTRIES else 1
         if count == 1:
             return True
         last = self.entries(count - 1)[0]
         if last["position"] != end_position:
             return False
         self._ends_with(last)
-        return self.check_entries(max(1, count - _CHECKED)) == count - 1
+        return self.check_entries(max(1, count - _MAX_CHECKED_ENTRIES)) == count - 1
 
     def _ends_with(self, last: np.void) -> None:
         self.end_position = int(last["position"])
@@ -343,7 +343,7 @@ class IndexFile:
             nonlocal number
             if number is None:
                 number = self._newest_of(key_hash % self.slot_count, reads)
-            for _ in range(ENTRIES_A_TURN):
+            for _ in range(MAX_ENTRIES_PER_STEP):
                 if not 0 < number < count or len(found) >= limit:
                     return False
                 stored_hash, position, seconds, previous = self._entry(number, reads)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cometmq.protocol.properties.key_hashes import Keys, behind_prefix, hash_equal, hash_keys
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES, UNIQUE_KEY, index_hash
-from cometmq.store.base.checkpoint import Mark
+from cometmq.store.base.checkpoint import CheckpointPosition
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import INDEX, StoreConfig
 from cometmq.store.base.disk import is_numbered
@@ -28,11 +28,11 @@ from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
-_LONGEST_KEY = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key: no record has more
+_MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key: no record has more
 NO_POSITION = 1 << 63
 """A position after all records."""
-_BATCH = 1024  # minimum number of records hashed together
-_SLOTS_BEHIND = 2_000_000  # entries: a recovery chains them again in 0.1 s
+_MIN_BATCH = 1024  # minimum number of records hashed together
+_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # entries: a recovery chains them again in 0.1 s
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class IndexService:
         self._hashed = None
 
     def has_batch_waiting(self) -> bool:
-        return len(self._waiting.positions) >= _BATCH or self._hashed is not None
+        return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
         """Hash and chain the waiting keys, in new files as they fill up.
@@ -158,19 +158,21 @@ class IndexService:
 
     def write_slots(self) -> Iterator[None]:
         """Write the slots of the newest file in steps if they lack many entries. Raises OSError."""
-        if self.files and self.files[-1].count - self.files[-1].slots_lack >= _SLOTS_BEHIND:
+        if self.files and self.files[-1].count - self.files[-1].slots_lack >= _MAX_ENTRIES_WITHOUT_SLOTS:
             file = self.files[-1]
             for _ in file.write_slots():
                 yield
             self._unsynced.add(file.path)
 
-    def mark(self, position: int, last: int, queue_ends: int) -> Mark:
+    def mark(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
         """Return the checkpoint position that the next sync makes durable. Must follow `write`."""
         if not self.files:
-            return Mark(position, last, queue_ends)
+            return CheckpointPosition(position, last, queue_ends)
         file = self.files[-1]
         name = int(os.path.basename(file.path))
-        return Mark(position, last, queue_ends, name, file.written, file.slots_lack, file.end_position)
+        return CheckpointPosition(
+            position, last, queue_ends, name, file.written, file.slots_lack, file.end_position
+        )
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
         """Return (files written, directories with new names) since the last call, for a later sync."""
@@ -196,7 +198,7 @@ class IndexService:
         The records lie before position `before` and were stored in [begin, end] (ms). Records with another
         key of the same hash are included.
         """
-        if len(topic) + len(key) > _LONGEST_KEY:
+        if len(topic) + len(key) > _MAX_KEY_LENGTH:
             return []
         key_hash = index_hash(f"{topic}#{key}")
         found: list[int] = []
@@ -210,7 +212,9 @@ class IndexService:
 
     # -- opening, retention -----------------------------------------------------------------------
 
-    def load(self, *, clean: bool, checkpoint_ms: int, mark: Mark | None = None) -> tuple[list[str], bool]:
+    def load(
+        self, *, clean: bool, checkpoint_ms: int, mark: CheckpointPosition | None = None
+    ) -> tuple[list[str], bool]:
         """Read the headers of the files on disk. `resume` must follow.
 
         An index that is switched off is loaded, too, for searches and retention, but no file of it is
@@ -260,7 +264,7 @@ class IndexService:
         self.files.pop()
         return notes, self.enabled
 
-    def _trusted(self, mark: Mark | None) -> IndexFile | None:
+    def _trusted(self, mark: CheckpointPosition | None) -> IndexFile | None:
         """Return the newest file at the checkpoint position, as it was then; None if there was none."""
         if mark is None or mark.index_name <= 0:
             return None
@@ -326,8 +330,8 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     columns: list[list[Any]] = []
     for each in fields(waiting):
         column = getattr(waiting, each.name)
-        columns.append(column[:_BATCH])
-        del column[:_BATCH]
+        columns.append(column[:_MIN_BATCH])
+        del column[:_MIN_BATCH]
     given, found_positions, found_prefixes, properties, found_times = columns
     # struct converts a list of numbers to an array in half of numpy's time.
     prefixes = np.frombuffer(struct.pack(f"={len(given)}I", *found_prefixes), np.uint32)

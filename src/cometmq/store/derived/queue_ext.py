@@ -16,7 +16,7 @@ from cometmq.store.base.disk import Disk, is_numbered
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import file_name
 
-LEAST_CODE = -0x80000000
+MIN_HASH_CODE = -0x80000000
 """The smallest tags code that is a hash; smaller ones are addresses."""
 HEAD = struct.Struct(">hqqh")
 _LOWEST = -(1 << 63)
@@ -67,7 +67,7 @@ class ExtFiles:
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST
         last = self._disk.facts(paths[-1]) if paths else None
-        if code >= LEAST_CODE or last is None or place >= int(os.path.basename(paths[-1])) + last.size:
+        if code >= MIN_HASH_CODE or last is None or place >= int(os.path.basename(paths[-1])) + last.size:
             return []
         ends = [int(os.path.basename(path)) for path in paths[1:]]
         return [path for path, end in zip(paths, ends, strict=False) if end <= place]
@@ -100,7 +100,7 @@ class ExtUnits:
 
     def tags_code(self, topic: str, queue_id: int, address: int) -> int | None:
         """Return the tags code of the ext unit at this address; None if no ext unit is there."""
-        if address >= LEAST_CODE:
+        if address >= MIN_HASH_CODE:
             return None
         directory = os.path.join(self._root, topic, str(queue_id))
         bases = self._bases.get(directory)

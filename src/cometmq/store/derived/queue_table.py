@@ -24,8 +24,8 @@ TRASH = ".deleted"
 
 Apache's broker ignores it because the names are not queue ids.
 """
-_LONGEST_NAME = 255  # bytes, of a directory
-_EAGER_UNITS = 256  # a queue with this many unwritten units is written immediately
+_MAX_NAME_BYTES = 255  # bytes, of a directory
+_MAX_UNWRITTEN_UNITS = 256  # a queue with this many unwritten units is written immediately
 
 
 def names_a_directory(topic: str) -> bool:
@@ -35,7 +35,7 @@ def names_a_directory(topic: str) -> bool:
         and "/" not in topic
         and "\0" not in topic
         and is_utf8(topic)
-        and len(topic.encode()) <= _LONGEST_NAME
+        and len(topic.encode()) <= _MAX_NAME_BYTES
     )
 
 
@@ -126,7 +126,7 @@ class QueueTable:
     def write_eager(self) -> None:
         """Write the dirty queues whose windows have grown large. Raises OSError."""
         for queue in self._dirty:
-            if queue.max_offset - queue.written >= _EAGER_UNITS:
+            if queue.max_offset - queue.written >= _MAX_UNWRITTEN_UNITS:
                 queue.write()
 
     def write_dirty(self, limit: int | None = None) -> bool:

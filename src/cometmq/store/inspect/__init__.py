@@ -7,10 +7,10 @@ from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.rebuild_parts import IndexMade, QueuesMade, RebuildParts, plan_rebuild
 from cometmq.store.inspect.stats import StoreStats, store_stats
 from cometmq.store.inspect.verify import VerifyReport, verify
-from cometmq.store.recovery.store_layout import LONGEST_FILE
+from cometmq.store.recovery.store_layout import MAX_FILE_BYTES
 
 __all__ = [
-    "LONGEST_FILE",
+    "MAX_FILE_BYTES",
     "IndexMade",
     "MemberLog",
     "OsDisk",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cometmq.store.base.checkpoint import FILE_SIZE, mark_of
+from cometmq.store.base.checkpoint import FILE_SIZE, checkpoint_position_of
 from cometmq.store.base.config import CHECKPOINT
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.base.read_only_files import ReadOnlyFiles
@@ -45,7 +45,7 @@ def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
     """The log position behind the last entry that is known to be committed. Raises StoreError, OSError."""
     directory = layout.config.ledger_dir
     place = place_on_disk(files, os.path.join(directory, "index"), read_mark(files.disk, directory).committed)
-    mark = mark_of(files.read(layout.config.location(CHECKPOINT), FILE_SIZE, 0))
+    mark = checkpoint_position_of(files.read(layout.config.location(CHECKPOINT), FILE_SIZE, 0))
     ends = [_queue_end(layout, files, queue) for queue in layout.queues]
     return max(
         layout.log_min, place.end if place is not None else 0, mark.position if mark is not None else 0, *ends

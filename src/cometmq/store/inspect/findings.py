@@ -18,7 +18,7 @@ REBUILD = "`cometmq store rebuild`, or the next start after an unclean stop"
 KEPT = "nothing here; a rebuild leaves queue and index as they are"
 NOTHING = "nothing here; a replica or a backup may have it"
 
-_MOST_OF_A_KIND = 200
+_MAX_FINDINGS_PER_KIND = 200
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Findings:
     def add(self, severity: str, kind: str, path: str, offset: int, problem: str, repair: str = "") -> None:
         self.by_severity[severity] += 1
         self.by_kind[kind] += 1
-        if self.by_kind[kind] <= _MOST_OF_A_KIND:
+        if self.by_kind[kind] <= _MAX_FINDINGS_PER_KIND:
             self.kept.append(Finding(severity, kind, path, offset, problem, repair))
 
     @property

@@ -27,7 +27,7 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_SLACK = 4096  # entries looked ahead where the files and the log differ
+_MAX_ENTRIES_AHEAD = 4096  # entries looked ahead where the files and the log differ
 _BATCH = 1024  # records hashed at a time
 
 IntArray = NDArray[np.int64]
@@ -157,7 +157,7 @@ class IndexCheck:
 
     def _compare(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
         count = len(hashes)
-        self._peek(count + _SLACK)
+        self._peek(count + _MAX_ENTRIES_AHEAD)
         ahead = self._ahead.at(slice(count))
         if (
             len(ahead.hash) == count
@@ -171,7 +171,7 @@ class IndexCheck:
 
     def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
         """Entry by entry: those that are wanted, those that are not, and what is wanted and not there."""
-        window = self._ahead.at(slice(len(hashes) + _SLACK))
+        window = self._ahead.at(slice(len(hashes) + _MAX_ENTRIES_AHEAD))
         wanted: dict[tuple[int, int], list[int]] = {}
         for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
             wanted.setdefault(pair, []).append(at)

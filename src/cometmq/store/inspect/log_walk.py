@@ -24,8 +24,8 @@ from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WAR
 from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.recovery.store_layout import StoreFile, StoreLayout, log_files
 
-LOOK_AGAIN_S = 0.05  # between two looks at a place that a broker may be writing
-_LOOK = 64 << 20  # bytes of a doubtful record that are looked at for the reason
+RECHECK_DELAY_S = 0.05  # between two looks at a place that a broker may be writing
+_MAX_EXAMINED_BYTES = 64 << 20  # bytes of a doubtful record that are looked at for the reason
 
 
 def no_pause(_seconds: float) -> None:
@@ -148,7 +148,7 @@ class LogWalk:
         if position == self._seen_twice or not self.layout.live:
             return False
         self._seen_twice = position
-        self.pause(LOOK_AGAIN_S)
+        self.pause(RECHECK_DELAY_S)
         return True
 
     def _look_behind_blank(self, file: StoreFile, position: int) -> None:
@@ -201,7 +201,7 @@ def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
     with opened(disk, file.path, write=False) as fd:
         try:
             size = int.from_bytes(disk.pread(fd, 4, at), "big", signed=True)
-            data = disk.pread(fd, min(max(8, size), _LOOK, max(0, file.length - at)), at)
+            data = disk.pread(fd, min(max(8, size), _MAX_EXAMINED_BYTES, max(0, file.length - at)), at)
         except OSError as failure:
             return f"it cannot be read: {failure}"
     if not data[:8].strip(b"\0"):

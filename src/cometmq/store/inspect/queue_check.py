@@ -25,19 +25,19 @@ from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, UNIT_ST
 from cometmq.store.derived.queue_ext import ExtUnits
 from cometmq.store.derived.queue_table import names_a_directory
 from cometmq.store.inspect.findings import ERROR, KEPT, NEXT_START, NOTE, NOTHING, REBUILD, WARNING, Findings
-from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
+from cometmq.store.inspect.log_walk import RECHECK_DELAY_S, LogWalk
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.record_dispatch import WAITING_TOPICS, tags_code_of
 
-_MOST_SEARCHES = 100  # in vain, for the true place of a record
-_MOST_FLIPS, _MOST_FLIPS_OF_A_QUEUE = 1 << 24, 1 << 20  # tried for tags codes; about 1.5 us each
-_MOST_BEHIND = 1 << 20  # positions kept of records behind a queue's end
-_MOST_DELAYED = 1 << 20  # delayed messages whose units are kept in mind
-_LONGEST_PROPERTIES = 2048  # bytes; every bit of them is tried
-_LONGEST_DELAY_MS = 3650 * 86_400_000
+_MAX_FAILED_SEARCHES = 100  # in vain, for the true place of a record
+_MAX_FLIPS, _MAX_FLIPS_PER_QUEUE = 1 << 24, 1 << 20  # tried for tags codes; about 1.5 us each
+_MAX_POSITIONS_BEHIND = 1 << 20  # positions kept of records behind a queue's end
+_MAX_DELAYED_MESSAGES = 1 << 20  # delayed messages whose units are kept in mind
+_MAX_PROPERTIES_BYTES = 2048  # bytes; every bit of them is tried
+_MAX_DELAY_MS = 3650 * 86_400_000
 
 LIGHT = "%LMQ%"
 """Topics of light message queues begin so; their units point at records of other topics."""
@@ -82,7 +82,7 @@ class QueueState:
     next: int
     behind: int = 0  # records whose unit would lie behind the queue's end …
     behind_at: array[int] = field(default_factory=lambda: array("q"))  # … and where the first of them are
-    flips: int = field(default_factory=lambda: _MOST_FLIPS_OF_A_QUEUE)  # that may be tried yet
+    flips: int = field(default_factory=lambda: _MAX_FLIPS_PER_QUEUE)  # that may be tried yet
     untried: int = 0  # units with another tags code for which no more were
 
     @property
@@ -120,8 +120,8 @@ class QueueCheck:
         self.orphans = 0  # records of an earlier life of their topic
         self._other_delays = 0  # delayed messages with other delays than those of the configuration
         self.evidence = Evidence()
-        self._searches = _MOST_SEARCHES
-        self._flips = _MOST_FLIPS
+        self._searches = _MAX_FAILED_SEARCHES
+        self._flips = _MAX_FLIPS
         self._to_set_right: list[int] = []  # positions of records of the present run
         self._gone: dict[str, int] = {}  # topics without queues and table entry -> their records
 
@@ -220,7 +220,7 @@ class QueueCheck:
         offset, units = facts.queue_offset, state.units
         unit = self._unit(state, offset)
         if unit != expected and self.layout.live and offset < units.end:
-            self.pause(LOOK_AGAIN_S)
+            self.pause(RECHECK_DELAY_S)
             unit = self._unit(state, offset)
         if unit == expected or self._by_address(state, unit, expected):
             if offset >= state.next:
@@ -232,7 +232,7 @@ class QueueCheck:
         if not mine and (facts.position in self.evidence.places or (not new and self._is_elsewhere(facts))):
             return
         if offset >= units.end:
-            if not state.behind or (units.end and state.behind < _MOST_BEHIND):
+            if not state.behind or (units.end and state.behind < _MAX_POSITIONS_BEHIND):
                 state.behind_at.append(facts.position)
             state.behind += 1
             return
@@ -266,7 +266,7 @@ class QueueCheck:
         where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
         if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
             self._other_delays += 1
-            if len(self.evidence.tags) < _MOST_DELAYED:
+            if len(self.evidence.tags) < _MAX_DELAYED_MESSAGES:
                 self.evidence.tags[facts.position] = is_[2]
             return
         if (
@@ -291,7 +291,7 @@ class QueueCheck:
     def _is_flip(self, state: QueueState, properties: bytes, code: int, expected: int) -> bool:
         """Whether a flipped bit in the record's properties explains the tags code, as far as there is time to
         try: flipped bits are few, so where many codes are wrong the units are."""
-        if (code ^ expected).bit_count() == 1 or len(properties) > _LONGEST_PROPERTIES:
+        if (code ^ expected).bit_count() == 1 or len(properties) > _MAX_PROPERTIES_BYTES:
             return False
         tries = 8 * len(properties)
         if tries > min(state.flips, self._flips):
@@ -462,7 +462,7 @@ def _tags_flipped(properties: bytes, code: int) -> bool:
 
 def _is_delay(ms: int) -> bool:
     """Whether some level may be this long. Levels are whole seconds, which no flipped bit adds or takes."""
-    return 0 <= ms <= _LONGEST_DELAY_MS and ms % 1000 == 0
+    return 0 <= ms <= _MAX_DELAY_MS and ms % 1000 == 0
 
 
 def _pieces(units: bytes) -> list[bytes]:

@@ -41,7 +41,7 @@ SCRATCH = "rebuild.tmp"
 _WRITE_EVERY = 4096  # units or keys between two writes
 PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
 """Name -> setting that puts it elsewhere."""
-_MOST_MISPLACED = 64
+_MAX_MISPLACED = 64
 
 
 class RebuildReport(msgspec.Struct):
@@ -191,7 +191,7 @@ def look_at_old_queues(
     places = check.evidence.places
     in_queue = Counter(place[:2] for place in places.values())
     check.evidence.places = {
-        at: place for at, place in places.items() if in_queue[place[:2]] <= _MOST_MISPLACED
+        at: place for at, place in places.items() if in_queue[place[:2]] <= _MAX_MISPLACED
     }
     return check.evidence
 

@@ -14,10 +14,10 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 
-_CHUNK = 4096  # units
+_CHUNK_UNITS = 4096  # units
 _BLOCK = 1 << 16
 _PAGE = 4096
-_WIDEST_HOLE = 1_000_000  # units, as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # units, as in recovery
 
 
 class UnitFiles:
@@ -76,7 +76,7 @@ class UnitFiles:
         """(offset of the first, units) of [start, stop), a few thousand at a time."""
         while start < stop:
             start = self._behind_hole(start)
-            count = min(_CHUNK, stop - start)
+            count = min(_CHUNK_UNITS, stop - start)
             if count <= 0:
                 return
             yield start, np.frombuffer(self.read(start, start + count), UNIT_DTYPE)
@@ -87,7 +87,7 @@ class UnitFiles:
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
         behind = self._bases[following] // UNIT if following < len(self._bases) else offset
-        return behind if behind - offset > _WIDEST_HOLE else offset
+        return behind if behind - offset > _MAX_HOLE_UNITS else offset
 
 
 def _used_length(data: bytes) -> int:

@@ -17,15 +17,20 @@ import msgspec
 
 from cometmq.errors import ProtocolError, StoreCorrupt, StoreError
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from cometmq.store.base.checkpoint import FILE_SIZE, MARK_PLACE, mark_is_whole, mark_of
+from cometmq.store.base.checkpoint import (
+    FILE_SIZE,
+    POSITION_LOCATION,
+    checkpoint_position_of,
+    is_position_whole,
+)
 from cometmq.store.base.config import CHECKPOINT, StoreConfig
 from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
 from cometmq.store.inspect.index_check import IndexCheck
-from cometmq.store.inspect.log_walk import LOOK_AGAIN_S, LogWalk
+from cometmq.store.inspect.log_walk import RECHECK_DELAY_S, LogWalk
 from cometmq.store.inspect.queue_check import QueueCheck
-from cometmq.store.recovery.store_layout import LONGEST_FILE, StoreLayout, read_layout
+from cometmq.store.recovery.store_layout import MAX_FILE_BYTES, StoreLayout, read_layout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.table_checks import ENDS, SEALED, TABLE_RULES, TOPICS, Table, read_table
 
@@ -110,7 +115,7 @@ def _stray(disk: Disk, findings: Findings, path: str) -> None:
     facts = disk.facts(path)
     if facts is not None and not facts.regular and (disk.is_link(path) or not disk.is_dir(path)):
         findings.add(ERROR, "not-a-file", path, -1, f"{NO_FILE}; not read", "remove it, or put a file there")
-    elif facts is not None and facts.size > LONGEST_FILE and facts.regular:
+    elif facts is not None and facts.size > MAX_FILE_BYTES and facts.regular:
         problem = f"{facts.size} bytes: no broker made it"
         findings.add(ERROR, "too-long", path, facts.size, problem, "remove it")
     else:
@@ -153,16 +158,16 @@ def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk:
     if len(data) != FILE_SIZE:
         add(ERROR, len(data), f"not {FILE_SIZE} bytes long")
         return
-    mark = mark_of(data)
+    mark = checkpoint_position_of(data)
     if mark is not None and mark.position > max(walk.end, walk.log_min):
         vouched = f"it vouches for the log up to {mark.position}, which ends at {walk.end}"
-        add(WARNING, MARK_PLACE.start, f"{vouched}: the end of the log is gone", NEXT_START)
+        add(WARNING, POSITION_LOCATION.start, f"{vouched}: the end of the log is gone", NEXT_START)
     unused = bytearray(data)
     unused[:_CHECKPOINT_USED] = bytes(_CHECKPOINT_USED)
-    if unused[MARK_PLACE].strip(b"\0") and not mark_is_whole(data):
+    if unused[POSITION_LOCATION].strip(b"\0") and not is_position_whole(data):
         problem = "what tells where the durable part of the log ends is damaged"
-        add(WARNING, MARK_PLACE.start, problem, NEXT_START)
-    unused[MARK_PLACE] = bytes(len(unused[MARK_PLACE]))
+        add(WARNING, POSITION_LOCATION.start, problem, NEXT_START)
+    unused[POSITION_LOCATION] = bytes(len(unused[POSITION_LOCATION]))
     if unused.strip(b"\0"):
         at = FILE_SIZE - len(unused.lstrip(b"\0"))
         problem = "something stands behind the times, where nothing is read"
@@ -227,7 +232,7 @@ class TableCheck:
         """(the table or None, what is wrong with it: nothing if it just is not there)."""
         table, problem = self._parse(path, name)
         if table is None and self.layout.live:  # it may have been replaced at this moment
-            self.pause(LOOK_AGAIN_S)
+            self.pause(RECHECK_DELAY_S)
             table, problem = self._parse(path, name)
         return table, problem
 

@@ -41,9 +41,9 @@ log = logs.logger(__name__)
 RAFT_TOPIC = "rmq_sys_raft"
 """Topic of the entries that are no message. They are rolled-back records: no queue has a unit of them."""
 FOLLOWING = "messages go to the leader of the raft group, this is a follower"
-MOST_IN_A_FRAME = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 """Bytes; one entry may have more."""
-_MOST = 4096  # entries looked up at once
+_MAX_ENTRIES_PER_LOOKUP = 4096  # entries looked up at once
 
 
 class LedgerMismatch(StoreError, Terminal):
@@ -168,13 +168,13 @@ class Ledger:
 
     def fit(self, first: int, stop: int) -> int:
         """The end (exclusive) of the entries from `first` on, before `stop`, that a frame may carry."""
-        return self.range(first, stop, MOST_IN_A_FRAME).stop
+        return self.range(first, stop, MAX_FRAME_BYTES).stop
 
     def range(self, first: int, stop: int, most: int) -> EntryRange:
         """Entries from `first` on, at least one, before `stop`, within `most` bytes, of one segment and one
         term. Raises StoreError if `first` is not there, OSError."""
         start = self.place_of(first)
-        places = self._places(first, min(stop - first, _MOST)) or [start]
+        places = self._places(first, min(stop - first, _MAX_ENTRIES_PER_LOOKUP)) or [start]
         count = 1
         for before, place in pairwise(places):
             if place.position != before.end or place.term != start.term or place.end - start.position > most:
@@ -379,7 +379,7 @@ class Ledger:
         self._dispatcher.forget_waiting()
         following = self.committed + 1
         while following < index:
-            entries = self.range(following, index, MOST_IN_A_FRAME)
+            entries = self.range(following, index, MAX_FRAME_BYTES)
             following = entries.stop
             for run in entry_runs(bytes(self.read(entries)), entries.position, check_crc=False):
                 self._dispatcher.dispatch_flushed(run.end, [run])

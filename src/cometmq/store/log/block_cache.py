@@ -11,7 +11,7 @@ from __future__ import annotations
 BLOCK = 128 << 10
 _KEPT = 64  # blocks: 8 MiB; enough for 32 records that lie far apart, and the blocks after them
 DENSE = 4  # requested records that justify loading their block
-_MOST_COUNTED = 4096
+_MAX_COUNTED_BLOCKS = 4096
 
 
 class BlockCache:
@@ -29,7 +29,7 @@ class BlockCache:
         asked += self._asked.pop(number, 0)
         if asked >= DENSE:
             return True
-        if len(self._asked) >= _MOST_COUNTED:
+        if len(self._asked) >= _MAX_COUNTED_BLOCKS:
             self._asked.clear()
         self._asked[number] = asked
         return False

@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 
-MOST_DESCRIPTORS = 64
+MAX_DESCRIPTORS = 64
 SYNC = b"s"
 HOLD = b"h"
 ANSWER = struct.Struct("=i")
@@ -24,7 +24,7 @@ def serve(broker: socket.socket) -> None:
     held: list[int] = []
     while request := os.read(channel, 1):
         if request == HOLD:
-            _, given, _, _ = socket.recv_fds(broker, 1, MOST_DESCRIPTORS)
+            _, given, _, _ = socket.recv_fds(broker, 1, MAX_DESCRIPTORS)
             for fd in held:
                 os.close(fd)
             held = given

@@ -29,8 +29,10 @@ log = logs.logger(__name__)
 Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
-_AGAIN_S = 1.0  # delay before a lost process is replaced, doubled after each loss
-_AGAIN_MOST_S = 60.0  # maximum delay; it starts at _AGAIN_S again after a process that lived this long
+_RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
+_MAX_RESTART_DELAY_S = (
+    60.0  # maximum delay; it starts at _RESTART_DELAY_S again after a process that lived this long
+)
 
 
 class Unsynced(NamedTuple):
@@ -85,7 +87,7 @@ class ChildSyncer:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._again: asyncio.TimerHandle | None = None  # the start of another process
-        self._again_s = _AGAIN_S
+        self._again_s = _RESTART_DELAY_S
         self._started_at = 0.0  # by the loop's clock
         self._start()
 
@@ -124,9 +126,9 @@ class ChildSyncer:
 
     def _wait(self) -> float:
         """Schedule the start of another process. Return the seconds until then."""
-        if self.loop.time() - self._started_at >= _AGAIN_MOST_S:
-            self._again_s = _AGAIN_S
-        seconds, self._again_s = self._again_s, min(2 * self._again_s, _AGAIN_MOST_S)
+        if self.loop.time() - self._started_at >= _MAX_RESTART_DELAY_S:
+            self._again_s = _RESTART_DELAY_S
+        seconds, self._again_s = self._again_s, min(2 * self._again_s, _MAX_RESTART_DELAY_S)
         self._again = self.loop.call_later(seconds, self._start_again)
         return seconds
 
@@ -143,7 +145,7 @@ class ChildSyncer:
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
         """Sync all segments, see Syncer."""
-        if self._socket is None or len(segments) > sync_child.MOST_DESCRIPTORS:
+        if self._socket is None or len(segments) > sync_child.MAX_DESCRIPTORS:
             self.thread.sync(segments, done)
             return
         self._flying = segments, done

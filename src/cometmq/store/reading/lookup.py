@@ -24,7 +24,7 @@ from cometmq.store.log.commit_log import CommitLog
 log = logs.logger(__name__)
 
 _POSITIONS_AT_ONCE = 32  # records that may have a key, per step
-_MOST_LOOKED_AT = 256  # maximum of these, because keys of other topics may have the same hash
+_MAX_RECORDS_READ = 256  # maximum of these, because keys of other topics may have the same hash
 _UNITS_A_TURN = 256  # units examined per turn of the loop; each may require reading a record
 _BYTES_A_TURN = 1 << 20  # of records, copied and checked in about 1 ms
 
@@ -96,7 +96,7 @@ class Lookup:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self.config.max_msgs_num_batch)
         found = _Found(topic, limit, max_bytes)
-        behind, left = NO_POSITION, max(_MOST_LOOKED_AT, limit)
+        behind, left = NO_POSITION, max(_MAX_RECORDS_READ, limit)
         async with AsyncExitStack() as held:
             while not found.full and left > 0:
                 count = min(max(limit - len(found.records), _POSITIONS_AT_ONCE), left)

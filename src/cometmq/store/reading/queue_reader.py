@@ -33,7 +33,7 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer
 from cometmq.store.base.files import WAITING, NotInMemory, Reads
 from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, ConsumeQueue
-from cometmq.store.derived.queue_ext import LEAST_CODE
+from cometmq.store.derived.queue_ext import MIN_HASH_CODE
 from cometmq.store.log.block_cache import BLOCK
 from cometmq.store.log.commit_log import CommitLog
 
@@ -41,13 +41,13 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MOST_FILLERS = 1 << 17  # skipped by one pull: 0.5 ms
+_MAX_FILLERS_PER_PULL = 1 << 17  # skipped by one pull: 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
-_MOST_AT_ONCE = 64  # units checked as a whole
-_MOST_LOADED = 64  # blocks that one bulk read loads: 3 ms
+_MAX_UNITS_PER_CHECK = 64  # units checked as a whole
+_MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read loads: 3 ms
 _STRETCH = 1024  # units read at a time, for the pulls that follow: 20 KiB
-_MOST_STRETCHES = 64  # queues with cached units: 1.3 MiB
+_MAX_CACHED_QUEUES = 64  # queues with cached units: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool | None] | None
@@ -225,7 +225,7 @@ class QueueReader:
             data, begin = ahead, 0
             self._stretches[queue] = offset, data
             self._stretches.move_to_end(queue)
-            if len(self._stretches) > _MOST_STRETCHES:
+            if len(self._stretches) > _MAX_CACHED_QUEUES:
                 self._stretches.popitem(last=False)
         return data[begin : begin + count * UNIT]
 
@@ -234,7 +234,7 @@ class QueueReader:
         if data[-UNIT:] != FILLER:
             return offset
         begin = offset
-        stop = min(queue.max_offset, offset + _MOST_FILLERS)
+        stop = min(queue.max_offset, offset + _MAX_FILLERS_PER_PULL)
         while offset < stop:
             try:
                 more = queue.read(offset, min(stop - offset, _FILLERS_AT_ONCE), reads)
@@ -255,7 +255,7 @@ class QueueReader:
         """Choose all records by loops in C, or return None if a limit applies and `_pick` must choose."""
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
-        if count > _MOST_AT_ONCE:
+        if count > _MAX_UNITS_PER_CHECK:
             return self._pick_many(data, count, limits)
         fields = _units_of(count)(data)
         positions, sizes = fields[::2], fields[1::2]
@@ -299,7 +299,7 @@ class QueueReader:
             scanned += 1
             if accepts is None or accepts(code):
                 pass
-            elif any_code or LEAST_CODE <= code <= 0x7FFFFFFF or not tag_matches(tags, code):
+            elif any_code or MIN_HASH_CODE <= code <= 0x7FFFFFFF or not tag_matches(tags, code):
                 continue
             if not MIN_SIZE <= size < FILLER_SIZE:
                 if unit == FILLER_UNIT:
@@ -317,7 +317,7 @@ class QueueReader:
         """Return the number of records read, and their bytes, or None if one is missing or invalid.
 
         With `partly`, the result may end before the first record that is not in memory, and after
-        _MOST_LOADED blocks.
+        _MAX_BLOCKS_PER_READ blocks.
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
@@ -334,7 +334,7 @@ class QueueReader:
                 if at + length <= BLOCK:
                     data = kept(number)
                     if data is None:
-                        if partly and loaded == _MOST_LOADED:
+                        if partly and loaded == _MAX_BLOCKS_PER_READ:
                             total = first
                             break
                         data = self._log.block(number, positions, reads)
@@ -462,7 +462,7 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
         return True
     if callable(tags):
         return tags(code)
-    return code < LEAST_CODE or ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in tags
+    return code < MIN_HASH_CODE or ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in tags
 
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:

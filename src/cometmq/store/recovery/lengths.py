@@ -19,7 +19,7 @@ from cometmq.store.recovery.store_layout import StoreFile, log_files, numbered_f
 from cometmq.store.tables.clean_stop import CleanEnds, sizes_of
 
 # Queue files that are asked first: those of ten thousand queues took half a second of a start (profiled).
-_WITNESSES = 100
+_MAX_SAMPLED_QUEUES = 100
 _ANEW = "remove this directory: the next start makes it anew from the log"
 
 
@@ -41,7 +41,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     if of_queues == last_of_queues:
         return  # thousands of directories need not be looked at for it
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
-    files = list(itertools.islice(found, _WITNESSES))
+    files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):
         files += found  # the few do not bear the configured length out: ask all
     where, key = config.location(CONSUME_QUEUES), f"mappedFileSizeConsumeQueue={of_queues}"

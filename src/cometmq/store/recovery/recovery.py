@@ -20,7 +20,7 @@ from typing import Protocol
 from cometmq import logs
 from cometmq.errors import StoreCorrupt
 from cometmq.protocol.record.layout import BLANK_SIZE
-from cometmq.store.base.checkpoint import Checkpoint, Mark
+from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.config import SLAVE, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
 from cometmq.store.base.files import part_facts
@@ -34,12 +34,12 @@ from cometmq.store.log.places import LogPlaces
 from cometmq.store.recovery.replay import Recovered, Replay
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.writing.queue_order import WIDEST_GAP
-from cometmq.store.writing.record_dispatch import MOST_NAMED, StartEarlier
+from cometmq.store.writing.queue_order import MAX_GAP_UNITS
+from cometmq.store.writing.record_dispatch import MAX_REPORTED_REJECTIONS, StartEarlier
 
 log = logs.logger(__name__)
 
-_WORTH_IT = 16 << 20  # bytes of a segment
+_MIN_SEGMENT_BYTES = 16 << 20  # bytes of a segment
 _NOWHERE = 1 << 62  # a log position that no log reaches
 
 
@@ -155,14 +155,16 @@ class Recovery:
             facts.size, facts.topic, facts.queue_id, facts.queue_offset
         )  # fmt: skip
 
-    def _mark(self) -> Mark | None:
+    def _mark(self) -> CheckpointPosition | None:
         """The checkpoint's mark, if the log bears it out."""
         mark = self.checkpoint.mark
-        if mark is None or mark_holds(self._log_reader, self._segments, self.commit_log.segment_size, mark):
+        if mark is None or is_position_valid(
+            self._log_reader, self._segments, self.commit_log.segment_size, mark
+        ):
             return mark
         return None
 
-    def _checked_start(self, mark: Mark | None) -> int:
+    def _checked_start(self, mark: CheckpointPosition | None) -> int:
         """Where the walk begins: at the mark, or at the newest segment that the checkpoint's times cover."""
         if mark is not None:
             return max(walk_from(mark, self.commit_log.segment_size), self._first)
@@ -174,14 +176,14 @@ class Recovery:
             return found
         return self._first
 
-    def _gaps_end_from(self, mark: Mark | None) -> int:
+    def _gaps_end_from(self, mark: CheckpointPosition | None) -> int:
         """The position from which on a gap ends the log: what a power failure left out of a slave's, its
         master sends again."""
         if self.config.broker_role != SLAVE:
             return _NOWHERE
         return self._checked_start(None) if mark is None else mark.position
 
-    def _queue_loss(self, start: int, mark: Mark | None) -> str:
+    def _queue_loss(self, start: int, mark: CheckpointPosition | None) -> str:
         """Why queues loaded up to the mark must have lost units; empty if nothing says so."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
@@ -240,7 +242,7 @@ class Recovery:
                 queue = self.queues.of_record(topic, queue_id)
             except QueueRefused:
                 continue
-            if end - queue.max_offset <= WIDEST_GAP or not queue.max_offset:
+            if end - queue.max_offset <= MAX_GAP_UNITS or not queue.max_offset:
                 queue.skip_to(end)
                 queue.write()
                 if not queue.positions:
@@ -287,7 +289,7 @@ class Recovery:
         self.commit_log.resume(keep, result.end)
         for damage in result.damage:
             log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
-        if result.not_served > MOST_NAMED:
+        if result.not_served > MAX_REPORTED_REJECTIONS:
             result.notes.append(f"{result.not_served} records in all are not served")
         for note in result.notes:
             log.warning("%s", note)
@@ -328,7 +330,9 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
     return bases, notes
 
 
-def mark_holds(log: LogReader, segments: list[int], segment_size: int, mark: Mark) -> bool:
+def is_position_valid(
+    log: LogReader, segments: list[int], segment_size: int, mark: CheckpointPosition
+) -> bool:
     """Whether the log is still the one that the mark was made for: its last record is there. If the mark
     names none, there must be a record, or nothing, at its position."""
     position = mark.position
@@ -346,9 +350,9 @@ def mark_holds(log: LogReader, segments: list[int], segment_size: int, mark: Mar
     )
 
 
-def walk_from(mark: Mark, segment_size: int) -> int:
+def walk_from(mark: CheckpointPosition, segment_size: int) -> int:
     """The mark's position. Small segments are walked as a whole: it costs nothing, and repairs more."""
-    if segment_size >= _WORTH_IT:
+    if segment_size >= _MIN_SEGMENT_BYTES:
         return mark.position
     last = max(0, mark.position - 1)
     return last - last % segment_size

@@ -17,7 +17,7 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.scan import Damage, SegmentScan
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.writing.record_dispatch import ALL, MOST_NAMED, RecordDispatch
+from cometmq.store.writing.record_dispatch import ALL, MAX_REPORTED_REJECTIONS, RecordDispatch
 
 _WRITE_UNITS = 4096
 
@@ -42,7 +42,7 @@ class Recovered:
     def note_not_served(self, note: str) -> None:
         """A record of the walk fits no queue."""
         self.not_served += 1
-        if self.not_served <= MOST_NAMED:
+        if self.not_served <= MAX_REPORTED_REJECTIONS:
             self.notes.append(f"{note}, not served")
 
 

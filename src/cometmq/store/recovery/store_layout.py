@@ -25,12 +25,12 @@ from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SI
 from cometmq.store.derived.queue_table import TRASH, names_a_directory
 
 CONF = "broker.conf"
-CONF_MAX = 1 << 20
+MAX_CONF_BYTES = 1 << 20
 """Maximum size of a broker.conf in bytes. Parsing takes some 0.2 us for each."""
 _PROBE_ENTRIES = 64
-_MOST_READ = 64 << 20  # bytes of an index file in which the number of its slots is looked for
+_MAX_INDEX_READ_BYTES = 64 << 20  # bytes of an index file in which the number of its slots is looked for
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
-LONGEST_FILE = (1 << 31) - 1
+MAX_FILE_BYTES = (1 << 31) - 1
 """Bytes. Apache's broker maps its files, and Java maps no more at once."""
 
 
@@ -126,11 +126,11 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
     """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
     path = os.path.join(root, CONF)
     try:
-        data = read_file(disk, path, CONF_MAX + 1)
+        data = read_file(disk, path, MAX_CONF_BYTES + 1)
     except FileNotFoundError:
         return StoreConfig()
-    if len(data) > CONF_MAX:
-        raise StoreError(f"the settings have more than {CONF_MAX} bytes", path)
+    if len(data) > MAX_CONF_BYTES:
+        raise StoreError(f"the settings have more than {MAX_CONF_BYTES} bytes", path)
     properties = properties_of(data, path)
     if commit_log_dir:
         properties.pop("storePathCommitLog", None)
@@ -194,7 +194,7 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
     """Those that a broker may have made; what is longer is a sparse file of somebody's."""
-    longest = max(LONGEST_FILE, configured)
+    longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
 
@@ -295,7 +295,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     Entry 0 is unused and all zeros, the entry before the next free one has the header's end position; all
     entries in between obey the order of positions and point backwards.
     """
-    data = read_file(disk, file.path) if file.length <= _MOST_READ else b""
+    data = read_file(disk, file.path) if file.length <= _MAX_INDEX_READ_BYTES else b""
     if len(data) < HEADER.size:
         return 0
     _, _, begin, end, _, count = HEADER.unpack_from(data)

@@ -23,7 +23,7 @@ from cometmq.store.base.disk import Disk
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
-MOST_TOLD = 1000
+MAX_ANNOUNCED_DELETIONS = 1000
 """The maximum number of deletions, the newest, that a slave receives at a time. It detects others itself."""
 
 
@@ -82,7 +82,7 @@ class DeletedTopics:
         A deletion that is being recorded may have an end that the log has not reached.
         """
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
-        return {topic: min(end, log_end) for end, topic in ends[:MOST_TOLD]}
+        return {topic: min(end, log_end) for end, topic in ends[:MAX_ANNOUNCED_DELETIONS]}
 
     def hides(self, topic: str, position: int) -> bool:
         """Return whether the record at `position` belongs to a deleted topic."""

@@ -36,12 +36,12 @@ log = logs.logger(__name__)
 
 REFUSED = -1  # in place of a size
 _PIECES = 5  # pieces that form a record
-_TOPIC_MAX = 255
-_PROPERTIES_MAX = 32_767
+_MAX_TOPIC_BYTES = 255
+_MAX_PROPERTIES_BYTES = 32_767
 # Bodies up to this size wait for their encoding, with at most this many other messages. A longer body is
 # encoded immediately from the receive buffer.
 COPIED = 16 * 1024
-MOST_PENDING = 512
+MAX_PENDING_MESSAGES = 512
 # Encoded records are joined up to this size; larger ones are moved piece by piece, without another copy.
 JOIN_LIMIT = 256 * 1024
 _length = struct.Struct(">H").pack
@@ -293,7 +293,7 @@ class Appender:
         head, sys_flag = head_of(born_host, host, sys_flag)
         sizes = items.sizes(head.size + len(topic_bytes) + 2)
         total = sum(sizes) + self._gap * len(sizes)
-        if max(sizes) > self.largest_record or items.longest_properties > _PROPERTIES_MAX:
+        if max(sizes) > self.largest_record or items.longest_properties > _MAX_PROPERTIES_BYTES:
             self._refuse_member(items, sizes)
         if total + BLANK_SIZE > self._log.segment_size:
             self._refuse_size(len(body), 0, total)
@@ -337,7 +337,7 @@ class Appender:
     def _refuse_member(self, items: Items, records: list[int]) -> None:
         """Raise the error for the first message that is too large."""
         for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
-            if len(text) > _PROPERTIES_MAX or record > self.largest_record:
+            if len(text) > _MAX_PROPERTIES_BYTES or record > self.largest_record:
                 self._refuse_size(len(body), len(text), record)
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -357,7 +357,7 @@ class Appender:
         pending = self.pending
         pending.append(message)
         body = message.body
-        if len(body) > COPIED or len(pending) >= MOST_PENDING:
+        if len(body) > COPIED or len(pending) >= MAX_PENDING_MESSAGES:
             self.encode_pending()
         else:
             message.body = bytes(body)
@@ -423,7 +423,11 @@ class Appender:
                 body_length = len(body)
                 properties_length = len(properties)
                 size = head_size + body_length + len(topic) + 2 + properties_length
-                if body_length > largest_body or properties_length > _PROPERTIES_MAX or size > largest_record:
+                if (
+                    body_length > largest_body
+                    or properties_length > _MAX_PROPERTIES_BYTES
+                    or size > largest_record
+                ):
                     self._refuse_size(body_length, properties_length, size)
                 if position + size > room:
                     self._put(pieces)
@@ -497,9 +501,10 @@ class Appender:
         known = next((each for each in siblings if each.record_topic), None)
         if known is None:
             text, magic = topic_part(queue.topic)
-            if len(text) > _TOPIC_MAX + 2:
+            if len(text) > _MAX_TOPIC_BYTES + 2:
                 raise StoreRefused(
-                    ResponseCode.MESSAGE_ILLEGAL, f"topic of {len(text)} bytes is longer than {_TOPIC_MAX}"
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"topic of {len(text)} bytes is longer than {_MAX_TOPIC_BYTES}",
                 )
             prefix = key_prefix_of(queue.topic)
         else:

@@ -26,7 +26,7 @@ _length = struct.Struct(">H").pack
 _length_at = struct.Struct(">h").unpack_from
 _item_at = ITEM_HEAD.unpack_from
 _LENGTH_SIZE = 2
-_MOST_SHARED = 16 << 20
+_MAX_SHARED_BYTES = 16 << 20
 """The maximum size that the request's properties may add to all messages together.
 
 A frame of 4 MiB holds 190,000 empty messages. It suffices for Apache's clients, whose batches themselves have
@@ -189,7 +189,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
     count, joined_keys = len(heads), b"".join(keys)
-    if count * len(extra) > _MOST_SHARED:
+    if count * len(extra) > _MAX_SHARED_BYTES:
         raise _too_much_shared(len(extra), count)
     if (
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
@@ -238,7 +238,7 @@ def _mixed(data: bytes, extra: bytes) -> Mixed:
         bodies.append(data[properties_at - _LENGTH_SIZE - length : properties_at - _LENGTH_SIZE])
         texts.append(text)
         pos = end
-    if len(texts) * len(extra) > _MOST_SHARED:
+    if len(texts) * len(extra) > _MAX_SHARED_BYTES:
         raise _too_much_shared(len(extra), len(texts))
     texts = _joined(texts, extra)
     return Mixed(flags, bodies, texts, list(map(len, texts)))
@@ -256,7 +256,7 @@ def _too_much_shared(extra: int, count: int) -> StoreRefused:
     return StoreRefused(
         ResponseCode.MESSAGE_ILLEGAL,
         f"the batch's own properties have {extra}B and go to each of {count} messages: at most "
-        f"{MAX_PROPERTIES_BYTES}B are allowed, and {_MOST_SHARED}B for all together",
+        f"{MAX_PROPERTIES_BYTES}B are allowed, and {_MAX_SHARED_BYTES}B for all together",
     )
 
 

@@ -17,7 +17,14 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.appender import BatchRecords, EncodedRun, TickMessage
-from cometmq.store.writing.record_dispatch import ALL, MOST_NAMED, NONE, Arrivals, RecordDispatch, Watched
+from cometmq.store.writing.record_dispatch import (
+    ALL,
+    MAX_REPORTED_REJECTIONS,
+    NONE,
+    Arrivals,
+    RecordDispatch,
+    Watched,
+)
 
 log = logs.logger(__name__)
 
@@ -181,7 +188,7 @@ class Dispatcher:
 
     def _note_not_served(self, note: str) -> None:
         self._not_served += 1
-        if self._not_served <= MOST_NAMED:
+        if self._not_served <= MAX_REPORTED_REJECTIONS:
             log.warning("%s, not served", note)
 
     def dispatch_flushed(self, end: int, runs: Sequence[WrittenRun]) -> None:

@@ -16,7 +16,7 @@ from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
-WIDEST_GAP = 1_000_000  # units; a larger gap is a damaged header, not a loss
+MAX_GAP_UNITS = 1_000_000  # units; a larger gap is a damaged header, not a loss
 SPARE = 100_000
 """The number of units, of all queues together, that may lack space in the log.
 
@@ -83,7 +83,7 @@ class QueueOrder:
         room = max(0, facts.position - queue.max_physical) // MIN_SIZE
         former = self._ends.get(queue.topic, {}).get(queue.queue_id, 0)
         unexplained = max(0, facts.queue_offset - max(queue.max_offset + room, former))
-        if gap > WIDEST_GAP or unexplained > self._spare:
+        if gap > MAX_GAP_UNITS or unexplained > self._spare:
             return False
         self._spare -= unexplained
         return True

@@ -38,7 +38,7 @@ ALL, NONE = range(1 << 62), range(0)
 
 _pack = UNIT_STRUCT.pack
 
-MOST_NAMED = 200  # rejected records that are reported; a hostile peer may have sent any number
+MAX_REPORTED_REJECTIONS = 200  # rejected records that are reported; a hostile peer may have sent any number
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 """The topics whose units contain times in place of tag hashes."""
