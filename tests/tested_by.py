@@ -31,8 +31,8 @@ broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
-broker/test_replication.py: broker/replication/commit_waits broker/replication/ha_client
-    broker/replication/ha_server broker/replication/context broker/replication/raft_entries
+broker/test_replication.py: broker/replication/commit_waits broker/replication/context
+    broker/replication/ha_client broker/replication/ha_server broker/replication/raft_entries
     broker/replication/raft_wire broker/replication/rates broker/replication/warning_limiter
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
@@ -54,8 +54,8 @@ cli/test_store_commands.py: cli/progress cli/store
 client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
-client/test_producer.py: client/cluster/client client/cluster/instance client/cluster/requests client/cluster/stacks
-    client/producer/options client/producer/outgoing client/producer/request_reply
+client/test_producer.py: client/cluster/client client/cluster/instance client/cluster/requests
+    client/cluster/stacks client/producer/options client/producer/outgoing client/producer/request_reply
 client/test_pull.py: client/consumer/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller

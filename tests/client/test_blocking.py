@@ -577,7 +577,7 @@ def test_a_consumer_with_a_listener_goes_on_when_it_is_dropped(local: LocalBroke
     held: list[Any] = [SyncPushConsumer("g-dropped", listener, "KeptOn", namesrv=local.namesrv)]
     held[0].start()
     twin, thread = held[0]._twin, held[0]._thread  # noqa: SLF001 - to end it behind the test
-    with pytest.warns(ResourceWarning, match="goes on calling its listener"):
+    with pytest.warns(ResourceWarning, match="keeps calling its listener"):
         held.clear()  # without a cycle: no collector is needed
     with SyncProducer("p", namesrv=local.namesrv) as producer:
         while not arrived.wait(0.05):

@@ -94,6 +94,6 @@ class AsyncSends:
             if not getattr(self._calling, "here", False) and not self._changed.wait_for(
                 lambda: not self._callbacks_left, _CALLBACKS_END_S
             ):
-                log.warning("%d callbacks of asynchronous sends still run", self._callbacks_left)
+                log.warning("%d callbacks of asynchronous sends are still running", self._callbacks_left)
             if self._threads is not None:
                 self._threads.shutdown(wait=False)

@@ -189,7 +189,7 @@ class _Face(Generic[C]):
         asked = self.state in ("stopping", "stopped")
         if self._has_listener and not asked:
             if thread.pid == os.getpid():
-                text = f"{self._name} was dropped without stop(), and goes on calling its listener"
+                text = f"{self._name} was dropped without stop(), and keeps calling its listener"
                 warn(text, ResourceWarning, source=self)
         elif thread.abandon(self._twin.stop) and not asked:
             warn(f"{self._name} was dropped without stop()", ResourceWarning, source=self)

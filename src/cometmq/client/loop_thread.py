@@ -187,7 +187,7 @@ class LoopThread:
         except asyncio.CancelledError:
             if not self._ended:
                 raise concurrent.futures.CancelledError from None
-            raise ClientStateError("this client was stopped while a call of it was under way") from None
+            raise ClientStateError("this client was stopped during the call") from None
         finally:
             del call, work  # breaks the cycle of error, frame and task without the garbage collector
 
@@ -251,7 +251,7 @@ class LoopThread:
             except BaseException as error:
                 # A listener or hook called sys.exit(). Only its task has ended: other clients still need the
                 # loop.
-                log.error("%r on the loop of the blocking clients ends nothing but its task", error)
+                log.error("%r on the loop of the blocking clients: it ends its task only", error)
         self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()

@@ -80,10 +80,10 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
     def _begin(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ClientStateError(
-                "stop_on_signal belongs into the main thread, to which Python brings signals"
+                "stop_on_signal must be used in the main thread, to which Python delivers signals"
             )
         if any(client.state == "new" for client in self._clients):
-            raise ClientStateError("stop_on_signal takes clients that are started, and one of these is new")
+            raise ClientStateError("stop_on_signal requires started clients, and one of these is new")
         # Event loops outside Unix have no add_signal_handler, so this uses signal.signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._handle)
@@ -101,6 +101,6 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
 def _raise_first(results: Iterable[BaseException | None]) -> None:
     errors = [result for result in results if result is not None]
     for error in errors[1:]:
-        log.error("a client did not stop as it should", exc_info=error)
+        log.error("the stop of a client failed", exc_info=error)
     if errors:
         raise errors[0]

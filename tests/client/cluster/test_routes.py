@@ -68,7 +68,7 @@ def test_queues_of_a_route(data: TopicRouteData, write: str, read: str) -> None:
 )
 def test_a_route_too_large_to_work_with_is_refused(data: TopicRouteData, field: str) -> None:
     for make in (lambda: topic_route("T", data), lambda: template_route("T", data, 4)):
-        with pytest.raises(BodyError, match="a client takes") as caught:
+        with pytest.raises(BodyError, match="a client accepts") as caught:
             make()
         assert caught.value.field == field
 

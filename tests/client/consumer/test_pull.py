@@ -264,7 +264,7 @@ async def test_health_says_how_far_each_queue_is(consumer: PullConsumer, broker:
         while consumer.health().queues[0].waiting is None:
             await asyncio.sleep(0.01)
     first, other = consumer.health().queues
-    assert (first.waiting, first.next_offset, first.held_count) == ("2 batches are read ahead", 8, 8)
+    assert (first.waiting, first.next_offset, first.held_count) == ("2 batches are prefetched", 8, 8)
     assert (other.waiting, other.next_offset, other.held_count, other.problem) == (None, 0, 0, None)
     await consumer.poll()
     await consumer.poll()

@@ -352,7 +352,7 @@ async def test_an_orderly_queue_waits_for_its_message_and_says_so(local: LocalBr
         MessageStream("g-waits", "Unacknowledged", namesrv=local.namesrv, options=options) as stream,
     ):
         first = await anext(stream)
-        while not any("none of 2 messages held was done" in each for each in stream.health().problems):
+        while not any("no progress with 2 held messages" in each for each in stream.health().problems):
             await asyncio.sleep(0.02)
         assert stream.health().failed == 0
         await stream.ack(first)

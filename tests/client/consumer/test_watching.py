@@ -42,7 +42,7 @@ def health(
 
 
 CALL = "T/b/0: the call of the scheduled function has moved no offset for 60 s"
-HELD = "T/b/0: none of 5 messages held was done for 60 s"
+HELD = "T/b/0: no progress with 5 held messages for 60 s"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_stall_is_logged_at_its_begin_and_its_end(caplog: pytest.LogCaptureFix
         now[:] = [health(held=4)]
         watchdog.look(90)
     assert caplog.messages == [
-        "group g: T@b:0 for 60 s: none of 5 messages held was done",
-        "group g: T@b:0 goes on, or was given up",
+        "group g: T@b:0 for 60 s: no progress with 5 held messages",
+        "group g: T@b:0 makes progress again, or was revoked",
     ]
 
 
@@ -134,7 +134,7 @@ async def test_a_push_consumer_whose_listener_hangs_is_not_well(local: LocalBrok
         asyncio.timeout(60),
         PushConsumer("g-hanging", listener, "Hanging", namesrv=local.namesrv, options=options) as consumer,
     ):
-        while not any("none of 3 messages held was done" in each for each in consumer.health().problems):
+        while not any("no progress with 3 held messages" in each for each in consumer.health().problems):
             await asyncio.sleep(0.02)
         assert (await consumer.lag())[queue] == 3
         go_on.set()
@@ -153,7 +153,7 @@ async def test_a_pull_consumer_that_nobody_polls_is_not_well(local: LocalBroker)
         await consumer.assign([queue])
         while consumer.health().ok:
             await asyncio.sleep(0.02)
-        assert "messages held was done for 0.1 s" in consumer.health().problems[0]
+        assert "held messages for 0.1 s" in consumer.health().problems[0]
         assert await consumer.lag() == {queue: 3}
         while await consumer.poll(0):
             pass

@@ -308,7 +308,7 @@ def test_a_connection_that_commits_by_itself_is_refused(
     path = str(tmp_path / "own.db")
     SqliteMarks(path).close()
     marks = DatabaseMarks(lambda: connect(path), paramstyle="qmark")
-    with pytest.raises(ConfigError, match="without: effect and mark are one transaction"):
+    with pytest.raises(ConfigError, match="without: effect and key are one transaction"):
         marks.once("g", "a", lambda _: None)
 
 

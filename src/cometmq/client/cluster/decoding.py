@@ -72,7 +72,7 @@ def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = 
     fitting = _inflate(messages, MAX_BODY)[1]
     if fitting < len(messages):
         log.warning(
-            "bodies from message %s on are given out as they were stored: those before have %d MiB",
+            "bodies from message %s on stay compressed: those before have %d MiB",
             messages[fitting].msg_id, PLAIN_BUDGET >> 20,
         )  # fmt: skip
     return messages
@@ -119,7 +119,7 @@ def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageEx
             continue
         damaged.append(message.queue_offset)
         log.error(
-            "message %s of %s/%d at offset %d on %s (log position %d) is damaged and not given out: its body "
+            "message %s of %s/%d at offset %d on %s (log position %d) is damaged and omitted: its body "
             "has CRC %08x instead of %08x",
             message.msg_id, message.topic, message.queue_id, message.queue_offset, broker_name,
             message.physical_offset, found, message.body_crc & 0xFFFFFFFF,
@@ -152,7 +152,7 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
                 raise
             # The producer made a mistake. Refusing the message would block the queue. The compression bit
             # stays set.
-            log.warning("body of message %s is given out as it was stored: %s", message.msg_id, error)
+            log.warning("body of message %s stays as it was stored: %s", message.msg_id, error)
             left -= max_body
         else:
             message.sys_flag &= ~_COMPRESSED

@@ -243,7 +243,7 @@ class ClientInstance(LifeCycle):
         with contextlib.suppress(BrokerError, RemotingError):
             ordered = await self.namesrv.kv_config(ORDER_TOPIC_CONFIG, topic)
             if ordered:
-                hint = f"it is ordered, and the brokers of its queues ({printable(ordered, 200)}) are away"
+                hint = f"it is ordered, and the brokers of its queues ({printable(ordered, 200)}) are missing"
                 raise NoRouteError(topic, error.asked, hint)
         self.namespace.exempt.add(template)
         try:
@@ -307,7 +307,7 @@ class ClientInstance(LifeCycle):
         if not changed:
             return
         if route.unusable:
-            log.warning("the route of %s names what are no addresses: %r", route.topic, route.unusable)
+            log.warning("the route of %s contains invalid addresses: %r", route.topic, route.unusable)
         for consumer in self.consumers.values():
             if route.topic in consumer.topics():
                 consumer.wake_rebalance()
@@ -489,7 +489,7 @@ class ClientInstance(LifeCycle):
             try:
                 await self.brokers.unregister_client(addr, self.client_id, producer_group, consumer_group)
             except CometError as error:
-                log.info("broker %s was not told that %s leaves: %s", addr, self.client_id, error)
+                log.info("broker %s was not notified that %s leaves: %s", addr, self.client_id, error)
 
         await asyncio.gather(*(tell(addr) for addr in sorted(self._announced)))
 

@@ -208,7 +208,7 @@ def namesrv_addresses(
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
     for address in addresses:
         if parse_address(address) is None:
-            raise ConfigError("namesrv", address, "host:port, several divided by ';'")
+            raise ConfigError("namesrv", address, "host:port, several separated by ';'")
     if not addresses:
-        raise ConfigError("namesrv", str(namesrv), "host:port, several divided by ';'")
+        raise ConfigError("namesrv", str(namesrv), "host:port, several separated by ';'")
     return addresses

@@ -72,7 +72,7 @@ class Reads:
                 master = self._instance.routes.master(queue.broker_name)
                 if not target.is_replica or master is None or master in tried | self._unreachable:
                     raise
-                log.debug("%s: replica %s refused, asking the master: %s", queue, target.addr, error)
+                log.debug("%s: replica %s refused, trying the master: %s", queue, target.addr, error)
                 broker_id, failure = MASTER_ID, error
             except RemotingError as error:
                 if error.addr != target.addr:  # the address of a filter server
@@ -95,7 +95,7 @@ class Reads:
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1
         if others and addr not in self._probes:
-            log.info("%s cannot be reached: %s is read from another broker", addr, queue.broker_name)
+            log.info("%s unreachable: %s is read from another broker", addr, queue.broker_name)
             self._unreachable.add(addr)
             self._probes[addr] = self._instance.in_background(self._probe(queue, addr), "cometmq-probe")
 

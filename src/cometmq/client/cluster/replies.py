@@ -45,7 +45,7 @@ class Replies:
         correlation_id = message.properties.get(names.CORRELATION_ID, "")
         reply = self._waiting.get(correlation_id)
         if reply is None or reply.done():
-            log.info("nobody waits for reply %s (any more)", printable(correlation_id, 100))
+            log.info("reply %s is late or has no request", printable(correlation_id, 100))
         else:
             reply.set_result(message)
 

@@ -114,7 +114,7 @@ def _check_counts(topic: str, data: TopicRouteData) -> None:
     }
     for field, count in counts.items():
         if count > QUEUES_MAX:
-            problem = f"topic {printable(topic)} has {count} queues, a client takes {QUEUES_MAX} at most"
+            problem = f"topic {printable(topic)} has {count} queues, a client accepts {QUEUES_MAX} at most"
             raise BodyError("TopicRouteData", problem, field)
     addresses = sum(len(broker.broker_addrs) for broker in data.broker_datas)
     if addresses > ADDRESSES_MAX:

@@ -123,7 +123,7 @@ class ServerRequests:
         group = self._namespace.unwrap(message.properties.get(PGROUP, ""))
         producer = self._transactions.get(group)
         if producer is None:
-            log.debug("%s asks about a transaction of group %s, which is not here", connection.peer, group)
+            log.debug("%s checks a transaction of group %s without a producer here", connection.peer, group)
             return
         producer.check(connection, header, message)
 
@@ -133,7 +133,11 @@ class ServerRequests:
         body = ResetOffsetBody.decode(frame.body)
         table = {self._namespace.unwrap_queue(queue): offset for queue, offset in body.offset_table.items()}
         log.info(
-            "%s moves group %s on %s: %d queues", connection.peer, header.group, header.topic, len(table)
+            "%s resets group %s on %s: %d queues",
+            connection.peer,
+            header.group,
+            header.topic,
+            len(table),
         )
         await self._consumer(header.group).reset_offsets(table)
         return frame.response(ResponseCode.SUCCESS)

@@ -157,7 +157,7 @@ class Traces:
             await self._sending.stop()
             self._drop(len(self._line), f"they were not sent within {_STOP_WITHIN_S:g} s at the stop")
         if self.dropped:
-            log.warning("%s lost in all", counted(self.dropped, "trace record"))
+            log.warning("%s lost in total", counted(self.dropped, "trace record"))
 
     # -- what is traced
 
@@ -300,7 +300,7 @@ class Traces:
     def _add(self, trace: ClientTrace) -> None:
         line = self._line
         if not line.add(trace):
-            self._drop(1, "more come than are sent")
+            self._drop(1, "records arrive faster than they are sent")
         elif line.fills_a_message:
             self._sending.soon()
 
@@ -327,7 +327,7 @@ class Traces:
         self.dropped += count
         if count and why != self._problem:
             self._problem = why
-            log.warning("%s lost, and perhaps more: %s", counted(count, "trace record"), why)
+            log.warning("%s lost, possibly more: %s", counted(count, "trace record"), why)
 
 
 _TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})

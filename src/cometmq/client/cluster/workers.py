@@ -127,7 +127,7 @@ def _is_current(task: asyncio.Task[Any] | None) -> bool:
 
 
 def _as_failure(error: BaseException) -> RuntimeError:
-    return RuntimeError(f"the function raised {error!r}, which ends its call only")
+    return RuntimeError(f"the function raised {error!r}, which ends only its call")
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
@@ -145,7 +145,7 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
     await asyncio.gather(*done, return_exceptions=True)  # marks exceptions as retrieved
     if pending:
         log.error(
-            "%s: %s not end within %s of being cancelled, and go on by themselves",
+            "%s: %s not end within %s of the cancellation, and keep running",
             what, counted(len(pending), "task") + (" does" if len(pending) == 1 else " do"),
             seconds(_CANCELLED_WITHIN_S),
         )  # fmt: skip

@@ -73,7 +73,10 @@ class Acknowledger:
             delay_level, ack_index = context.delay_level, context.ack_index
             if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
                 wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
-                log.warning("a listener's context has %s: no whole numbers; all comes again", wrong)
+                log.warning(
+                    "listener context with %s, not whole numbers: all is consumed again",
+                    wrong,
+                )
                 delay_level, ack_index = 0, -1
             failed = _failed_messages(batch.messages, status, ack_index)
             if not failed or await self._went_back(batch, failed, delay_level):
@@ -110,12 +113,16 @@ class Acknowledger:
         kept: list[MessageExt] = []
         for message in messages:
             if not self._group.clustering:
-                log.warning("broadcasting: failed message %s of %s is dropped", message.msg_id, message.topic)
+                log.warning("broadcasting: message %s of %s failed, dropped", message.msg_id, message.topic)
                 continue
             try:
                 await self.retry_topic.send_back(message, delay_level)
             except CometError as error:
-                log.warning("message %s could not be sent back, next try here: %s", message.msg_id, error)
+                log.warning(
+                    "message %s was not sent back, it is retried here: %s",
+                    message.msg_id,
+                    error,
+                )
                 message.reconsume_times += 1
                 kept.append(message)
         return kept

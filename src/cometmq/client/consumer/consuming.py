@@ -122,7 +122,7 @@ class Consuming(Generic[C, S]):
         self._workers.discard(task)
         if worker.batch is not None and worker.context is not None:
             queue = worker.batch.queue.message_queue
-            log.warning("a listener's call for %s was cancelled; its messages will be consumed again", queue)
+            log.warning("listener call for %s was cancelled; its messages are consumed again", queue)
             self.last_error = asyncio.CancelledError("the listener's call was cancelled")
             loop = asyncio.get_running_loop()
             failing = self._acknowledge(worker.batch, self._manner.later, worker.context, loop)
@@ -203,7 +203,7 @@ class Consuming(Generic[C, S]):
             self.last_error = batch.refusal
             status = self._manner.later
             log.warning(
-                "no listener gets offset %d of %s: %s",
+                "offset %d of %s is not delivered to the listener: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
             )  # fmt: skip
         await self._acknowledge(batch, status, context, loop)
@@ -235,7 +235,7 @@ class Consuming(Generic[C, S]):
             self.last_error = error
             self._last_failure = printable(repr(error))  # may quote a body
             log.warning(
-                "listener failed on %s from offset %d (%d messages); they will be consumed again: %r",
+                "listener failed on %s from offset %d (%d messages); they are consumed again: %r",
                 batch.queue.message_queue,
                 batch.first_offset,
                 len(batch.messages),

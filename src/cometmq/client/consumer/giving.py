@@ -97,7 +97,7 @@ class Giving(Generic[C, S]):
         """Do nothing: delivery needs no task."""
 
     def set_concurrency(self, concurrency: int) -> None:
-        raise ClientStateError(f"a stream has no listener to be called {concurrency} times at once")
+        raise ClientStateError(f"a stream has no listener for {concurrency} concurrent calls")
 
     def submit(self, batches: Iterable[Batch]) -> None:
         if not self._stopping:
@@ -137,7 +137,9 @@ class Giving(Generic[C, S]):
     async def _refuse(self, batch: Batch, context: C, refusal: Exception) -> None:
         self.last_error = refusal
         self.failed += 1
-        log.warning("nobody gets offset %d of %s: %s", batch.first_offset, batch.queue.message_queue, refusal)
+        log.warning(
+            "offset %d of %s not delivered: %s", batch.first_offset, batch.queue.message_queue, refusal
+        )
         try:
             await self._manner.acknowledge(batch, self._manner.later, context)
         except BaseException:
@@ -243,7 +245,7 @@ class Giving(Generic[C, S]):
         self._given.clear()
         if left:
             log.info(
-                "group %s: %s not acknowledged at the stop; they come again",
+                "group %s: %s not acknowledged at the stop; they are delivered again",
                 self._group,
                 counted(len(left), "message"),
             )

@@ -49,7 +49,7 @@ class HandOver:
         """Whether this member has had queues or has seen another member."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
-        log.debug("group %s: %d locks were lost; the next round asks for them", self._group.name, len(queues))
+        log.debug("group %s: %d locks lost; the next rebalance requests them", self._group.name, len(queues))
 
     async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
         """Lock queues and return those that may be pulled now, including those whose wait has ended.
@@ -68,8 +68,8 @@ class HandOver:
         overdue = [queue for queue in sorted(refused) if self._waiting.setdefault(queue, now) <= long_ago]
         if overdue:
             log.warning(
-                "group %s: %d queues are taken up, first %s, although another member has not let go of them, "
-                "or their broker has not said so: it died, or is slow, and some messages may come again",
+                "group %s: %d queues are assigned, first %s, although another member has not released them, "
+                "or their broker has not confirmed it: some messages may be consumed twice",
                 self._group.name, len(overdue), overdue[0],
             )  # fmt: skip
         refused.difference_update(overdue)
@@ -111,7 +111,7 @@ class HandOver:
     def _give_up(self, queue: ProcessQueue) -> None:
         del self._timers[queue.message_queue]
         log.warning(
-            "%s goes to another member while %d calls still run: their messages come again",
+            "%s moves to another member while %d calls are running: their messages are consumed again",
             queue.message_queue, queue.calls,
         )  # fmt: skip
         self._start(self._hand_over([queue]))

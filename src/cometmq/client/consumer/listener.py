@@ -132,7 +132,7 @@ def check_listener(listener: object) -> None:
     """Raise ConfigError unless the object can be a listener."""
     if not callable(listener):
         hint = (
-            "; a coroutine is the result of a call, give the function"
+            "; a coroutine is the result of a call, pass the function"
             if inspect.iscoroutine(listener)
             else ""
         )

@@ -102,7 +102,7 @@ class Membership:
         """Return whether a queue's pull has been in progress for so long that it must be lost."""
         lost = self.held[queue].puller.lost(asyncio.get_running_loop().time())
         if lost:
-            log.warning("a pull of %s has not come back; the queue is given up and taken up anew", queue)
+            log.warning("a pull of %s has not returned; the queue is revoked and assigned again", queue)
         return lost
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:

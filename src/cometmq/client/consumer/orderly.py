@@ -167,7 +167,7 @@ class Orderly:
         """Apply a status and return whether the queue must pause."""
         rest = False
         if status is OrderlyStatus.ROLLBACK and auto_commit:
-            log.warning("%s: ROLLBACK says nothing with auto_commit; suspended", queue.message_queue)
+            log.warning("%s: ROLLBACK is invalid with auto_commit; suspended", queue.message_queue)
             status = self.later
         if status is self.later:
             hopeless = queue.count_failure(self._group.options.most_reconsume_times)
@@ -195,11 +195,13 @@ class Orderly:
         try:
             await self.retry_topic.send(message)
         except CometError as error:
-            log.warning("message %s could not be sent to the dead letters: %s", message.msg_id, error)
+            log.warning("message %s could not be sent to the dead-letter queue: %s", message.msg_id, error)
             message.reconsume_times += 1
             return False
         log.warning(
-            "message %s failed %d times and is a dead letter", message.msg_id, message.reconsume_times
+            "message %s failed %d times, sent to the dead-letter queue",
+            message.msg_id,
+            message.reconsume_times,
         )
         return True
 

@@ -303,7 +303,7 @@ class PullConsumer(SinglePulls):
             raise ConfigError("function", shown(function), "an async function of (queue, turn)")
         functions = self._polling.schedule.functions
         if topic in self._group.subscriptions and topic not in functions:
-            raise ClientStateError(f"{self._name} has subscribed {topic}, which it reads ahead")
+            raise ClientStateError(f"{self._name} has subscribed {topic}, which it prefetches")
         before = functions.get(topic)
         functions[topic] = function
         try:

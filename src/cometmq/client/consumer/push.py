@@ -109,7 +109,7 @@ class PushConsumer(LookingClient):
             BrokerError: A broker refused an SQL92 expression.
         """
         if not self._subscriptions and self._state == "new":
-            raise ClientStateError(f"{self._name} subscribes to nothing")
+            raise ClientStateError(f"{self._name} has no subscription")
         await super().start()
 
     async def _begin(self) -> None:

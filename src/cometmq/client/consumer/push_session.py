@@ -164,7 +164,7 @@ class PushSession:
         overrun = await self.consuming.stop(timeout_s)
         if overrun:
             log.warning(
-                "group %s: %d listeners did not end within %g s; their messages come again",
+                "group %s: %d listener calls did not end within %g s; their messages are delivered again",
                 self.group.name,
                 overrun,
                 timeout_s,
@@ -221,7 +221,7 @@ class PushSession:
                 if batch is None or held.queue.dropped:
                     break
                 log.warning(
-                    "a listener has held %s from offset %d for over %g s; sending it back",
+                    "listener call for %s from offset %d takes more than %g s; its messages are sent back",
                     held.queue.message_queue,
                     batch.first_offset,
                     timeout_s,
@@ -242,7 +242,7 @@ class PushSession:
             batch = held.queue.oldest_started_before(before)
             if batch is not None:
                 log.warning(
-                    "group %s: the listener has held %s from offset %d for over %g s; the queue waits for it",
+                    "group %s: listener call for %s from offset %d takes more than %g s; the queue waits",
                     self.group.name, queue, batch.first_offset, timeout_s,
                 )  # fmt: skip
 

@@ -50,7 +50,7 @@ def unanswered(now: float, asked_at: float | None) -> str | None:
     if asked_at is None or now - asked_at < _LATE_S:
         return None
     waited_s = now - asked_at
-    return f"no answer to a pull for {waited_s:.0f} s; after {PULL_MAX_IDLE_S:g} s it is begun anew"
+    return f"no answer to a pull for {waited_s:.0f} s; after {PULL_MAX_IDLE_S:g} s it is started again"
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ class Fetcher:
             held = ahead.get(queue, [])
             waiting = "paused" if reader.paused else None
             if waiting is None and reader.ahead >= _BATCHES_AHEAD:
-                waiting = f"{reader.ahead} batches are read ahead"
+                waiting = f"{reader.ahead} batches are prefetched"
             done = committed(queue)
             yield QueueHealth(
                 queue=queue,

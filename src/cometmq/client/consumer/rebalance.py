@@ -181,7 +181,7 @@ class Rebalance:
             self._retry_topic_misses += 1
             return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
         if self.problems.get(topic) != text:
-            log.warning("group %s cannot share out %s: %s", self._group.name, topic, text)
+            log.warning("group %s cannot rebalance %s: %s", self._group.name, topic, text)
         self.problems[topic] = text
         return False
 

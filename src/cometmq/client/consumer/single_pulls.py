@@ -118,7 +118,7 @@ class SinglePulls(LookingClient):
     ) -> PullResult:
         if offset < 0 or (max_count is not None and max_count <= 0):
             raise ValueError(
-                f"offset {offset} and max_count {max_count}: the one must be 0 or more, the other positive"
+                f"offset {offset} and max_count {max_count}: the offset must be 0 or more, max_count positive"
             )
 
         async def request(target: ReadTarget) -> Frame:

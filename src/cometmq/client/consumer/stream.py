@@ -72,9 +72,7 @@ class MessageStream(PushConsumer):
     ) -> None:
         if options is not None and options.consume_batch_max_size != 1:
             size = str(options.consume_batch_max_size)
-            raise ConfigError(
-                "consume_batch_max_size", size, "1 in a stream, which gives out single messages"
-            )
+            raise ConfigError("consume_batch_max_size", size, "1 in a stream, which returns single messages")
         if options is not None and options.consume_hooks:
             count = str(len(options.consume_hooks))
             raise ConfigError("consume_hooks", count, "none in a stream, where no listener is called")

@@ -92,14 +92,14 @@ class Watchdog:
             if each.waiting in ("suspended", "paused"):
                 before.since = now
             elif each.held_count and now - before.since >= self._after_s:
-                problems[each.queue] = f"none of {each.held_count} messages held was done"
+                problems[each.queue] = f"no progress with {each.held_count} held messages"
             elif each.call_s is not None and min(each.call_s, now - before.since) >= self._after_s:
                 problems[each.queue] = "the call of the scheduled function has moved no offset"
         for queue, problem in problems.items():
             if queue not in self.problems:
                 log.warning("%s: %s for %s: %s", self._name, queue, seconds(self._after_s), problem)
         for queue in self.problems.keys() - problems.keys():
-            log.info("%s: %s goes on, or was given up", self._name, queue)
+            log.info("%s: %s makes progress again, or was revoked", self._name, queue)
         self.problems = problems
 
     def sentences(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class QueueWatch:
             try:
                 queues = await self._queues(topic)
             except CometError as error:
-                log.debug("the queues of %s are not known: %s", topic, error)
+                log.debug("the queues of %s are unknown: %s", topic, error)
                 continue
             if queues is None or self._functions.get(topic) is not function or queues == self._known[topic]:
                 continue
@@ -157,4 +157,4 @@ class QueueWatch:
             try:
                 await call_user_function(None, function, topic, queues)
             except Exception:
-                log.exception("what watches the queues of %s failed", topic)
+                log.exception("the watch_queues function of topic %s failed", topic)

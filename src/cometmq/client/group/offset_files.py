@@ -147,7 +147,7 @@ class FileOffsets:
             expected = "give each on a machine a ClientOptions.instance_name, or a file, of its own"
             raise OffsetFileError(self.path, f"another consumer uses it; {expected}") from None
         except OSError as error:
-            log.warning("%s cannot be locked, so nothing keeps others from it: %s", self.path, error)
+            log.warning("%s cannot be locked, so other consumers could use it too: %s", self.path, error)
         self._unlock = weakref.finalize(self, unlock)
 
     def _save(self, text: str) -> None:

@@ -153,7 +153,7 @@ class OwnOffsets:
             async with asyncio.timeout(_STORAGE_S):
                 offset = await call_on_loop(self._storage.read, queue)
             if offset is not None and not (isinstance(offset, int) and offset >= 0):
-                raise TypeError(f"read() gives an offset or None, not {offset!r}")
+                raise TypeError(f"read() must return an offset or None, not {offset!r}")
         except CometError:
             raise
         except Exception as error:
@@ -167,7 +167,7 @@ class OwnOffsets:
         except CometError as error:
             return dict.fromkeys(table, error)
         except Exception as error:
-            return dict.fromkeys(table, OffsetStorageError(f"{self._name} took no offsets: {error!r}"))
+            return dict.fromkeys(table, OffsetStorageError(f"{self._name} stored no offsets: {error!r}"))
         return {}
 
     @property

@@ -102,7 +102,7 @@ class DatabaseMarks:
             self._run(make)
         except Exception as error:
             # If two clients create the table concurrently, PostgreSQL lets one of them fail.
-            log.debug("table %s was not made: %s", self._table, error)
+            log.debug("table %s was not created: %s", self._table, error)
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
@@ -131,7 +131,7 @@ class DatabaseMarks:
                 if ended:
                     raise ClientStateError(
                         f"the handler of key {shown(key)} has ended its transaction, by commit() or "
-                        "executescript(): leave that to the marks"
+                        "executescript(), which it must not do"
                     )
                 marked = False  # from here on the commit decides
             return first
@@ -168,9 +168,7 @@ class DatabaseMarks:
             self._run(work)
         except Exception as error:
             # The exception of the handler is raised, not this one.
-            log.warning(
-                "whether table %s has the mark of a failed handler is unknown: %s", self._table, error
-            )
+            log.warning("table %s may contain the key of a failed handler: %s", self._table, error)
 
     def close(self) -> None:
         """Close the idle connections. The others are closed after their use."""
@@ -251,7 +249,7 @@ class DatabaseMarks:
             )
         except Exception as error:
             # The current message is processed all the same, and the next purge follows soon.
-            log.warning("old marks of table %s were not deleted: %s", self._table, error)
+            log.warning("old keys of table %s were not deleted: %s", self._table, error)
 
 
 class SqliteMarks(DatabaseMarks):
@@ -269,7 +267,7 @@ class SqliteMarks(DatabaseMarks):
         import sqlite3  # imported here because it needs the SQLite library
 
         if path == ":memory:" or not path:
-            raise ConfigError("path", path, "a file, since each connection would have a memory of its own")
+            raise ConfigError("path", path, "a file, because each connection has its own memory")
         super().__init__(
             lambda: sqlite3.connect(path, timeout=30.0, check_same_thread=False),
             paramstyle=sqlite3.paramstyle,
@@ -286,5 +284,5 @@ def _is_ended(cursor: Any) -> bool:
 
 def _autocommits() -> ConfigError:
     return ConfigError(
-        "connect", "a connection with autocommit", "one without: effect and mark are one transaction"
+        "connect", "a connection with autocommit", "one without: effect and key are one transaction"
     )

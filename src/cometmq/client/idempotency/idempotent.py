@@ -170,22 +170,18 @@ def _check_result(result: object) -> None:
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(
-            f"the handler returned {type(result).__name__}, which nobody awaits: an async handler is an "
-            "`async def`, and no function around one"
+            f"the handler returned {type(result).__name__}, not awaited: an async handler must be an "
+            "`async def` function, not a wrapper of one"
         )
     if isinstance(result, ConsumeStatus | OrderlyStatus) and result not in _HANDLED:
-        raise TypeError(
-            f"an idempotent handler raises an error to get its message again; it returned {result}"
-        )
+        raise TypeError(f"an idempotent handler must raise an exception for a retry; it returned {result}")
 
 
 def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
     """Return the key, or its hash if it is too long for a database index or contains illegal characters."""
     found = key(message)
     if not isinstance(found, str) or not found:
-        raise TypeError(
-            f"the key of message {message.msg_id} is {shown(found)}, not a text with a letter or more"
-        )
+        raise TypeError(f"the key of message {message.msg_id} is {shown(found)}, not a non-empty text")
     if len(found) <= _KEY_MAX and found.isprintable():
         return found
     return f"sha256:{hashlib.sha256(found.encode('utf-8', 'surrogatepass')).hexdigest()}"

@@ -129,7 +129,7 @@ class RedisMarks:
             await self._redis.eval(_IF_OURS, 1, name, token)
         except Exception as error:
             # The lease expires by itself. The exception of the handler is raised.
-            log.debug("the lease of %s stays: %r", name, error)
+            log.debug("the lease of %s was not released: %r", name, error)
 
 
 def _text(value: Any) -> str | None:

@@ -113,7 +113,7 @@ def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, gro
     """
     names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
     for name in (*names_of_times, *(_TIMES & message.properties.keys())):
-        problem = f"a message of a transaction cannot be delayed: {name}"
+        problem = f"a transaction message cannot be delayed: {name}"
         raise MessageIllegal(problem, message.topic, name)
     outgoing = prepare(replace(message, delay_level=0) if message.delay_level else message, options, keys)
     ending = encode_properties({names.TRAN_MSG: "true", names.PGROUP: group}).decode()

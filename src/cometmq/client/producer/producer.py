@@ -75,7 +75,7 @@ def check_kind(message: object) -> None:
     """Raise MessageIllegal unless the object is a Message."""
     if not isinstance(message, Message):
         hint = "; send_again() of Admin sends a received one" if isinstance(message, MessageExt) else ""
-        raise MessageIllegal(f"a Message is sent, not {type(message).__name__}{hint}", field="message")
+        raise MessageIllegal(f"expected a Message, not {type(message).__name__}{hint}", field="message")
 
 
 def _check_queue(queue: object, topic: str) -> None:
@@ -569,7 +569,7 @@ class Producer(LookingClient):
     ) -> MessageQueue:
         queue = call_hook(selector, queues, message, argument)
         if queue is None or queue.topic != message.topic:
-            raise ValueError(f"the selector gave {queue!r} for a message of topic {message.topic}")
+            raise ValueError(f"the selector returned {queue!r} for a message of topic {message.topic}")
         return queue
 
     def _running(self) -> ClientInstance:

@@ -59,7 +59,7 @@ def reply_to(
     asked = request.properties
     for name in (names.CLUSTER, *_COPIED):
         if not asked.get(name):
-            problem = f"message {request.msg_id} asks for no reply: it has no property {name}"
+            problem = f"message {request.msg_id} does not request a reply: it has no property {name}"
             raise MessageIllegal(problem, request.topic, name)
     carried = {name: asked[name] for name in _COPIED}
     return Message(

@@ -240,7 +240,7 @@ class TransactionProducer(Producer):
                 self._trace_end(begun, addr, state, from_check=False)
         except CometError as failure:
             log.warning(
-                "the broker was not told that transaction %s is %s, it will ask: %s",
+                "transaction %s: its state %s was not sent, the broker will check it: %s",
                 begun.msg_id, state.name, failure,
             )  # fmt: skip
 
@@ -284,7 +284,7 @@ class TransactionProducer(Producer):
             if state is None:
                 return TransactionState.UNKNOWN, None
             if not isinstance(state, TransactionState):
-                raise TypeError(f"{method.__name__} returns a TransactionState or None, not {state!r}")
+                raise TypeError(f"{method.__name__} must return a TransactionState or None, not {state!r}")
             return state, None
         except Exception as error:
             log.warning(
@@ -307,7 +307,7 @@ class TransactionProducer(Producer):
             self._waiting.put_nowait(Check(connection, asked, message))
         except asyncio.QueueFull:
             log.warning(
-                "group %s: %d checks wait already, one about %s is dropped: %s asks again",
+                "group %s: %d transaction checks are waiting, that of %s is dropped: %s sends it again",
                 self.group, self._waiting.qsize(), message.msg_id, connection.addr,
             )  # fmt: skip
 
@@ -326,7 +326,9 @@ class TransactionProducer(Producer):
                 connection.oneway(request)
                 self._trace_end(message, connection.addr, state, from_check=True)
             except CometError as failure:
-                log.warning("%s was not told of transaction %s: %s", connection.addr, message.msg_id, failure)
+                log.warning(
+                    "state of transaction %s not sent to %s: %s", message.msg_id, connection.addr, failure
+                )
 
 
 def _as_stored(message: Message, outgoing: Outgoing, sent: SendResult) -> MessageExt:
