@@ -34,17 +34,17 @@ DEAD = [call("dead", 0, 1, 2), call("dead", 1, 2, 3), call("dead", 2, 3, 4)]
     ("calls", "problem"),
     [
         (GOOD, None),
-        ([*GOOD[:3], call("b", 2, 4.5, 7)], "still is"),
+        ([*GOOD[:3], call("b", 2, 4.5, 7)], "is handled during the call"),
         ([GOOD[0], call("a", 2, 4, 5)], "overtakes"),
         ([*GOOD[:2], call("a", 2, 4, 5)], "overtakes"),
-        (GOOD[:3], "0/2 was acknowledged and not handled"),
+        (GOOD[:3], "0/2 was acknowledged but not handled"),
         ([*GOOD, call("b", 1, 8, 9)], "repeats"),
         ([*GOOD, call("a", 0, 8, 9)], "repeats"),
         ([*GOOD, call("dead", 0, 8, 9), call("b", 0, 10, 11)], "repeats"),
-        ([GOOD[0], call("a", 1, 2, None), call("b", 1, 4, 5), call("b", 2, 6, 7)], "still is"),
+        ([GOOD[0], call("a", 1, 2, None), call("b", 1, 4, 5), call("b", 2, 6, 7)], "is handled during the call"),
         (
             [GOOD[0], call("dead", 1, 2, None, False), call("b", 0, 5, 6), call("b", 1, 6, 7), GOOD[3]],
-            "still is",
+            "is handled during the call",
         ),
         # Who repeats what a killed member had not stored may give the queue up meanwhile, and store that.
         ([*DEAD, call("b", 0, 5, 5.5), call("c", 1, 6, 7), call("c", 2, 7, 8)], None),
