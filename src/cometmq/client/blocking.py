@@ -144,9 +144,7 @@ class _Face(Generic[C]):
     def stop(self) -> None:
         """Stop the client and wait for the stop.
 
-        The last client of a process also ends the background thread.
-
-        Does nothing before the start and after a stop.
+        The last client of a process also ends the background thread. Does nothing before the start.
 
         Raises:
             ClientStateError: This is called on the client's own loop or after a fork; the client still runs.
@@ -154,7 +152,7 @@ class _Face(Generic[C]):
         if self._twin.state == "new":
             return
         if self._thread is not None:
-            self._thread.check_caller()  # on the loop the wait for sends under way would never end
+            self._thread.check_caller()  # on the loop, the wait for sends in progress would never end
         thread, self._thread = self._thread, None  # in one step, for concurrent stops
         if thread is None:
             return
@@ -322,7 +320,7 @@ class SyncProducer(_Face[Producer]):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> Future[None]:
-        """Send a message as `send_oneway` does, without waiting for the route and the connection.
+        """Send a message as `send_oneway` does, without waiting. Raises the errors of `send_async`.
 
         Args:
             message: The message.
@@ -333,9 +331,6 @@ class SyncProducer(_Face[Producer]):
 
         Returns:
             A future with None, or with the exception that `send_oneway` raises.
-
-        Raises:
-            ClientStateError: The producer is not running, or the call comes from the producer's own loop.
         """
 
         def send() -> Coroutine[Any, Any, None]:
@@ -351,7 +346,7 @@ class SyncProducer(_Face[Producer]):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send messages as `send_batch` does, without waiting for the broker's answer.
+        """Send messages as `send_batch` does, without waiting. Raises the errors of `send_async`.
 
         Args:
             messages: The messages, of one topic.
@@ -362,9 +357,6 @@ class SyncProducer(_Face[Producer]):
 
         Returns:
             A future with the result, or with the exception that `send_batch` raises.
-
-        Raises:
-            ClientStateError: The producer is not running, or the call comes from the producer's own loop.
         """
         batch = list(messages)
 

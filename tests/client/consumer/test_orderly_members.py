@@ -41,7 +41,10 @@ DEAD = [call("dead", 0, 1, 2), call("dead", 1, 2, 3), call("dead", 2, 3, 4)]
         ([*GOOD, call("b", 1, 8, 9)], "repeats"),
         ([*GOOD, call("a", 0, 8, 9)], "repeats"),
         ([*GOOD, call("dead", 0, 8, 9), call("b", 0, 10, 11)], "repeats"),
-        ([GOOD[0], call("a", 1, 2, None), call("b", 1, 4, 5), call("b", 2, 6, 7)], "is handled during the call"),
+        (
+            [GOOD[0], call("a", 1, 2, None), call("b", 1, 4, 5), call("b", 2, 6, 7)],
+            "is handled during the call",
+        ),
         (
             [GOOD[0], call("dead", 1, 2, None, False), call("b", 0, 5, 6), call("b", 1, 6, 7), GOOD[3]],
             "is handled during the call",

@@ -317,7 +317,7 @@ class BrokerApi(Calls):
         members = ConsumerList.decode(answer.body).consumer_id_list
         if len(members) > MEMBERS_MAX:
             problem = (
-                f"group {printable(group)} has {len(members)} members, a client takes {MEMBERS_MAX} at most"
+                f"group {printable(group)} has {len(members)} members, a client accepts {MEMBERS_MAX} at most"
             )
             raise BodyError("ConsumerList", problem, "consumerIdList")
         return list(members)

@@ -119,7 +119,7 @@ def _check_counts(topic: str, data: TopicRouteData) -> None:
     addresses = sum(len(broker.broker_addrs) for broker in data.broker_datas)
     if addresses > ADDRESSES_MAX:
         problem = (
-            f"topic {printable(topic)} has {addresses} addresses, a client takes {ADDRESSES_MAX} at most"
+            f"topic {printable(topic)} has {addresses} addresses, a client accepts {ADDRESSES_MAX} at most"
         )
         raise BodyError("TopicRouteData", problem, "brokerDatas")
 
