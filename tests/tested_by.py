@@ -106,7 +106,7 @@ store/test_log_ends.py: store/ledger/member_files
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/entry_runs store/log/entry_tail store/log/recent
 store/test_rebuild.py: store/inspect/asked
-store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/replay
+store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/recovery_scan
     store/writing/queue_order
 store/test_retention.py: store/background/fullness
 store/test_settings.py: store/base/config store/base/flags

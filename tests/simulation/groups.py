@@ -23,7 +23,7 @@ from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CreateTopicReq
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.raft import AnyMessage
 from cometmq.remoting import RemotingClient
-from cometmq.store import Ledger, TermAndVote, read_term
+from cometmq.store import RaftLog, TermAndVote, read_term
 
 RAFT_PORT = 40911
 LOOK_S = 0.05
@@ -103,7 +103,7 @@ class RaftGroup:
         if other != name:
             self._tell("one leader", f"{name} and {other} take sends in term {status.term}")
 
-    def _compare(self, name: str, machine: BrokerMachine, ledger: Ledger) -> None:
+    def _compare(self, name: str, machine: BrokerMachine, ledger: RaftLog) -> None:
         store, index = self._looked_at.get(name, (None, 0))
         if store is not machine.store:
             index = 0

@@ -34,7 +34,7 @@ from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.protocol.record.framing import Framing
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.raft import RaftNode
-from cometmq.store import Ledger, MessageStore
+from cometmq.store import MessageStore, RaftLog
 from cometmq.store.base.clock import SteadyTime
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
@@ -168,12 +168,12 @@ def save_late(was: Any, *given: Any) -> None:
     owner.scheduler.call_later(0.3, was, *given)
 
 
-async def cut_committed(was: Any, ledger: Ledger, index: int) -> None:
+async def cut_committed(was: Any, ledger: RaftLog, index: int) -> None:
     ledger.committed = min(ledger.committed, index - 2)
     await was(ledger, index - 1)
 
 
-async def cut_one_less(was: Any, ledger: Ledger, index: int) -> None:
+async def cut_one_less(was: Any, ledger: RaftLog, index: int) -> None:
     await was(ledger, index + 1)
 
 
@@ -272,7 +272,7 @@ BUGS: dict[str, Bug] = {
         around(raft_state, "save", save_late), runs("raft", "plain", "kill", "cut")
     ),
     "raft: truncation below what is committed": Bug(
-        around(Ledger, "truncate", cut_committed), runs("raft", "plain", "cut", "kill")
+        around(RaftLog, "truncate", cut_committed), runs("raft", "plain", "cut", "kill")
     ),
     "raft: what is not committed is shown": Bug(
         instead(Dispatcher, "dispatch_flushed", visible_at_once), runs("raft", "plain", "cut")
@@ -299,7 +299,7 @@ BUGS: dict[str, Bug] = {
         around(ConsumerOffsets, "commit", commit_backwards), runs("one", "plain")
     ),
     "raft: truncation of one entry too few": Bug(
-        around(Ledger, "truncate", cut_one_less), runs("raft", "plain", "cut", "kill")
+        around(RaftLog, "truncate", cut_one_less), runs("raft", "plain", "cut", "kill")
     ),
     "checker that ignores unknowns": Bug(
         around(checker, "operations", forget_unknown), runs("one", "plain", "pause", "loss")

@@ -13,7 +13,7 @@ from cometmq.store.base.flags import Flag
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.ledger.ledger import Ledger
+from cometmq.store.ledger.ledger import RaftLog
 from cometmq.store.ledger.member_files import (
     TermAndVote,
     forget_suspect,
@@ -63,12 +63,12 @@ __all__ = [
     "GetStatus",
     "Got",
     "JsonTable",
-    "Ledger",
     "ManualClock",
     "MessageStore",
     "NotInMemory",
     "OsDisk",
     "QueueTable",
+    "RaftLog",
     "Reads",
     "ReplicaCommit",
     "ReplicaDamaged",

@@ -54,7 +54,7 @@ from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.ledger.ledger import Ledger
+from cometmq.store.ledger.ledger import RaftLog
 from cometmq.store.ledger.log_ends import LogEnds, find_log_ends
 from cometmq.store.ledger.member_files import write_suspect
 from cometmq.store.log.commit_log import CommitLog
@@ -64,7 +64,7 @@ from cometmq.store.reading.lookup import Lookup
 from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter, physical_memory
 from cometmq.store.recovery.lengths import check_lengths
 from cometmq.store.recovery.recovery import EntriesLost, Recovery
-from cometmq.store.recovery.replay import Recovered
+from cometmq.store.recovery.recovery_scan import Recovered
 from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
@@ -132,7 +132,7 @@ class MessageStore:
         self.lookups = Lookup(self.log, queues, index, off_loop, config)
         self.appender = Appender(self.log, queues, clock, config, flags)
         self.replica = ReplicaLog(self.log, flusher, flags, self._written)
-        self.ledger = None if ends is None else self._make_ledger(ends, clock)
+        self.ledger = None if ends is None else self._make_raft_log(ends, clock)
         """The log as a raft member's, in that mode."""
         self.passes = passes = Passes()
         self.space = SpaceAhead(self.log, clock)
@@ -197,11 +197,11 @@ class MessageStore:
             disk=self.disk, config=self.config, off_loop=self.off_loop, passes=self.passes,
             commit_log=self.log, flusher=self.flusher, space=self.space, writer=self.writer,
             fullness=self.fullness, retention=self.retention, topic_retention=self.topic_retention,
-            save_ledger=None if ledger is None else partial(ledger.save_in_thread, self.off_loop),
+            save_raft_log=None if ledger is None else partial(ledger.save_in_thread, self.off_loop),
         )  # fmt: skip
 
-    def _make_ledger(self, ends: LogEnds, clock: Clock) -> Ledger:
-        ledger = Ledger(
+    def _make_raft_log(self, ends: LogEnds, clock: Clock) -> RaftLog:
+        ledger = RaftLog(
             disk=self.disk, config=self.config, clock=clock, flags=self.flags, commit_log=self.log,
             queues=self.queues, flusher=self.flusher, appender=self.appender, dispatcher=self.dispatcher,
             deleted=self.deleted, ends=ends,

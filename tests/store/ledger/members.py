@@ -8,7 +8,7 @@ from typing import Any
 from tests.store.kit import bodies, committed, open_store, put
 
 from cometmq.store import Disk, MessageStore
-from cometmq.store.ledger.ledger import Ledger
+from cometmq.store.ledger.ledger import RaftLog
 from cometmq.testing.faulty_disk import FaultyDisk
 
 ALL = 1 << 62
@@ -29,7 +29,7 @@ def again(store: MessageStore, *, clean: bool = True, **changes: Any) -> Message
     return member(config.root, name=name, **kept)
 
 
-def ledger(store: MessageStore) -> Ledger:
+def ledger(store: MessageStore) -> RaftLog:
     assert store.ledger is not None
     return store.ledger
 

@@ -16,7 +16,7 @@ from tests.store.ledger.members import add, agree, elect, ledger, seen
 from cometmq.errors import StoreCorrupt
 from cometmq.store import MessageStore, StoreConfig
 from cometmq.store.ledger.entry_index import FILE_SIZE
-from cometmq.store.ledger.member_files import LedgerMark, TermAndVote, read_mark, read_term
+from cometmq.store.ledger.member_files import RaftLogCheckpoint, TermAndVote, read_mark, read_term
 from cometmq.testing.faulty_disk import FaultyDisk
 
 LAST = 141
@@ -101,7 +101,7 @@ def test_its_term_and_vote_are_read(root: Path) -> None:
     directory = str(root / "dledger-n0")
     disk = FaultyDisk()
     assert read_term(disk, directory) == TermAndVote(0, "n0")
-    assert read_mark(disk, directory) == LedgerMark(LAST, LAST, -1)
+    assert read_mark(disk, directory) == RaftLogCheckpoint(LAST, LAST, -1)
 
 
 def position_of(root: Path, index: int) -> tuple[Path, int]:

@@ -12,7 +12,7 @@ from tests.store.ledger.members import add, again, agree, elect, hand_over, lead
 from cometmq.errors import StoreError
 from cometmq.protocol.batch import encode_batch
 from cometmq.store import MessageStore
-from cometmq.store.ledger.ledger import LedgerMismatch
+from cometmq.store.ledger.ledger import RaftLogMismatch
 from cometmq.store.ledger.member_files import read_mark
 from cometmq.store.writing import queue_order
 
@@ -172,7 +172,7 @@ def test_entries_that_are_damaged_are_refused(tmp_path: Path, change, problem: s
     one, two = leader(tmp_path / "1"), member(tmp_path / "2", name="n1")
     add(one, *(bytes([65 + number]) * 100 for number in range(3)))
     data = entry_bytes(one, 0, 4)
-    with pytest.raises(LedgerMismatch, match=problem):
+    with pytest.raises(RaftLogMismatch, match=problem):
         ledger(two).append(change(data))
     assert ledger(two).append(data) == 3
     committed(two.commit())
@@ -184,12 +184,12 @@ def test_entries_must_go_on_from_the_log(tmp_path: Path) -> None:
     add(one, *numbered(5))
     hand_over(one, two, stop=3)
     for first in (0, 2, 4):
-        with pytest.raises(LedgerMismatch) as caught:
+        with pytest.raises(RaftLogMismatch) as caught:
             ledger(two).append(entry_bytes(one, first, 6))
         assert (caught.value.expected, caught.value.got) == (3, first)
     other = leader(tmp_path / "3", 1)
     add(other, *numbered(5))
-    with pytest.raises(LedgerMismatch, match="term"):
+    with pytest.raises(RaftLogMismatch, match="term"):
         ledger(two).append(entry_bytes(other, 3, 5))
 
 

@@ -13,7 +13,7 @@ from tests.store.ledger.members import add, again, agree, elect, hand_over, lead
 from cometmq.errors import StoreCorrupt, StoreError
 from cometmq.store import ManualClock, MessageStore, forget_suspect, is_suspect, truncate_log
 from cometmq.store.ledger import entry_index
-from cometmq.store.ledger.member_files import LedgerMark, read_mark
+from cometmq.store.ledger.member_files import RaftLogCheckpoint, read_mark
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
 
@@ -149,9 +149,9 @@ def test_the_mark_says_how_far_the_log_is(tmp_path: Path) -> None:
     store.flusher.request()
     add(store, b"x")
     ledger(store).save()
-    assert read_mark(store.disk, store.config.ledger_dir) == LedgerMark(11, 5, 10)
+    assert read_mark(store.disk, store.config.ledger_dir) == RaftLogCheckpoint(11, 5, 10)
     store.close()
-    assert read_mark(store.disk, store.config.ledger_dir) == LedgerMark(11, 5, 11)
+    assert read_mark(store.disk, store.config.ledger_dir) == RaftLogCheckpoint(11, 5, 11)
 
 
 # -- power failures --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import msgspec
 from cometmq.errors import StoreError
 from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import AppendOwn, AppendRequest
-from cometmq.store import Buffer, Ledger
+from cometmq.store import Buffer, RaftLog
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum of bytes of the entries of one message. A longer entry is sent in a message of its own."""
@@ -16,7 +16,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 class NodeLog:
     """The node's view of the log."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: RaftLog) -> None:
         self._ledger = ledger
         self.term_of = ledger.term_of
 

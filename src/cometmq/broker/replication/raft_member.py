@@ -40,7 +40,7 @@ from cometmq.raft import (
     Truncate,
 )
 from cometmq.remoting import Tick, port_error
-from cometmq.store import CACHED, Buffer, Clock, Flag, Ledger, MessageStore, NotInMemory, Reads
+from cometmq.store import CACHED, Buffer, Clock, Flag, MessageStore, NotInMemory, RaftLog, Reads
 
 log = logs.logger(__name__)
 
@@ -126,7 +126,7 @@ class RaftMember:
         self._options = options
         self.received = Received()
         self._store = store
-        self._ledger: Ledger = store.ledger
+        self._ledger: RaftLog = store.ledger
         self._clock = clock
         self._tick = tick
         self._commit_tick = end_tick

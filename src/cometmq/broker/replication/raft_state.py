@@ -18,7 +18,7 @@ from cometmq.errors import StoreError
 from cometmq.raft import HardState, Members, MembersEntry
 from cometmq.store import (
     Disk,
-    Ledger,
+    RaftLog,
     TermAndVote,
     forget_suspect,
     has_forgotten,
@@ -37,7 +37,7 @@ class _Kept(msgspec.Struct):
     members: tuple[MembersEntry, ...]
 
 
-def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
+def load(disk: Disk, ledger: RaftLog, voters: frozenset[str]) -> HardState:
     """Read this member's state. voters: the members that the group starts with.
 
     Raises StoreError, OSError.
@@ -60,7 +60,7 @@ def load(disk: Disk, ledger: Ledger, voters: frozenset[str]) -> HardState:
     return HardState(max(kept.term, 0), kept.vote, members, suspect, forgot)
 
 
-def _is_in(entry: MembersEntry, ledger: Ledger) -> bool:
+def _is_in(entry: MembersEntry, ledger: RaftLog) -> bool:
     """Return whether the log contains the entry, or begins after it."""
     if entry.index < ledger.first:
         return True

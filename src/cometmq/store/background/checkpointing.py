@@ -10,7 +10,7 @@ from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.flush import LogFlusher
-from cometmq.store.recovery.replay import Recovered
+from cometmq.store.recovery.recovery_scan import Recovered
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)

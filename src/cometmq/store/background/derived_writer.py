@@ -25,7 +25,7 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
-from cometmq.store.recovery.replay import Recovered
+from cometmq.store.recovery.recovery_scan import Recovered
 from cometmq.store.tables.min_offsets import MinOffsets
 
 log = logs.logger(__name__)

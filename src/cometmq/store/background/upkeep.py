@@ -41,7 +41,7 @@ class Upkeep:
     fullness: Fullness
     retention: Retention
     topic_retention: TopicRetention
-    save_ledger: Pass | None = None
+    save_raft_log: Pass | None = None
     """Notes how far a raft member's log is."""
 
     def __post_init__(self) -> None:
@@ -65,8 +65,8 @@ class Upkeep:
         self._every(lambda: self.config.flush_interval_commit_log, self.flusher.timed)
         self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_round)
         self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
-        if self.save_ledger is not None:
-            name, save = "noting how far the raft log is", self.save_ledger
+        if self.save_raft_log is not None:
+            name, save = "noting how far the raft log is", self.save_raft_log
             self._every(lambda: _SAVE_LEDGER_MS, lambda: self.passes.begin(name, save))
         self.passes.begin("measuring the disks", self.fullness.look)
 

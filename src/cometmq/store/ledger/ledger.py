@@ -27,7 +27,7 @@ from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.ledger.entry_index import EntryPlace, sync_all
 from cometmq.store.ledger.log_ends import LogEnds
-from cometmq.store.ledger.member_files import LedgerMark, write_forgotten, write_mark
+from cometmq.store.ledger.member_files import RaftLogCheckpoint, write_forgotten, write_mark
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.entry_runs import entry_runs
 from cometmq.store.log.flush import LogFlusher
@@ -46,7 +46,7 @@ MAX_FRAME_BYTES = 1 << 20
 _MAX_ENTRIES_PER_LOOKUP = 4096  # entries looked up at once
 
 
-class LedgerMismatch(StoreError, Terminal):
+class RaftLogMismatch(StoreError, Terminal):
     """Entries that do not go on where this log ends. expected, got: index of the entry."""
 
     def __init__(self, expected: int, got: int, problem: str) -> None:
@@ -64,7 +64,7 @@ class EntryRange(NamedTuple):
     stop: int
 
 
-class Ledger:
+class RaftLog:
     """See above. committed: index of the last entry that is known to be committed, -1 for none."""
 
     def __init__(
@@ -227,29 +227,33 @@ class Ledger:
         return index
 
     def append(self, data: bytes) -> int:
-        """Take whole entries, which lie in one segment of their leader's log, into this tick. Returns the
-        index of the last one. Raises LedgerMismatch unless they are valid and go on from this log, StoreError
-        when the store takes none, OSError."""
+        """Add whole entries of one segment of the leader's log to this tick, and return the last index.
+
+        Raises:
+            RaftLogMismatch: The entries are invalid or do not follow the end of this log.
+            StoreError: The store accepts no entries.
+            OSError: A read or write failed.
+        """
         tail, expected = self._tail, self._tail.next
         if self._appender.waiting():
             raise StoreError("entries of this member's own wait for the commit of the tick")
         head = EntryHead.read(data) if len(data) >= ENTRY_SIZE else None
         if head is None:
-            raise LedgerMismatch(expected, -1, "no entry begins there")
+            raise RaftLogMismatch(expected, -1, "no entry begins there")
         if self._log.end == self._log.next == self._log.min_position and self.last < self.first:
             self._begin_at(head)
             expected = head.index
         runs = list(entry_runs(data, head.position))
         if not runs or runs[-1].end != head.position + len(data):
-            raise LedgerMismatch(expected, head.index, "it or one behind it is damaged")
+            raise RaftLogMismatch(expected, head.index, "it or one behind it is damaged")
         heads = [run.heads for run in runs]
         index: list[int] = [number for each in heads if each is not None for number in each["index"].tolist()]
         terms: list[int] = [number for each in heads if each is not None for number in each["term"].tolist()]
         before = tail.terms[-1] if tail.terms else self._term_before(expected)
         if index != list(range(expected, expected + len(index))) or terms != sorted(terms):
-            raise LedgerMismatch(expected, index[0], "indexes and terms do not follow each other")
+            raise RaftLogMismatch(expected, index[0], "indexes and terms do not follow each other")
         if terms[0] < before:
-            raise LedgerMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
+            raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
         if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk says so itself
             raise StoreError(f"the store takes no entries: {self._flags.why()}")
         self._claim(head, len(data))
@@ -268,7 +272,7 @@ class Ledger:
     def _begin_at(self, head: EntryHead) -> None:
         """The first entry of an empty log says where it begins."""
         if head.position % self._log.segment_size or head.index < 0:
-            raise LedgerMismatch(self._tail.next, head.index, "a log begins with a segment")
+            raise RaftLogMismatch(self._tail.next, head.index, "a log begins with a segment")
         if head.position != self._log.end:
             self._log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
@@ -288,7 +292,7 @@ class Ledger:
             log.roll()
             log.claim(length)
         else:
-            raise LedgerMismatch(
+            raise RaftLogMismatch(
                 self._tail.next,
                 head.index,
                 f"it lies at {head.position}, this log goes on at {log.next}: are segments of one size?",
@@ -394,7 +398,7 @@ class Ledger:
     def _reset(self, first: int) -> None:
         end = self._log.end
         self.synced = self.committed = first - 1
-        write_mark(self._disk, self.directory, LedgerMark(-1, -1, -1))
+        write_mark(self._disk, self.directory, RaftLogCheckpoint(-1, -1, -1))
         self._index.cut(0)
         places = self._log.places
         for base in reversed(self._log.let_go()):
@@ -421,10 +425,10 @@ class Ledger:
         self._index.sync()
         write_mark(self._disk, self.directory, self._mark(last))
 
-    def _mark(self, last: int) -> LedgerMark:
+    def _mark(self, last: int) -> RaftLogCheckpoint:
         """What it says of entries must be true of this log: one that has begun anew is empty at first."""
         known = (each if each >= self._first else -1 for each in (last, self.committed, self.synced))
-        return LedgerMark(*known)
+        return RaftLogCheckpoint(*known)
 
     async def save_in_thread(self, off_loop: OffLoop) -> None:
         """The same while the loop does other work. Raises OSError."""
@@ -437,6 +441,6 @@ class Ledger:
                 raise
 
 
-def _save(disk: Disk, directory: str, mark: LedgerMark, paths: list[str]) -> None:
+def _save(disk: Disk, directory: str, mark: RaftLogCheckpoint, paths: list[str]) -> None:
     sync_all(disk, paths)
     write_mark(disk, directory, mark)

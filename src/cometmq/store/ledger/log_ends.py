@@ -22,7 +22,7 @@ from cometmq.store.base.disk import Disk, is_numbered, opened
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.ledger.entry_index import EntryIndex
-from cometmq.store.ledger.member_files import LedgerMark, is_suspect, read_mark, write_mark
+from cometmq.store.ledger.member_files import RaftLogCheckpoint, is_suspect, read_mark, write_mark
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
 from cometmq.store.log.scan import SegmentScan
@@ -48,7 +48,7 @@ class LogEnds:
     segments: list[int]
     reader: LogReader
     index: EntryIndex
-    mark: LedgerMark
+    mark: RaftLogCheckpoint
     shown: int
     suspect: bool
 
@@ -77,7 +77,7 @@ class LogEnds:
         self.committed = max(self.committed, min(self.mark.committed, self.last))
         if self.suspect:  # when it is whole again the mark must be true
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
-            write_mark(self.disk, self.config.ledger_dir, LedgerMark(*known))
+            write_mark(self.disk, self.config.ledger_dir, RaftLogCheckpoint(*known))
         place = self.index.place(self.committed)
         if place is not None:
             self.visible = place.end

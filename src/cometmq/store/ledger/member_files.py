@@ -30,7 +30,7 @@ class TermAndVote(NamedTuple):
     vote: str = ""
 
 
-class LedgerMark(NamedTuple):
+class RaftLogCheckpoint(NamedTuple):
     """Indexes of the last entry (end), of the last that was known to be committed, and of the last that was
     on the device; -1 for none, or where nobody says."""
 
@@ -55,14 +55,14 @@ def write_term(disk: Disk, directory: str, state: TermAndVote) -> None:
     replace_file(disk, os.path.join(directory, "currterm"), text.encode())
 
 
-def read_mark(disk: Disk, directory: str) -> LedgerMark:
+def read_mark(disk: Disk, directory: str) -> RaftLogCheckpoint:
     """What `checkpoint` says. Raises StoreError when it cannot be read."""
     path = os.path.join(directory, "checkpoint")
     found = _read(disk, path) or {}
-    return LedgerMark(*(_number(found, key, path, -1) for key in (_END, _COMMITTED, _SYNCED)))
+    return RaftLogCheckpoint(*(_number(found, key, path, -1) for key in (_END, _COMMITTED, _SYNCED)))
 
 
-def write_mark(disk: Disk, directory: str, mark: LedgerMark) -> None:
+def write_mark(disk: Disk, directory: str, mark: RaftLogCheckpoint) -> None:
     """Raises OSError. In any thread, one call at a time."""
     text = f"{_END}={mark.end}\n{_COMMITTED}={mark.committed}\n{_SYNCED}={mark.synced}\n"
     replace_file(disk, os.path.join(directory, "checkpoint"), text.encode())

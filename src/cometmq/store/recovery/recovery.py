@@ -31,7 +31,7 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.places import LogPlaces
-from cometmq.store.recovery.replay import Recovered, Replay
+from cometmq.store.recovery.recovery_scan import Recovered, RecoveryScan
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import MAX_GAP_UNITS
@@ -47,7 +47,7 @@ class EntriesLost(StoreCorrupt):
     """Entries of a raft log that others of its group may count on are not there."""
 
 
-class LedgerEnds(Protocol):
+class RaftLogEnds(Protocol):
     """In a raft log: positions behind what readers may see, and behind everything."""
 
     @property
@@ -68,14 +68,14 @@ class Recovery:
     checkpoint: Checkpoint
     deleted: DeletedTopics
     ends: CleanEnds
-    ledger: LedgerEnds | None = None
+    ledger: RaftLogEnds | None = None
 
     def __post_init__(self) -> None:
         self._files = ReadOnlyFiles(self.disk)
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = _NOWHERE  # records up to here are dispatched to the index
-        self._whole_from = _NOWHERE  # of Replay
+        self._whole_from = _NOWHERE  # of RecoveryScan
         self._visible = _NOWHERE if self.ledger is None else self.ledger.visible
 
     def run(self, *, clean: bool) -> Recovered:
@@ -128,7 +128,7 @@ class Recovery:
         if not clean and (mark is None or index_from < mark.position):
             self.checkpoint.distrust_index()
         self.index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
-        replay = self._replay_all(start, index_from, result)
+        replay = self._scan_log(start, index_from, result)
         self._finish(replay, result)
         return result
 
@@ -207,8 +207,8 @@ class Recovery:
 
     # -- the walk ---------------------------------------------------------------------------------
 
-    def _replay(self, start: int, index_from: int, result: Recovered) -> Replay:
-        replay = Replay(
+    def _scan_once(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
+        replay = RecoveryScan(
             disk=self.disk, config=self.config, commit_log=self.commit_log, segments=self._segments,
             queues=self.queues, index=self.index, deleted=self.deleted, former_ends=self.ends.ends,
             index_until=self._index_until, start=start, whole_from=self._whole_from, result=result,
@@ -217,10 +217,10 @@ class Recovery:
         replay.run(index_from)
         return replay
 
-    def _replay_all(self, start: int, index_from: int, result: Recovered) -> Replay:
+    def _scan_log(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
         """Walk the log; when a queue turns out to be short, once more from the beginning."""
         try:
-            replay = self._replay(start, index_from, result)
+            replay = self._scan_once(start, index_from, result)
             shorter = self._shorter(result)
             if shorter and (result.clean or start > self._first):
                 raise StartEarlier("consume queue {}/{} does not reach its former end {}".format(*shorter[0]))
@@ -233,7 +233,7 @@ class Recovery:
             self._reload(start, result)
             self.index.forget_waiting()
             self.index.resume(clean=False, cut_at=start)
-            replay = self._replay(start, start, result)
+            replay = self._scan_once(start, start, result)
         if self.config.broker_role == SLAVE or self.ledger is not None:
             return replay  # its queues go on where the records of its master, or group, say
         for topic, queue_id, end in self._shorter(result):
@@ -257,7 +257,7 @@ class Recovery:
 
     # -- afterwards -------------------------------------------------------------------------------
 
-    def _finish(self, replay: Replay, result: Recovered) -> None:
+    def _finish(self, replay: RecoveryScan, result: Recovered) -> None:
         size = self.commit_log.segment_size
         result.visible = result.end
         if self.ledger is not None:

@@ -47,7 +47,7 @@ class Recovered:
 
 
 @dataclass(eq=False, kw_only=True)
-class Replay:
+class RecoveryScan:
     """A walk from log position `start` on; what it finds goes to `result`.
 
     former_ends: topic -> queue id -> where the queue ended once. whole_from: from this position on the log
