@@ -1,9 +1,8 @@
-"""CometMQ: a message queue that speaks RocketMQ's protocol. This module offers the client's names,
-and Admin.
+"""CometMQ: a message queue compatible with RocketMQ. This module exports the client's names and Admin.
 
     from cometmq import Message, Producer, PushConsumer
 
-The names are loaded when they are first used, so that a server's command line does not wait for the client.
+A name is loaded at its first use, so that the command line of a server does not load the client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m cometmq`: the `cometmq` command."""
+"""Run the `cometmq` command as `python -m cometmq`."""
 
 from cometmq.cli import main
 

@@ -1,4 +1,4 @@
-"""The clock by which delays and locks are measured, at servers and clients."""
+"""The clock for delays and locks of servers and clients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 
 
 def boottime() -> float:
-    """Seconds from an arbitrary start, never going back: nobody sets this clock, and it counts sleep.
+    """Return seconds since an arbitrary start, including the time in which the machine was suspended.
 
-    `time.monotonic` and the loop's clock stand still while a machine sleeps on Linux and macOS.
+    The clock never goes back and cannot be set. `time.monotonic` and the event loop's clock stop while a
+    machine is suspended on Linux and macOS.
     """
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
-        return time.clock_gettime(time.CLOCK_MONOTONIC)  # not what time.monotonic reads there
+        return time.clock_gettime(time.CLOCK_MONOTONIC)  # not time.monotonic's clock on macOS
     return time.monotonic()

@@ -1,8 +1,8 @@
-"""Every error that CometMQ raises on purpose.
+"""Errors that CometMQ raises.
 
-All derive from CometError, carry what they know as attributes, and survive pickling (Spark sends them between
-processes). `Transient` marks those where the same call may succeed later or elsewhere, `Terminal` those where
-it will not until somebody changes something.
+All errors derive from CometError, carry their details as attributes, and can be pickled (Spark sends them
+between processes). `Transient` marks errors after which the same call may succeed later or at another server,
+`Terminal` those after which it fails until the cause is removed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _VALUE_LIMIT = 120
 
 
 def shown(value: object) -> str:
-    """A value as an error text shows it: quoted and never long."""
+    """Return a value for an error text: quoted and shortened."""
     text = repr(value)
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
 
 
 class SendTries(NamedTuple):
-    """What became of the tries of a send. outcomes: broker name and what happened, try by try."""
+    """Tries of a send. `outcomes` holds the broker's name and the outcome of each try."""
 
     topic: str
     took_s: float
@@ -46,10 +46,10 @@ class SendTries(NamedTuple):
 
 @dataclass_transform(eq_default=False)
 class CometError(Exception):
-    """Root of all errors of this package. Those that declare fields are dataclasses."""
+    """Base class of all errors of this package. Subclasses with fields are dataclasses."""
 
     tries: ClassVar[SendTries | None] = None
-    """Of an error that ended a send, after one try or several; None for all others."""
+    """Tries of the send that ended with this error; None for errors of other calls."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -58,33 +58,33 @@ class CometError(Exception):
             dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
-        # Unpickling calls the class with these.
+        # Unpickling calls the class with these arguments.
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class Transient:
-    """Mixin: trying again, perhaps elsewhere, can help."""
+    """Mixin for errors after which a retry, perhaps at another server, may succeed."""
 
 
 class Terminal:
-    """Mixin: trying again without a change cannot help."""
+    """Mixin for errors after which a retry fails as well, unless the cause is removed."""
 
 
-# -- the wire
+# -- protocol
 
 
 class ProtocolError(CometError, Terminal):
-    """Bytes that are not what the protocol says."""
+    """Received bytes violate the protocol."""
 
 
 class FrameError(ProtocolError):
-    """A frame that cannot be read at all: the connection it came on is to be closed."""
+    """A frame is unreadable. The connection that it was received on must be closed."""
 
     problem: str
 
 
 class HeaderError(ProtocolError):
-    """A field of a command's header is missing or cannot be read: the request is answered with an error."""
+    """A field of a command's header is missing or invalid. The request is answered with an error."""
 
     field: str
     value: object
@@ -97,11 +97,11 @@ class HeaderError(ProtocolError):
 
 
 class RaftMessageError(HeaderError):
-    """A message between members of a raft group that no member of the group would send."""
+    """A message between members of a raft group is invalid."""
 
 
 class BodyError(ProtocolError):
-    """A body (JSON or binary) that cannot be read. `field` is the path to the place, "" for the whole."""
+    """A JSON or binary body is invalid. `field` is the path of the invalid field, "" for the whole body."""
 
     what: str
     problem: str
@@ -112,19 +112,21 @@ class BodyError(ProtocolError):
 
 
 class BodyTooLarge(BodyError):
-    """A body that says it is, or turns out, larger than `limit` bytes when decompressed. `setting`: what
-    raises the limit, if anything does."""
+    """A body is larger than `limit` bytes after decompression.
+
+    `setting` is the setting that raises the limit, if there is one.
+    """
 
     def __init__(self, what: str, limit: int, setting: str = "") -> None:
         raised_by = f" ({setting} raises the limit)" if setting else ""
         super().__init__(what, f"it is larger than {limit} bytes when decompressed{raised_by}")
-        self.args = (what, limit, setting)  # what pickling hands back to this __init__
+        self.args = (what, limit, setting)  # arguments of this __init__ for unpickling
         self.limit = limit
         self.setting = setting
 
 
 class RecordError(ProtocolError):
-    """Bytes that are no commit-log record. `pos` is the position of the record in the buffer."""
+    """Bytes are not a valid commit-log record. `pos` is the position of the record in the buffer."""
 
     def __init__(self, pos: int, field: str, problem: str) -> None:
         super().__init__(pos, field, problem)
@@ -140,7 +142,7 @@ class RecordError(ProtocolError):
 
 
 class ConfigError(CometError, Terminal):
-    """A setting that cannot be used. `where` is the place that it came from (file and line), if known."""
+    """A setting is invalid. `where` is its source (file and line), if known."""
 
     key: str
     value: str
@@ -153,13 +155,13 @@ class ConfigError(CometError, Terminal):
 
 
 class ClientStateError(CometError, Terminal):
-    """A call that does not fit the state of the object: not started, already closed, started twice."""
+    """A call is not permitted in the object's state: not started, started twice, or already closed."""
 
     problem: str
 
 
 class MessageNotFound(CometError, Terminal):
-    """No message has this id; problem: where it was looked for."""
+    """No message has this id. `problem` describes where the message was searched."""
 
     msg_id: str
     problem: str
@@ -169,7 +171,10 @@ class MessageNotFound(CometError, Terminal):
 
 
 class BeingHandled(CometError, Transient):
-    """A message whose key somebody else works on just now (see client.idempotency); it comes again later."""
+    """Another consumer is handling a message with the same key (see client.idempotency).
+
+    The broker redelivers the message later.
+    """
 
     key: str
 
@@ -178,7 +183,7 @@ class BeingHandled(CometError, Transient):
 
 
 class MessageIllegal(CometError, Terminal):
-    """A message (or a topic or group name) that no broker would take."""
+    """A message, or the name of a topic or group, is invalid: every broker would reject it."""
 
     problem: str
     topic: str = ""
@@ -189,7 +194,7 @@ class MessageIllegal(CometError, Terminal):
 
 
 class SqlError(CometError, Terminal):
-    """An SQL92 filter that cannot be compiled. column: where in its text, from 1 on."""
+    """An SQL92 filter cannot be compiled. `column` is the position in its text, counted from 1."""
 
     column: int
     problem: str
@@ -199,7 +204,7 @@ class SqlError(CometError, Terminal):
 
 
 class YamlError(CometError, Terminal):
-    """A YAML file that cannot be read. line: where in it, from 1 on."""
+    """A YAML file is invalid. `line` is the line in the file, counted from 1."""
 
     line: int
     problem: str
@@ -208,15 +213,20 @@ class YamlError(CometError, Terminal):
         return f"line {self.line}: {self.problem}"
 
 
-# -- the other side
+# -- responses and connections
 
 
 class BrokerError(CometError):
-    """A server answered with a code that means failure.
+    """A server answered a request with an error code.
 
-    code: the response code; name: its name (found by itself if not given); remark: the server's own words;
-    broker_addr: who answered; topic and key: of the message, where the request was about one; hint: what may
-    help.
+    Attributes:
+        code: Response code.
+        name: Name of the response code. Default: derived from `code`.
+        remark: Error text of the server.
+        broker_addr: Address ("host:port") of the server.
+        topic: Topic of the message, if the request was about a message.
+        key: Unique key of the message, if the request was about a message.
+        hint: Possible remedy.
     """
 
     code: int
@@ -229,7 +239,7 @@ class BrokerError(CometError):
 
     def __post_init__(self) -> None:
         if not self.name:
-            # Here and not above: codes.py raises errors of this module.
+            # codes.py imports this module, so it cannot be imported at the top.
             from cometmq.protocol.codes import response_name
 
             self.name = response_name(self.code)
@@ -250,13 +260,13 @@ class BrokerError(CometError):
 
 
 class RemotingError(CometError, Transient):
-    """The request did not get to a server, or no answer came back. `addr` is the server's "host:port"."""
+    """A request was not delivered, or its response was not received. `addr` is the server's "host:port"."""
 
     addr: str
 
 
 class ConnectError(RemotingError):
-    """No connection could be made."""
+    """A connection could not be established."""
 
     addr: str
     problem: str = ""
@@ -266,8 +276,7 @@ class ConnectError(RemotingError):
 
 
 class SendFailed(RemotingError):
-    """The connection broke before the answer came. `cause_of` is the request's code, or what went wrong in
-    words."""
+    """The connection broke before the response. `cause_of` is the request's code or a description."""
 
     def __init__(self, addr: str, cause_of: int | str = "") -> None:
         super().__init__(addr)
@@ -282,7 +291,7 @@ class SendFailed(RemotingError):
 
 
 class RequestTimeout(RemotingError):
-    """No answer within the time allowed. The request may still have been carried out."""
+    """No response was received within the timeout. The server may have executed the request."""
 
     addr: str
     code: int
@@ -294,9 +303,11 @@ class RequestTimeout(RemotingError):
 
 
 class ReplyTimeout(CometError, Transient):
-    """A request was sent, and no consumer replied in time: perhaps it was handled, perhaps not yet.
+    """A request message was sent, but no consumer replied within the timeout. It may have been handled.
 
-    msg_id: of the request; correlation_id: by which its reply would be known.
+    Attributes:
+        msg_id: Message id of the request.
+        correlation_id: Id that connects the request and its reply.
     """
 
     topic: str
@@ -310,7 +321,7 @@ class ReplyTimeout(CometError, Transient):
 
 
 class RequestNotSent(CometError, Transient):
-    """The time of a request was over before it could be sent."""
+    """The timeout of a request message ended before the message could be sent."""
 
     topic: str
     timeout_s: float
@@ -320,7 +331,7 @@ class RequestNotSent(CometError, Transient):
 
 
 class NoRouteError(CometError, Transient):
-    """No name server knows brokers for a topic. `asked` is who was asked and what each answered."""
+    """No name server has a route to a topic. `asked` holds each name server's address and its response."""
 
     topic: str
     asked: Sequence[tuple[str, str]] = ()
@@ -333,7 +344,10 @@ class NoRouteError(CometError, Transient):
 
 
 class RaftRefused(CometError, Transient):
-    """A member of a raft group cannot do what was asked. leader: who perhaps can, "" if none is known."""
+    """A member of a raft group rejected a request.
+
+    `leader` is the member that may accept it, "" if unknown.
+    """
 
     problem: str
     leader: str = ""
@@ -346,7 +360,7 @@ class RaftRefused(CometError, Transient):
 
 
 class StoreError(CometError):
-    """The store cannot do what was asked."""
+    """The store cannot execute an operation."""
 
     problem: str
     path: str = ""
@@ -356,11 +370,11 @@ class StoreError(CometError):
 
 
 class StoreCorrupt(StoreError, Terminal):
-    """A file of the store does not hold what it must."""
+    """A file of the store is corrupt."""
 
 
 class CommandError(CometError):
-    """Raised by a handler: the request is answered with this code and remark."""
+    """An error response: a request handler raises it to answer with this code and remark."""
 
     code: int
     remark: str

@@ -1,7 +1,8 @@
-"""Loggers whose lines are short and harmless: names, remarks and errors in them come from other programs.
+"""Loggers whose arguments are escaped and shortened: names, remarks and errors come from other programs.
 
-They are made printable here, once, instead of at each call. All rooms use `log = logs.logger(__name__)` in
-place of `logging.getLogger`. A process calls `set_up` once; libraries' users set up logging themselves.
+Arguments are made printable here instead of at each call. Modules use `log = logs.logger(__name__)` in place
+of `logging.getLogger`. A server process calls `set_up` once; users of the library configure logging
+themselves.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from cometmq.text import printable
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 FORMATS = ("text", "json")
 LEVEL, FORMAT = "COMETMQ_LOG_LEVEL", "COMETMQ_LOG_FORMAT"
-"""Variables of the environment, which processes that are started inherit."""
+"""Environment variables for the level and format of logs, inherited by child processes."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-ARGUMENT_LIMIT = 512  # characters; a remark of a server may be this long
-MESSAGE_LIMIT = 8192  # of a record, with its arguments
+ARGUMENT_LIMIT = 512  # characters; enough for a server's remark
+MESSAGE_LIMIT = 8192  # characters of a record, including arguments
 TRACEBACK_LINES = 100
 
 
 class _Harmless(logging.Filter):
-    """Quotes and shortens a record's arguments; indents its traceback, so that no line of it looks like
-    another record."""
+    """Escapes and shortens a record's arguments, and indents its traceback.
+
+    No line of a traceback can then be taken for another record.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -43,13 +46,13 @@ class _Harmless(logging.Filter):
 
 
 class _OneLine(logging.Filter):
-    """Makes the words of any record one harmless line: libraries that log know nothing of us."""
+    """Turns the message of any record into one printable line, for loggers of other libraries."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         _filter.filter(record)
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # arguments that do not fit: what there is must be seen
+        except (TypeError, ValueError):  # arguments do not fit the format: log both
             record.msg, record.args = f"{record.msg} {record.args}", ()
             text = record.msg
         safe = printable(text, MESSAGE_LIMIT)
@@ -62,7 +65,7 @@ _filter = _Harmless()
 
 
 def _harmless(value: object) -> object:
-    """A value as it may be shown: itself where that is short and harmless."""
+    """Return a value that is safe to log: the value itself if it is short and printable."""
     if isinstance(value, bool | int | float | None):
         return value
     text = str(value)
@@ -71,18 +74,18 @@ def _harmless(value: object) -> object:
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module. It takes arguments by position only (`log.info("%s", name)`)."""
+    """Return the logger of a module. It accepts positional arguments only (`log.info("%s", name)`)."""
     log = logging.getLogger(name)
-    log.addFilter(_filter)  # a second time changes nothing
+    log.addFilter(_filter)  # has no effect when repeated
     return log
 
 
 class BadLevels(ValueError):
-    """A text that `levels_of` cannot read; str() says what is expected."""
+    """A text is not a valid list of log levels; str() describes the valid ones."""
 
 
 class _JsonLines(logging.Formatter):
-    """An event as one line of JSON: what happened in the words of the code, and the values in them."""
+    """Formats a record as one line of JSON, with its arguments as separate fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         event: dict[str, object] = {
@@ -95,13 +98,15 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_text:
             event["traceback"] = record.exc_text
-        # In ASCII: what the stream escapes for itself is no JSON.
+        # JSON in ASCII, because the stream's own escapes would not be valid JSON.
         return json.dumps(event, default=str, separators=(",", ":"))
 
 
 def set_up(default: str = "WARNING") -> None:
-    """Events to standard error, as COMETMQ_LOG_LEVEL (`default` without it) and COMETMQ_LOG_FORMAT say. What
-    cannot be used is told, and changes nothing."""
+    """Log to standard error as the variables COMETMQ_LOG_LEVEL and COMETMQ_LOG_FORMAT require.
+
+    `default` is the level without COMETMQ_LOG_LEVEL. An invalid value is reported and ignored.
+    """
     level, form = os.environ.get(LEVEL, default), os.environ.get(FORMAT, "text").lower()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter(_TEXT))
@@ -119,7 +124,7 @@ def set_up(default: str = "WARNING") -> None:
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
-    """What nobody has caught in a thread is an event as well."""
+    """Log an exception that ended a thread."""
     if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
         name = ended.thread.name if ended.thread is not None else "unknown"
         found = (ended.exc_type, ended.exc_value, ended.exc_traceback)
@@ -127,7 +132,7 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def levels_of(text: str) -> dict[str, str]:
-    """Logger ("" is all) -> level, of `INFO,cometmq.broker.pull=DEBUG`. Raises BadLevels."""
+    """Return levels by logger name ("" for all), from `INFO,cometmq.broker.pull=DEBUG`. Raises BadLevels."""
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, level = part.rpartition("=")
@@ -142,8 +147,11 @@ def levels_of(text: str) -> dict[str, str]:
 
 
 def _is_logger(name: str) -> bool:
-    """Whether a logger has this name at every start: a module of ours, or of a package that is installed. Not
-    those that exist now: what is accepted here is written to files, and must be good enough to start with."""
+    """Return whether a name belongs to a module of this package or of an installed one.
+
+    The loggers that exist now do not count: an accepted name is written to files, and must be valid at the
+    next start.
+    """
     package, *within = name.split(".")
     if not all(part.isidentifier() for part in (package, *within)):
         return False
@@ -157,8 +165,10 @@ _changed: set[str] = set()
 
 
 def use_levels(text: str) -> None:
-    """Put levels into force at once; loggers that were named before and are not now follow the others. ""
-    is what the environment says. Raises BadLevels."""
+    """Apply levels now, and reset loggers that are no longer named to the general level.
+
+    An empty text applies the level of the environment. Raises BadLevels.
+    """
     levels = levels_of(text or os.environ.get(LEVEL, "WARNING"))
     for name in _changed - levels.keys():
         logging.getLogger(name).setLevel(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""What a user sends and receives: messages, queues and the results of sending and pulling."""
+"""Messages, queues and the results of sending and pulling."""
 
 from __future__ import annotations
 
@@ -29,19 +29,30 @@ __all__ = [
 
 
 class Message(msgspec.Struct, kw_only=False):
-    """A message to be sent. Raises MessageIllegal, which names the field, for what no consumer could read.
+    """A message to be sent.
 
-    body: bytes; of a bytearray or memoryview a copy is taken, and text is refused (encode it).
-    tags: one tag, by which the broker filters, without `||` and without blanks around it.
-    keys: words by which the message can be found again: a list or tuple of them, without blanks inside. A
-    bare str is refused, for its letters would become keys.
-    flag: 32 bits of the user's own.
-    delay_level: 1 to 18 (1 s to 2 h) for a later delivery, 0 for none; a broker may be set to more levels,
-    see ProducerOptions.max_delay_level.
-    delay_ms, deliver_at_ms: a later delivery after so many milliseconds, or at a time in ms since 1970; up to
-    a second after that, and never before. A message has one of the three, or none.
-    properties: the user's own, without RocketMQ's reserved names.
-    wait_store: whether the broker answers only when the message is as safe as it is configured to make it.
+    At most one of `delay_level`, `delay_ms` and `deliver_at_ms` may be set.
+
+    Attributes:
+        topic: Name of the topic.
+        body: Content. A bytearray or memoryview is copied; a str must be encoded by the caller.
+        tags: One tag for filters of subscriptions, without `||` and without surrounding spaces. Default:
+            none.
+        keys: List or tuple of keys by which the message can be searched, without spaces. A bare str is
+            rejected, because each of its characters would become a key.
+        flag: 32 bits for the application. Default: 0.
+        delay_level: Level of a delayed delivery, 1 (1 s) to 18 (2 h); 0 for none. Brokers with more levels:
+            see ProducerOptions.max_delay_level.
+        properties: Properties of the application. RocketMQ's reserved names are rejected.
+        wait_store: Whether the broker responds only after the flush and replication that it is configured
+            for. Default: True.
+        delay_ms: Delay of the delivery in milliseconds; 0 for none. The delivery is at most 1 s later and
+            never earlier.
+        deliver_at_ms: Time of the delivery in milliseconds since 1970; 0 for none. The delivery is at most 1
+            s later and never earlier.
+
+    Raises:
+        MessageIllegal: A field has a value that no broker accepts or no consumer can read.
     """
 
     topic: str
@@ -59,7 +70,11 @@ class Message(msgspec.Struct, kw_only=False):
         self.check()
 
     def check(self) -> None:
-        """What the making checks; a send does so again, since fields may be set. Raises MessageIllegal."""
+        """Validate all fields again, since fields may have been assigned. Each send calls this.
+
+        Raises:
+            MessageIllegal: A field has a value that no broker accepts or no consumer can read.
+        """
         if type(self.topic) is not str or self.topic not in _good_topics:
             _check_topic(self.topic)
         if type(self.body) is not bytes:
@@ -102,14 +117,13 @@ class Message(msgspec.Struct, kw_only=False):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it is to be delivered later."""
+        """Whether the message has a delay or a delivery time."""
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
     def wire_properties(self) -> dict[str, str]:
-        """All properties as they go to the broker, the reserved ones for tags, keys, delay and wait included.
+        """Return all properties that are sent to the broker, including those for tags, keys, delay and wait.
 
-        A reserved name that stands in `properties` (a message sent again) keeps its value unless a field says
-        otherwise.
+        A reserved name in `properties` (as in a resent message) keeps its value unless a field is set.
         """
         found = dict(self.properties)
         if self.keys:
@@ -126,7 +140,7 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
-# Each of these counts before delay_ms or deliver_at_ms at the broker, or may.
+# A broker may prefer any of these properties to delay_ms or deliver_at_ms.
 _TIMES = (
     names.DELAY,
     names.TIMER_DELAY_SEC,
@@ -137,11 +151,11 @@ _TIMES = (
 _GOOD_MAX = 10_000
 _good_topics: set[str] = set()
 _good_tags: set[str] = set()
-"""Names that passed their check, so that it is not made for each message."""
+"""Validated tags, so that a tag is not validated for each message."""
 
 
 def _is_number(value: object) -> bool:
-    """An int or IntEnum; True and False are no numbers."""
+    """Return whether a value is an int or an IntEnum. A bool does not count."""
     return type(value) is int or (isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -152,7 +166,7 @@ def _check_topic(topic: str) -> None:
 
 def _check_tags(tags: str, topic: str) -> None:
     check_text(tags, "tags", topic, "the tag")
-    if tags:  # as good as None: no tag
+    if tags:  # an empty tag counts as no tag
         check_tag(tags, topic)
     _remember(_good_tags, tags)
 
@@ -164,11 +178,11 @@ def _remember(good: set[str], name: str) -> None:
 
 
 LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
-"""A `|` that is meant as `||`, and no subscription takes as part of a tag."""
+"""A single `|` where `||` was probably intended; no subscription can contain it as part of a tag."""
 
 
 def check_tag(tag: str, topic: str) -> None:
-    """Raise MessageIllegal for a tag no subscription can name: `||` divides, `*` is all."""
+    """Raise MessageIllegal for a tag that no subscription can name: `||` separates tags, `*` matches all."""
     if "||" in tag or tag != tag.strip() or LONE_BAR.search(tag) or tag == "*":
         problem = f"the tag {shown(tag)} cannot be subscribed to: `||` divides tags, blanks around them go"
         problem += ", `*` is all" if tag == "*" else ""
@@ -176,8 +190,10 @@ def check_tag(tag: str, topic: str) -> None:
 
 
 def check_text(text: object, field: str, topic: str = "", what: str = "") -> None:
-    """Raise MessageIllegal for what is no str, or cannot stand in a message's properties. `what`: the field
-    as a sentence calls it."""
+    """Raise MessageIllegal for a value that is not a str or cannot be stored in a message's properties.
+
+    `what` is the description of the field in the error text.
+    """
     what = what or field
     if not isinstance(text, str):
         raise MessageIllegal(f"{what} is a str, not {shown(text)}", topic, field)
@@ -193,13 +209,13 @@ def check_text(text: object, field: str, topic: str = "", what: str = "") -> Non
 
 def _as_bytes(body: object, topic: str) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)  # what is on its way must not change any more
+        return bytes(body)  # copied, because the body must not change during the send
     hint = ": encode() it" if isinstance(body, str) else ""
     raise MessageIllegal(f"the body is bytes, not {type(body).__name__}{hint}", topic, "body")
 
 
 def _plain_words(keys: tuple[str, ...]) -> bool:
-    """Whether these are good keys, as nearly all are, at the price of one look at all of them together."""
+    """Return whether all keys are valid, with one test of the joined keys for speed."""
     try:
         text = " ".join(keys)
     except TypeError:
@@ -230,7 +246,13 @@ def _check_properties(properties: object, topic: str) -> None:
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):
-    """One queue of a topic on a broker (its name). Ordered as allocation among consumers needs it."""
+    """A queue of a topic at a broker. The sort order is that of the allocation of queues to consumers.
+
+    Attributes:
+        topic: Name of the topic.
+        broker_name: Name of the broker.
+        queue_id: Number of the queue, counted from 0 at each broker.
+    """
 
     topic: str
     broker_name: str
@@ -241,12 +263,26 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash
 
 
 class MessageExt(msgspec.Struct, gc=False):
-    """A message as a broker stored it.
+    """A stored message.
 
-    properties: all of them, reserved ones included; queue_offset: its number in its queue; physical_offset:
-    its byte position in the broker's commit log; sys_flag: bits of codes.SysFlag; hosts are "ip:port"; body:
-    decompressed if the client pulled it, as stored if a codec read it; body_crc: CRC-32 of the stored body
-    with the top bit cleared.
+    Attributes:
+        topic: Name of the topic.
+        body: Content, decompressed if the client pulled the message.
+        flag: 32 bits of the application.
+        properties: All properties, including RocketMQ's reserved ones.
+        queue_id: Number of the queue at its broker.
+        queue_offset: Offset of the message in its queue.
+        physical_offset: Position of the message in the broker's commit log, in bytes.
+        sys_flag: Bits of `codes.SysFlag`.
+        born_timestamp_ms: Time of the send, in milliseconds since 1970.
+        born_host: Address ("ip:port") of the producer.
+        store_timestamp_ms: Time of the storage, in milliseconds since 1970.
+        store_host: Address ("ip:port") of the broker.
+        reconsume_times: Number of redeliveries so far.
+        prepared_transaction_offset: Position of the half message of a committed transaction.
+        body_crc: CRC-32 of the stored body without the top bit.
+        store_size: Size of the stored record in bytes.
+        broker_name: Name of the broker.
     """
 
     topic: str
@@ -269,12 +305,12 @@ class MessageExt(msgspec.Struct, gc=False):
 
     @property
     def msg_id(self) -> str:
-        """The id that users see: the producer's unique key, or the offset id where there is none."""
+        """Message id: the producer's unique key, or the offset id of a message without one."""
         return self.properties.get(names.UNIQ_KEY) or self.offset_msg_id
 
     @property
     def offset_msg_id(self) -> str:
-        """The broker's id: where the message is stored."""
+        """Offset id: the broker's address and the position in its commit log, encoded."""
         return offset_id_of(self.store_host, self.physical_offset) if self.store_host else ""
 
     @property
@@ -295,15 +331,16 @@ class MessageExt(msgspec.Struct, gc=False):
 
     @property
     def wait_store(self) -> bool:
-        """Whether the sender waited until the message was as safe as the broker makes it.
+        """Whether the sender waited for the broker's configured flush and replication.
 
-        True also where the broker has not stored that: 4.9 does so for batches only.
+        True also for messages whose broker does not store the property: RocketMQ 4.9 stores it only for
+        batches.
         """
         return self.properties.get(names.WAIT, "true").lower() != "false"
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties that are not RocketMQ's own."""
+        """Properties of the application, without RocketMQ's reserved ones."""
         return {name: value for name, value in self.properties.items() if not is_reserved(name)}
 
     @property
@@ -312,7 +349,14 @@ class MessageExt(msgspec.Struct, gc=False):
 
 
 class SendStatus(Enum):
-    """How safe a stored message is. All four mean that it was stored."""
+    """Durability of a sent message. With all four values the broker has stored the message.
+
+    Attributes:
+        SEND_OK: Flushed and replicated as the broker is configured.
+        FLUSH_DISK_TIMEOUT: The flush to disk was not confirmed in time.
+        FLUSH_SLAVE_TIMEOUT: The replication to a slave was not confirmed in time.
+        SLAVE_NOT_AVAILABLE: No slave was available for the replication.
+    """
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -321,9 +365,19 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """A broker's answer to a send. A batch has its ids joined by commas and its first offset.
+    """The result of a send.
 
-    recall_handle: of a message that waits for its time, for Producer.recall."""
+    Attributes:
+        status: Durability of the stored message.
+        msg_id: Message id; for a batch all ids, joined by commas.
+        offset_msg_id: Offset id; for a batch all ids, joined by commas.
+        queue: Queue that stores the message.
+        queue_offset: Offset in the queue; for a batch that of the first message.
+        transaction_id: Unique key of the message of a transaction.
+        region_id: Region of the broker.
+        trace_on: Whether the broker permits tracing of the message.
+        recall_handle: Handle of a delayed message for Producer.recall.
+    """
 
     status: SendStatus
     msg_id: str
@@ -337,10 +391,15 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitingMessage(msgspec.Struct, frozen=True):
-    """A message that waits, as its broker keeps it: `message.topic` is the broker's topic for that.
+    """A delayed message that its broker has not delivered yet.
 
-    deliver_at_ms: when it will come, in ms since 1970. recall_handle: for Producer.recall; None for a message
-    without a unique key, and at a delay level. delay_level: 0 for one with a time of its own.
+    Attributes:
+        message: Message as the broker stores it until the delivery, in an internal topic.
+        topic: Topic that the message will be delivered to.
+        deliver_at_ms: Time of the delivery in milliseconds since 1970.
+        recall_handle: Handle for Producer.recall; None for a message without a unique key or with a delay
+            level.
+        delay_level: Delay level; 0 for a message with a delivery time.
     """
 
     message: MessageExt
@@ -351,7 +410,7 @@ class WaitingMessage(msgspec.Struct, frozen=True):
 
 
 class TransactionState(Enum):
-    """How a local transaction stands. Of one that is UNKNOWN the broker asks again later."""
+    """State of a local transaction. The broker later checks a transaction that is UNKNOWN."""
 
     COMMIT = "COMMIT_MESSAGE"
     ROLLBACK = "ROLLBACK_MESSAGE"
@@ -359,10 +418,11 @@ class TransactionState(Enum):
 
 
 class TransactionSendResult(SendResult, frozen=True, kw_only=True, gc=True):
-    """Where the half message is, and how its local transaction stands.
+    """The result of sending a message in a transaction. The inherited fields describe the half message.
 
-    transaction_id: the unique key of the message; error: what the local transaction raised, which leaves it
-    UNKNOWN.
+    Attributes:
+        state: State of the local transaction.
+        error: Exception that the local transaction raised; `state` is UNKNOWN then.
     """
 
     state: TransactionState
@@ -370,7 +430,7 @@ class TransactionSendResult(SendResult, frozen=True, kw_only=True, gc=True):
 
 
 class PullStatus(Enum):
-    """What a pull found."""
+    """Outcome of a pull."""
 
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"
@@ -379,10 +439,19 @@ class PullStatus(Enum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """The answer to a pull. Whatever the status, the next pull begins at next_begin_offset.
+    """The result of a pull.
 
-    damaged: queue offsets of messages left out of `messages` because their bodies do not match their CRCs;
-    oversized: of messages whose compressed bodies are as stored, because they would be too large.
+    Attributes:
+        status: Outcome of the pull.
+        next_begin_offset: Offset at which the next pull begins, whatever the status.
+        min_offset: Min offset of the queue.
+        max_offset: Max offset of the queue.
+        messages: Pulled messages.
+        suggest_which_broker_id: Id of the broker that the next pull should use; 0 is the master.
+        damaged: Queue offsets of messages that are not in `messages`, because their bodies do not match their
+            CRCs.
+        oversized: Queue offsets of messages whose bodies are left compressed, because they would be too
+            large.
     """
 
     status: PullStatus

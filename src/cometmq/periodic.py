@@ -1,4 +1,4 @@
-"""Background work that repeats."""
+"""Repeated background work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ log = logs.logger(__name__)
 
 
 class Periodic:
-    """Runs a job every `interval_s` seconds on a loop, the first time after one interval.
+    """Runs a job every `interval_s` seconds in an event loop, for the first time after one interval.
 
-    `interval_s` may be a callable: it is asked before each wait. `job` may return an awaitable, which is
-    awaited; the next interval begins when it is done, so runs never overlap. A failure is logged, and the
-    next run comes. Methods belong to the loop's thread.
+    If `interval_s` is a function, it is called before each interval. If `job` returns an awaitable, it is
+    awaited before the next interval begins, so that runs never overlap. A failure is logged and does not end
+    the repetition. Methods must be called in the event loop's thread.
     """
 
     def __init__(
@@ -26,7 +26,6 @@ class Periodic:
         *,
         name: str,
     ) -> None:
-        """name: stands in the log line of a failure."""
         self._loop = loop
         self._interval = interval_s
         self._job = job
@@ -37,7 +36,7 @@ class Periodic:
         self._wanted = False
 
     def start(self) -> None:
-        """Begin the first interval. Has no effect on one that was started."""
+        """Begin the first interval. Has no effect if already started."""
         if not self._active:
             self._active = True
             if self._run is None:
@@ -51,9 +50,9 @@ class Periodic:
         self._timer = self._loop.call_later(self._interval_s, self._begin)
 
     def soon(self) -> None:
-        """Run at once instead of after the interval; a run that is under way is followed by another at once.
+        """Run the job immediately, or once more directly after a run in progress.
 
-        Has no effect unless it was started.
+        Has no effect if not started.
         """
         self._wanted = self._active
         if self._active and self._timer is not None:
@@ -63,7 +62,7 @@ class Periodic:
     def _begin(self) -> None:
         self._timer = None
         self._run = self._loop.create_task(self._run_once())
-        self._run.add_done_callback(self._ended)  # comes also of a run that is cancelled before it begins
+        self._run.add_done_callback(self._ended)  # is also called if the run is cancelled before it begins
 
     async def _run_once(self) -> None:
         self._wanted = False
@@ -82,13 +81,13 @@ class Periodic:
             self._wait()
 
     def cancel(self) -> None:
-        """Begin no further run, and cancel an awaitable that is under way."""
+        """Begin no further run, and cancel a run in progress."""
         self._end()
         if self._run is not None:
             self._run.cancel()
 
     async def stop(self) -> None:
-        """Begin no further run, and wait for the one that is under way."""
+        """Begin no further run, and wait for a run in progress."""
         self._end()
         if self._run is not None and self._run is not asyncio.current_task():
             await asyncio.wait([self._run])

@@ -1,6 +1,6 @@
-"""Makes files and directories that only their user can read: they hold messages and settings.
+"""Create files and directories that only their owner can read, for messages and settings.
 
-New files get mode 0600, new directories 0700. Existing ones keep the mode that their owner gave them.
+New files have mode 0600, new directories 0700. Existing ones keep their mode.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import IO
 
 
 def make_private_directory(path: str) -> None:
-    """Make a directory, and what is missing above it, with mode 0700; one that is there is fine. Raises
-    OSError."""
+    """Create a directory and its missing parents with mode 0700, unless it exists. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
     except FileNotFoundError:
@@ -26,9 +25,11 @@ def make_private_directory(path: str) -> None:
 
 
 def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
-    """Make or empty a file for writing, with mode 0600, or with that of the file which it will replace.
-    Raises OSError, also where a link is in its place."""
-    # The client makes such files too, on systems that have one of the two.
+    """Create or empty a file for writing, with mode 0600 or the mode of the file that it will replace.
+
+    Raises OSError, also if the path is a symbolic link.
+    """
+    # Some systems on which the client runs lack one of the two flags.
     here = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | here, 0o600), "wb")
     if in_place_of:
@@ -37,8 +38,11 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
 
 
 def lock_file(path: str) -> Callable[[], None]:
-    """Lock a file, which is made if need be, for this process alone; returns what unlocks it. Raises
-    BlockingIOError if it is locked already, here or elsewhere, another OSError where that is not possible."""
+    """Lock a file for this process, create it if necessary, and return a function that unlocks it.
+
+    Raises BlockingIOError if the file is already locked, in this or another process, and another OSError if
+    locking fails.
+    """
     with open_private(path) as file:
         descriptor = os.dup(file.fileno())
     locker = os.getpid()
@@ -60,14 +64,14 @@ def lock_file(path: str) -> Callable[[], None]:
 
     def unlock() -> None:
         if sys.platform != "win32" and os.getpid() == locker:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # unlocks it for forked children, too
         os.close(descriptor)
 
     return unlock
 
 
 def keep_mode(path: str, replaced: str) -> None:
-    """Give a file the mode of the one whose place it will take, if there is one. Raises OSError."""
+    """Set the mode of a file to that of the file it will replace, if that exists. Raises OSError."""
     try:
         mode = os.lstat(replaced).st_mode
     except FileNotFoundError:

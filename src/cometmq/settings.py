@@ -1,4 +1,4 @@
-"""Settings of servers: properties text to values within their range, for store, broker and name server alike.
+"""Parse and validate settings of servers: the store, the broker and the name server share this code.
 
 Every error is a ConfigError with the key, and with file and line if the value came from a file.
 """
@@ -23,16 +23,16 @@ from cometmq.protocol.java_properties import PropertiesError, line_of, parse_pro
 log = logs.logger(__name__)
 
 INT_MAX = (1 << 31) - 1
-"""The largest number that RocketMQ's own servers read for most settings."""
+"""Maximum value that RocketMQ's servers accept for most numeric settings."""
 LONG_MAX = (1 << 63) - 1
-"""The largest number of the others: epoch times, positions in the log."""
+"""Maximum value of times and positions in the log."""
 TEXT_MAX = 4096
-"""Characters of a value: as much as a path, or hundreds of name servers."""
+"""Maximum length of a value in characters: enough for a path or hundreds of name servers."""
 BODY_MAX = 64 << 10
-"""Bytes of a request that changes settings: all settings of a broker are 8 KiB."""
+"""Maximum size in bytes of a request that changes settings. All settings of a broker have 8 KiB."""
 
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
-"""Directory of the configuration files that the package brings."""
+"""Directory of the configuration files in this package."""
 _BOM = b"\xef\xbb\xbf"
 
 BOOLEANS = {"true": True, "false": False}
@@ -47,11 +47,11 @@ _SPECIAL_NAMES = {
     "check_crc_on_read": "checkCRCOnRead",
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
-_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() alone takes 1_000 and digits of other scripts
+_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() alone accepts 1_000 and non-ASCII digits
 
 
 class Range(NamedTuple):
-    """What a number may be, both ends included."""
+    """Permitted values of a number, both ends included."""
 
     low: int
     high: int
@@ -59,25 +59,25 @@ class Range(NamedTuple):
 
 
 SECRETS = ("metricsGrpcExporterHeader",)
-"""Keys whose values nobody is shown who asks over the network."""
+"""Keys whose values are never sent over the network."""
 
 
 def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
-    """The same settings with `***` for what may hold a password or token."""
+    """Return the settings with `***` in place of values that may contain a password or token."""
     return {key: "***" if text and key in SECRETS else text for key, text in properties.items()}
 
 
 def camel(field: str) -> str:
-    """RocketMQ's key of a Python field."""
+    """Return RocketMQ's key of a Python field."""
     head, *rest = field.split("_")
     return _SPECIAL_NAMES.get(field) or head + "".join(word.capitalize() for word in rest)
 
 
 def read_value(key: str, text: str, kind: type) -> Any:
-    """A setting's text as a bool, int or str. Raises ConfigError."""
+    """Return a setting's text as a bool, int or str. Raises ConfigError."""
     text = text.strip()
     if kind is bool:
-        # Java takes anything but "true" for false; a typing error deserves better.
+        # Java treats every text but "true" as false. Here a typing error is reported.
         if text.lower() not in BOOLEANS:
             raise ConfigError(key, text, "true or false")
         return BOOLEANS[text.lower()]
@@ -91,12 +91,12 @@ def read_value(key: str, text: str, kind: type) -> Any:
 
 
 def show_value(value: object) -> str:
-    """A value as Java prints it."""
+    """Return a value in Java's notation."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) -> None:
-    """Raises ConfigError for the first number (by key) that is out of its range."""
+    """Raise ConfigError for the first number (by key) that is out of its range."""
     for key, (low, high, what) in ranges.items():
         value = value_of(key)
         if not low <= value <= high:
@@ -104,7 +104,7 @@ def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) ->
 
 
 def check_levels(text: str) -> None:
-    """Raises ConfigError if `logLevel` cannot be used."""
+    """Raise ConfigError if `logLevel` is invalid."""
     try:
         logs.levels_of(text)
     except logs.BadLevels as problem:
@@ -114,13 +114,16 @@ def check_levels(text: str) -> None:
 
 
 def check_host(key: str, host: str) -> None:
-    """Raises ConfigError for what can be neither an address nor a host's name. Nobody is asked."""
+    """Raise ConfigError for a text that is neither an address nor a host name. The name is not resolved."""
     if host.startswith("[") or parse_address(f"[{host}]:1" if ":" in host else f"{host}:1") is None:
         raise ConfigError(key, host, "an IP address or a host's name")
 
 
 def check_addresses(key: str, text: str) -> list[str]:
-    """A list of host:port, `;` (or `,`) between. Raises ConfigError naming the first bad entry."""
+    """Return a list of host:port, separated by `;` or `,`.
+
+    Raises ConfigError with the first invalid entry.
+    """
     addresses = [word.strip() for word in text.replace(",", ";").split(";") if word.strip()]
     for address in addresses or [text]:
         if parse_address(address) is None:
@@ -129,11 +132,15 @@ def check_addresses(key: str, text: str) -> list[str]:
 
 
 class Inert:
-    """Settings of Apache's servers that have no effect here, by key with their defaults.
+    """Settings of Apache's servers that have no effect here, with their defaults by key.
 
-    Files are shared between servers, so none of these is an unknown key. without_use: one event loop and
-    plain files do not need them; one line of the log names those that are set. not_built: features that are
-    not here; a warning if the value is not the default.
+    Servers share files, so these keys must not be reported as unknown.
+
+    Attributes:
+        without_use: Settings that a single event loop and plain files do not need. One log line lists those
+            that are set.
+        not_built: Settings of features that are not implemented. A value other than the default is logged as
+            a warning.
     """
 
     def __init__(
@@ -145,10 +152,10 @@ class Inert:
         self.defaults = {**without_use, **not_built}
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Check their values, and log those that are set and have no effect.
+        """Validate the values, and log the settings that are set and have no effect.
 
         Raises:
-            ConfigError: A value that Apache's server could not use either.
+            ConfigError: A value is invalid for Apache's server, too.
         """
         unused = []
         for key, text in properties.items():
@@ -169,7 +176,7 @@ class Inert:
 
 
 def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
-    """The properties in the body of a request that changes settings. Raises CommandError."""
+    """Return the properties in the body of a request that changes settings. Raises CommandError."""
     if len(body) > BODY_MAX:
         raise CommandError(
             ResponseCode.SYSTEM_ERROR, f"{len(body)} bytes of settings are more than {BODY_MAX}"
@@ -181,7 +188,7 @@ def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:
-    """Warn that a key is unknown, and name the one that may have been meant."""
+    """Log a warning about an unknown key, with the most similar known one."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
 
@@ -190,12 +197,12 @@ def warn_unknown(key: str, known: Iterable[str]) -> None:
 
 
 def read_properties_file(path: str) -> dict[str, str]:
-    """Read a properties file. Raises ConfigError for broken text, OSError for a file that cannot be read."""
+    """Read a properties file. Raises ConfigError for invalid text, OSError for an unreadable file."""
     return properties_of(Path(path).read_bytes(), path)
 
 
 def properties_of(data: bytes, path: str) -> dict[str, str]:
-    """The content of a properties file. Raises ConfigError for broken text."""
+    """Parse the content of a properties file. Raises ConfigError for invalid text."""
     try:
         return parse_properties(_decoded(data))
     except PropertiesError as error:
@@ -204,8 +211,13 @@ def properties_of(data: bytes, path: str) -> dict[str, str]:
 
 @contextmanager
 def settings_of(path: str | None, others: Container[str] = (), data: bytes | None = None) -> Iterator[None]:
-    """Add file and line to a ConfigError from within whose key is in the file. others: keys that were given
-    in another way and win over the file. data: the file's content; None: it is read if needed."""
+    """Add file and line to a ConfigError raised in the block, if its key is in the file.
+
+    Args:
+        path: Properties file.
+        others: Keys from another source that override the file.
+        data: Content of the file. Default: it is read if needed.
+    """
     try:
         yield
     except ConfigError as error:
@@ -218,7 +230,7 @@ def settings_of(path: str | None, others: Container[str] = (), data: bytes | Non
 
 
 def with_values(data: bytes, values: Mapping[str, str]) -> bytes:
-    """Return the content of a properties file with some values set, and all else as it is."""
+    """Return the content of a properties file with some values replaced and everything else unchanged."""
     mark, utf8 = (_BOM if data.startswith(_BOM) else b""), True
     text = _decoded(data)
     try:
@@ -254,7 +266,7 @@ def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]
 
 
 def _decoded(data: bytes) -> str:
-    """UTF-8, and Latin-1 where that fails: Java's older readers know nothing else."""
+    """Decode UTF-8, or else Latin-1, the only encoding of Java's older readers."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
 """A whole cluster on this machine: a name server and one or more brokers, on 127.0.0.1.
 
-The name server and a single broker share one process and one loop. Of several brokers each is a child process
-with a store of its own under DIR/<broker>, ports 10 apart: one Python loop uses one core, and queues spread
-over brokers. The segment sizes are small; a broker.conf beside each store holds them, because Apache's broker
-needs the exact lengths to open it.
+The name server and a single broker share one process and one event loop. With several brokers, each is a
+child process with its own store in DIR/<broker>, ports 10 apart: one Python event loop uses one core, and the
+queues are spread over the brokers. The segment sizes are small; a broker.conf beside each store contains
+them, because Apache's broker needs the exact sizes to open the store.
 """
 
 from __future__ import annotations
@@ -38,20 +38,25 @@ PORT_STEP = 10
 CHILD_READY_S = 30.0
 CHILD_STOP_S = 15.0
 CONF = "broker.conf"
-# Settings that belong to the files of a store, not to a run.
+# Settings that belong to the files of a store and not to a single run.
 SIZES = frozenset(WIRE_NAMES[field] for field in SMALL_FILES)
 
 
 class StandaloneError(CometError):
-    """A part of the cluster did not start."""
+    """A part of the cluster failed to start."""
 
 
 class Standalone:
-    """`await start()`, `await stop()`, or `async with`; `run_in_thread` for programs without a loop.
+    """A name server and brokers. Use `async with`, `start` and `stop`, or `run_in_thread` in blocking code.
 
-    data_dir: where everything is kept. Ports of 0 mean any free port. settings: more broker settings, by
-    RocketMQ's keys; they win over the broker.conf of an existing store and hold for this run only, but the
-    segment sizes among them are kept. disk: where broker.conf is kept. host: the address of all of it.
+    Args:
+        data_dir: Directory of all files.
+        settings: Further broker settings by RocketMQ's keys. They override the broker.conf of an existing
+            store for this run only; segment sizes are stored.
+        disk: Disk for the files broker.conf.
+        host: Address that all servers listen on.
+
+    A port of 0 means any free port.
     """
 
     def __init__(
@@ -78,8 +83,10 @@ class Standalone:
         self.children: list[BrokerChild] = []
 
     async def start(self) -> None:
-        """Start the name server, then all brokers. Raises OSError, StoreError, ConfigError, StandaloneError;
-        what had started is stopped again."""
+        """Start the name server, then all brokers. After a failure, all started servers are stopped.
+
+        Raises OSError, StoreError, ConfigError or StandaloneError.
+        """
         try:
             await self._start()
         except BaseException:
@@ -111,8 +118,12 @@ class Standalone:
         self.broker_addrs = {child.name: child.addr for child in self.children}
 
     def prepare(self, number: int) -> tuple[str, str, dict[str, str]]:
-        """Write the broker.conf of the n-th broker: (its name, path of the file, all its settings). Raises
-        StandaloneError, ConfigError, OSError."""
+        """Write the broker.conf of the n-th broker.
+
+        Return the broker's name, the file's path and all settings.
+
+        Raises StandaloneError, ConfigError or OSError.
+        """
         name = broker_name(number)
         root = os.path.join(self.data_dir, name)
         make_private_directory(root)
@@ -146,14 +157,14 @@ class Standalone:
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
         with settings_of(path, self._settings, data):
-            BrokerConfig.from_properties(complete)  # what cannot work must not get into the file
+            BrokerConfig.from_properties(complete)  # prevents that invalid settings are written to the file
         changed = {key: text for key, text in properties.items() if before.get(key) != text}
         if changed:
             replace_file(self._disk, path, with_values(data, changed))
         return name, path, complete
 
     async def stop(self) -> None:
-        """Brokers first, so that they can unregister, then the name server."""
+        """Stop the brokers first, so that they can unregister, then the name server."""
         children, self.children = self.children, []
         await asyncio.gather(*(child.stop() for child in children))
         broker, self.broker = self.broker, None
@@ -174,7 +185,7 @@ class Standalone:
 
     @contextmanager
     def run_in_thread(self, timeout_s: float = 30.0) -> Iterator[Standalone]:
-        """Run the cluster on a loop in a thread of its own while the block runs."""
+        """Run the cluster in a thread with its own event loop while the block runs."""
         with loop_in_thread("cometmq-standalone", timeout_s) as run:
             run(self.start())
             try:
@@ -185,7 +196,7 @@ class Standalone:
 
 @dataclass(slots=True, eq=False)
 class BrokerChild:
-    """A broker in a child process; it dies with us, whatever happens to us."""
+    """A broker in a child process, which ends with this process in any case."""
 
     name: str
     _conf: str
@@ -194,7 +205,7 @@ class BrokerChild:
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start the process and wait until the broker is ready."""
         command = [sys.executable, "-m", "cometmq.broker.process", "-c", self._conf, "--with-parent"]
         for key, text in self._settings.items():
             command += ["-s", f"{key}={text}"]
@@ -213,7 +224,7 @@ class BrokerChild:
         self.addr = json.loads(line)["addr"]
 
     async def stop(self) -> None:
-        """Ask it to stop; after a while, kill it."""
+        """Terminate the process, and kill it after a timeout."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -228,7 +239,7 @@ class BrokerChild:
 
 
 def broker_name(number: int) -> str:
-    """The names are broker-a, broker-b … broker-z, broker-aa and so on."""
+    """Return the name of the n-th broker: broker-a, broker-b … broker-z, broker-aa and so on."""
     letters = ""
     number += 1
     while number:
@@ -238,7 +249,7 @@ def broker_name(number: int) -> str:
 
 
 def small_files() -> dict[str, str]:
-    """The small segment sizes, as settings."""
+    """Return the small segment sizes as settings."""
     sized = StoreConfig().replace(**SMALL_FILES).to_properties()
     plain = StoreConfig().to_properties()
     return {key: value for key, value in sized.items() if value != plain[key]}

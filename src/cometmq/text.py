@@ -1,4 +1,4 @@
-"""Makes text from outside safe for logs and terminals."""
+"""Make text from other programs safe for logs and terminals."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 
 LIMIT = 256  # longer than any legal topic or group name
-_IDEOGRAPHIC_SPACE = "\u3000"  # no printable character to Python, and common in Chinese text
+_IDEOGRAPHIC_SPACE = "\u3000"  # not printable for Python, but common in Chinese text
 
 
 def printable(text: str, limit: int | None = LIMIT) -> str:
-    """`text` without what a terminal or a reader of lines would act on, in about `limit` characters at most.
+    """Return a text with its control characters escaped, in at most about `limit` characters.
 
-    Control characters, line separators, marks of direction and lone surrogates are written as their escapes
-    (`\\x1b`, `\\u2028`). A text longer than `limit` is cut, and its length added; None is no limit.
+    Control characters, line separators, direction marks and lone surrogates are written as escapes (`\\x1b`,
+    `\\u2028`). A text longer than `limit` is cut, and its length appended. None means no limit.
     """
     text = shortened(text, limit)
     if text.isprintable():
@@ -28,19 +28,19 @@ def printable(text: str, limit: int | None = LIMIT) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether an argument or a name of the system was UTF-8: Python hides other bytes in lone surrogates."""
+    """Return whether a text from the system was valid UTF-8. Python stores other bytes as lone surrogates."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def shortened(text: str, limit: int | None = LIMIT) -> str:
-    """`text`, or its first `limit` characters and its length."""
+    """Return a text, or its first `limit` characters and its length."""
     if limit is None or len(text) <= limit:
         return text
     return f"{text[:limit]}... ({len(text)} characters)"
 
 
 def seconds(span: float) -> str:
-    """A time span for a sentence: `3 s`, `0.25 s`, never `4.99921 s`."""
+    """Return a duration for a sentence: `3 s`, `0.25 s`, never `4.99921 s`."""
     return f"{round(span, 2 if abs(span) >= 0.1 else 4):g} s"
 
 
@@ -54,19 +54,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def rate(count: int, span_s: float) -> str:
-    """Return a rate such as `1,234/s`, `-` where nothing was counted."""
+    """Return a rate such as `1,234/s`, or `-` for a count of 0."""
     return f"{count / span_s:,.0f}/s" if count and span_s > 0 else "-"
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, but line ends and tabs stay."""
+    """Return a text as `printable` does, but keep line ends and tabs."""
     return re.sub(r"[^\n\t]+", lambda found: printable(found[0], None), text)
 
 
 def printable_json(data: bytes) -> bytes:
-    """JSON of the same value in which characters that a terminal would act on are written as `\\uXXXX`."""
+    """Return the same JSON with characters that affect a terminal written as `\\uXXXX`."""
     text = data.decode("utf-8")
-    lines = text.split("\n")  # a line end within a string is escaped already: these are the layout's
+    lines = text.split("\n")  # line ends within strings are escaped; these are layout
     if all(map(str.isprintable, lines)):
         return data
     return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")
@@ -80,9 +80,10 @@ def _json_char(char: str) -> str:
 
 
 def local_time(epoch_ms: int, millis: str = "") -> str:
-    """Local time as `2026-01-31 23:59:59`, and the milliseconds behind the mark `millis` if one is given.
+    """Return local time as `2026-01-31 23:59:59`, with milliseconds after the separator `millis` if given.
 
-    Empty for 0, which means no time. A number beyond the calendar, or before 1970, is shown as it is.
+    0 means no time and returns an empty text. A number out of the calendar, or before 1970, is returned as
+    digits.
     """
     if epoch_ms == 0:
         return ""
@@ -96,5 +97,5 @@ def local_time(epoch_ms: int, millis: str = "") -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 message`, `2 messages`."""
+    """Return a number with its noun: `1 message`, `2 messages`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

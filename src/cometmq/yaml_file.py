@@ -1,8 +1,8 @@
-"""YAML files as values that know their lines, so that every complaint about a file can name one.
+"""Parse YAML files into values with line numbers, so that every error can name a line.
 
-All values are text: a file says what it says, and `no` or `1e3` is not turned into something else. What a
-hostile file could use is refused: anchors and aliases (a few hundred bytes that become gigabytes), tags,
-several documents, a key twice, deep nesting, size.
+All values are text: `no` or `1e3` is not converted. Rejected are features that a hostile file could exploit:
+anchors and aliases (a few hundred bytes can expand to gigabytes), tags, several documents, duplicate keys,
+deep nesting, large files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from cometmq.text import is_utf8, printable, shortened
 BYTES_MAX = 256 * 1024
 NODES_MAX = 10_000
 _DEPTH_MAX = 20
-_WORD = 60  # characters of a key in a complaint
+_WORD = 60  # characters of a key in an error text
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place. line: of its key, or of itself in a list; text_line: where a text begins, if its
-    lines are those of the file."""
+    """A value and its position.
+
+    Attributes:
+        line: Line of the value's key, or of the value itself in a list.
+        text_line: First line of a text whose lines are those of the file.
+    """
 
     value: str | list[Node] | dict[str, Node]
     line: int
@@ -33,7 +37,7 @@ class Node:
 
 
 def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) -> Node:
-    """The value of a file. Raises YamlError, with all lines of the file counted from 1."""
+    """Parse the content of a file. Raises YamlError with a line number, counted from 1."""
     if len(data) > bytes_max:
         raise YamlError(1, f"the file has {len(data)} bytes, at most {bytes_max} are read")
     try:
@@ -50,7 +54,7 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
-    except (ValueError, OverflowError, RecursionError) as error:  # what PyYAML does not catch itself
+    except (ValueError, OverflowError, RecursionError) as error:  # errors that PyYAML does not catch
         line = 1 if loader is None else loader.line + 1
         raise YamlError(line, f"this is no YAML: {printable(str(error))}") from None
 
@@ -86,7 +90,7 @@ class _Loader:
             self._refuse(event, f"nested deeper than {_DEPTH_MAX}")
         if getattr(event, "anchor", None) is not None:
             self._refuse(event, "anchors and aliases (&, *) are not allowed")
-        if getattr(event, "tag", None) not in (None, "!"):  # "!" is what PyYAML says of quoted text
+        if getattr(event, "tag", None) not in (None, "!"):  # PyYAML reports "!" for quoted text
             self._refuse(event, "tags (!) are not allowed")
         if isinstance(event, yaml.ScalarEvent):
             if not is_utf8(event.value):
@@ -110,14 +114,15 @@ class _Loader:
                 continue
             if name.value in pairs:
                 first = pairs[name.value].line
-                word = name.value.partition(":")[0]  # of `password:x` the rest is no key, and may be a secret
+                # The rest of `password:x` is not a key, and may be a secret.
+                word = name.value.partition(":")[0]
                 self._refuse(key, f"{shortened(word, _WORD)!r} is here twice, first in line {first}")
             pairs[name.value] = self._node(next(self._events), depth + 1, name.line)
         return pairs
 
 
 def dump(value: dict[str, Any]) -> bytes:
-    """The text of a file that holds this value, keys in their order."""
+    """Return a file's content for a value, with the keys in their order."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False).encode()
 
 
