@@ -31,7 +31,7 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.store.recovery.recovery import Recovery
-from cometmq.store.recovery.replay import Replay
+from cometmq.store.recovery.recovery_scan import RecoveryScan
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.testing.crash_images import CrashPoint
 from cometmq.testing.recording_disk import RecordingDisk
@@ -256,9 +256,9 @@ def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
 
 
 def truncate_one_record_too_many(patch: Patch) -> None:
-    right = Replay._runs  # noqa: SLF001 - the planted bug takes the place of this step
+    right = RecoveryScan._runs  # noqa: SLF001 - the planted bug takes the place of this step
 
-    def wrong(self: Replay, start: int) -> Any:
+    def wrong(self: RecoveryScan, start: int) -> Any:
         held, result = None, self.result
         for run in right(self, start):
             if held is not None:
@@ -271,7 +271,7 @@ def truncate_one_record_too_many(patch: Patch) -> None:
         if held is not None:
             yield held
 
-    patch.setattr(Replay, "_runs", wrong)
+    patch.setattr(RecoveryScan, "_runs", wrong)
 
 
 def index_before_the_log(patch: Patch) -> None:
