@@ -44,11 +44,11 @@ _NOWHERE = 1 << 62  # a log position that no log reaches
 
 
 class EntriesLost(StoreCorrupt):
-    """Entries of a raft log that others of its group may count on are not there."""
+    """Entries of a raft log are missing that other members of the group may rely on."""
 
 
 class RaftLogEnds(Protocol):
-    """In a raft log: positions behind what readers may see, and behind everything."""
+    """The ends of a raft log: the position that readers may see up to, and the end of all entries."""
 
     @property
     def visible(self) -> int: ...
@@ -58,7 +58,7 @@ class RaftLogEnds(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class Recovery:
-    """One run of recovery over the parts of a store."""
+    """One recovery over the parts of a store."""
 
     disk: Disk
     config: StoreConfig
@@ -79,7 +79,7 @@ class Recovery:
         self._visible = _NOWHERE if self.ledger is None else self.ledger.visible
 
     def run(self, *, clean: bool) -> Recovered:
-        """Recover everything: log, queues and index then take appends. Raises StoreError, OSError."""
+        """Recover log, queues and index, which then accept appends. Raises StoreError, OSError."""
         with self._files:
             return self._run(clean=clean)
 
@@ -139,7 +139,7 @@ class Recovery:
     # -- where to begin ---------------------------------------------------------------------------
 
     def _clean_end_holds(self) -> bool:
-        """Whether the record that the queues name as the last one is there."""
+        """Return whether the record that the queues name as the last one exists."""
         last = max(self.queues, key=lambda queue: queue.max_physical, default=None)
         if last is None or last.max_physical == 0:
             return True
@@ -156,7 +156,7 @@ class Recovery:
         )  # fmt: skip
 
     def _mark(self) -> CheckpointPosition | None:
-        """The checkpoint's mark, if the log bears it out."""
+        """Return the checkpoint position if the log confirms it, else None."""
         mark = self.checkpoint.mark
         if mark is None or is_position_valid(
             self._log_reader, self._segments, self.commit_log.segment_size, mark
@@ -295,7 +295,7 @@ class Recovery:
             log.warning("%s", note)
 
     def _zero_tail(self, base: int, result: Recovered) -> None:
-        """Cut the segment behind the last valid record: what follows becomes zeros."""
+        """Overwrite the segment after the last valid record with zeros."""
         path = self.commit_log.path_of(base)
         result.notes.append(f"{path}: torn tail cut and zeroed from position {result.end} on")
         with opened(self.disk, path) as fd:

@@ -1,4 +1,4 @@
-"""One walk over the log, which computes queue units and index keys anew."""
+"""One scan of the log that computes queue units and index keys again."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _WRITE_UNITS = 4096
 
 @dataclass
 class Recovered:
-    """What recovery found. Positions are bytes in the log, times epoch ms."""
+    """The result of recovery. Positions are bytes in the log, times are epoch ms."""
 
     clean: bool
     start: int = 0
     end: int = 0
-    visible: int = 0  # behind the last record that was dispatched; in a raft log others may follow
+    visible: int = 0  # end of the dispatched records; in a raft log others may follow
     last_store_ms: int = 0
-    newest_ms: int = 0  # the latest store time of all of them: clocks step
-    last_position: int = -1  # of the last record walked over
+    newest_ms: int = 0  # the latest store time of all records: a clock may step back
+    last_position: int = -1  # position of the last scanned record
     records: int = 0
-    rebuilt: bool = False  # queues or index were built anew, and are not durable yet
-    not_served: int = 0  # records of the walk that fit no queue; the first of them are among the notes
+    rebuilt: bool = False  # whether queues or index were rebuilt and are not durable yet
+    not_served: int = 0  # records that fit no queue; the notes name the first of them
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
     def note_not_served(self, note: str) -> None:
-        """A record of the walk fits no queue."""
+        """Count a scanned record that fits no queue."""
         self.not_served += 1
         if self.not_served <= MAX_REPORTED_REJECTIONS:
             self.notes.append(f"{note}, not served")
@@ -48,13 +48,15 @@ class Recovered:
 
 @dataclass(eq=False, kw_only=True)
 class RecoveryScan:
-    """A walk from log position `start` on; what it finds goes to `result`.
+    """A scan of the log from position `start` on, which adds to `result`.
 
-    former_ends: topic -> queue id -> where the queue ended once. whole_from: from this position on the log
-    ends where a record does not follow on the one before; the walk goes on behind other damage. index_until:
-    position of the last record that goes to the index. `last_used`: the segment in which the log ends, -1 for
-    none. `torn`: whether something that is no record follows the last one there. until: records from this
-    position on are not dispatched.
+    Attributes:
+        former_ends: A former end of each queue, by topic and queue id.
+        whole_from: From this position on, the first gap ends the log. The scan skips earlier damage.
+        index_until: The position of the last record that is indexed.
+        until: Records from this position on are not dispatched.
+        last_used: The segment in which the log ends; -1 for none.
+        torn: Whether invalid data follows the last record in that segment.
     """
 
     disk: Disk
@@ -80,7 +82,7 @@ class RecoveryScan:
         self.torn = False
 
     def run(self, index_from: int) -> None:
-        """Walk to the end of the log, indexing from `index_from` on. Raises StartEarlier, OSError."""
+        """Scan to the end of the log, indexing from `index_from` on. Raises StartEarlier, OSError."""
         result, start = self.result, self.start
         result.start = start
         result.records = result.not_served = 0
@@ -149,7 +151,7 @@ class RecoveryScan:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 
     def _end_at(self, end: int) -> None:
-        """The log ends here, whatever comes behind."""
+        """End the log here, regardless of what follows."""
         self.result.notes.append(f"the log has a gap at {end} and is cut there: its master has the rest")
         self.result.end = end
         base = end - end % self.commit_log.segment_size
