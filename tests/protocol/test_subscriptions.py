@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.subscriptions import differences, setting_differences, told, wants_of
+from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences, wants_of
 
 
 def wants(*subscriptions: tuple[str, ...]) -> frozenset[tuple[str, str]]:
@@ -72,8 +72,11 @@ def test_each_topic_says_who_says_what() -> None:
 
 
 def test_a_difference_in_a_sentence() -> None:
-    assert told({"a || b": ["c1", "c3", "c4"], "": ["c2"]}) == "a || b (c1 and 2 more), not subscribed (c2)"
-    long = told({str(number) + "y" * 200_000: ["c"] for number in range(1_000)})
+    assert (
+        describe_differences({"a || b": ["c1", "c3", "c4"], "": ["c2"]})
+        == "a || b (c1 and 2 more), not subscribed (c2)"
+    )
+    long = describe_differences({str(number) + "y" * 200_000: ["c"] for number in range(1_000)})
     assert "y... (200001 characters) (c)" in long
     assert long.endswith(", and 990 others")
     assert len(long) < 5_000

@@ -527,7 +527,7 @@ async def test_requests_can_be_diverted_for_a_while_also_from_shortcuts() -> Non
     async with serving(shortcuts={b'{"code":1,"f': shortcut}) as (server, port), peer(port) as raw:
         seen = []
         for codes in ((), (ECHO, 99), (), (REFUSE,)):
-            server.divert(codes, busy)
+            server.override_handlers(codes, busy)
             async with peer(port) as newer:
                 for each, code in ((raw, ECHO), (newer, ECHO), (raw, 99)):
                     header, body = await each.ask(code, body=b"hello")

@@ -252,21 +252,21 @@ async def test_new_certificates_are_taken_up(certificates: Certificates, tmp_pat
     assert await ask(port, client_tls(certificates.file)) == b"hello"
 
     other.server.replace(certificates.server)
-    await tls.look()
+    await tls.check_files()
     assert await ask(port, client_tls(other.file)) == b"hello"
 
     certificates.server.write_text("no certificate")
-    await tls.look()
+    await tls.check_files()
     assert await ask(port, client_tls(other.file)) == b"hello"
 
     # The settings name a file that comes later.
     late = tmp_path / "late.pem"
     settings = certificates.file.read_text()
     certificates.file.write_text(settings.replace(str(certificates.server), str(late)))
-    await tls.look()
+    await tls.check_files()
     third = Certificates(tmp_path / "third")
     third.server.replace(late)
-    await tls.look()
+    await tls.check_files()
     assert await ask(port, client_tls(third.file)) == b"hello"
     await server.stop()
 

@@ -90,7 +90,7 @@ class FilterServers:
         if parse_address(header.filter_server_addr) is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "filterServerAddr is no host:port")
         self._known[connection] = header.filter_server_addr, awake_ms(self.clock)
-        self._tell()
+        self._register_addresses()
         if len(self._known) >= self._count:
             self._complete.set()
         name, number = self.config.broker_name, self.config.broker_id
@@ -99,7 +99,7 @@ class FilterServers:
     def closed(self, connection: Connection) -> None:
         """Forget a closed connection, which may be that of a filter server."""
         if self._known.pop(connection, None) is not None:
-            self._tell()
+            self._register_addresses()
 
     def look_round(self) -> None:
         """Close the connections of silent filter servers, and replace those that have ended."""
@@ -109,7 +109,7 @@ class FilterServers:
             connection.close()
         self._start_missing()
 
-    def _tell(self) -> None:
+    def _register_addresses(self) -> None:
         """Inform the name servers of changes."""
         addresses = sorted({address for address, _ in self._known.values()})
         if addresses != list(self.registrar.filter_servers):

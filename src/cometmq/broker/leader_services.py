@@ -112,7 +112,7 @@ class LeaderServices:
             try:
                 await stop()
             except Exception:  # a failure here must not prevent this member from leading
-                log.exception("a duty of the leader did not end well")
+                log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:
         """Stop; the parts of the broker stop separately."""

@@ -99,7 +99,9 @@ class BrokerParts:
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
-        self.protection = Protection(config=config, store=store, writer=self.writer, divert=self._divert)
+        self.protection = Protection(
+            config=config, store=store, writer=self.writer, override_handlers=self._override_handlers
+        )
         store.dispatcher.on_visible = self.writer.visible
         self.tables = DurableTables(config, clock, store, self._topics_changed)
         self.consumers = ConsumerTable()
@@ -341,10 +343,10 @@ class BrokerParts:
             tls=self._security.tls,
         )
 
-    def _divert(self, codes: Collection[int], handler: Handler) -> None:
+    def _override_handlers(self, codes: Collection[int], handler: Handler) -> None:
         for server in (self.server, self.vip_server):
             if server is not None:
-                server.divert(codes, handler)
+                server.override_handlers(codes, handler)
 
     def use_port(self, port: int) -> None:
         """Set the port that records and answers carry from now on."""

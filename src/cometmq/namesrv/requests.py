@@ -135,7 +135,7 @@ class RequestProcessor:
         if self._kv.fits(ORDER_TOPIC_CONFIG):
             return self._kv.namespace(ORDER_TOPIC_CONFIG)
         # Register the broker without the order of its topics rather than refuse it.
-        log.error("%s is too long to go out with registrations: delete keys of it", ORDER_TOPIC_CONFIG)
+        log.error("%s is too long for registrations: delete keys of it", ORDER_TOPIC_CONFIG)
         return None
 
     def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
@@ -170,7 +170,7 @@ class RequestProcessor:
         """Remove the write permission from the topics of a broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.wipe_write_perm(asked.broker_name)
-        log.info("%s wiped the write permission of %s: %d topics", connection.peer, asked.broker_name, count)
+        log.info("%s removed write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:

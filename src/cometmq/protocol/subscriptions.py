@@ -53,11 +53,11 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
     for wants, clients in alike.items():
         for topic, expression in wants:
             by_topic.setdefault(topic, {}).setdefault(expression, []).extend(clients)
-    for said in by_topic.values():
-        silent = members.keys() - {each for clients in said.values() for each in clients}
+    for difference in by_topic.values():
+        silent = members.keys() - {each for clients in difference.values() for each in clients}
         if silent:
-            said[""] = sorted(silent)
-    return {topic: said for topic, said in sorted(by_topic.items()) if len(said) > 1}
+            difference[""] = sorted(silent)
+    return {topic: difference for topic, difference in sorted(by_topic.items()) if len(difference) > 1}
 
 
 def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, list[str]]]:
@@ -66,26 +66,26 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
     Members whose value is unknown are omitted.
     """
     found = {
-        name: {value: clients for value, clients in said.items() if value}
-        for name, said in differences(members).items()
+        name: {value: clients for value, clients in difference.items() if value}
+        for name, difference in differences(members).items()
     }
-    return {name: said for name, said in found.items() if len(said) > 1}
+    return {name: difference for name, difference in found.items() if len(difference) > 1}
 
 
 _MAX_SHOWN = 10  # expressions
 _MAX_SHOWN_LENGTH = 200  # characters of one expression
 
 
-def told(said: Mapping[str, Collection[str]]) -> str:
+def describe_differences(difference: Mapping[str, Collection[str]]) -> str:
     """Return the first expressions of a topic as a phrase, shortened, each with one of its clients.
 
     Example: `a || b (c1 and 3 more), not subscribed (c2)`.
     """
-    more = len(said) - _MAX_SHOWN
+    more = len(difference) - _MAX_SHOWN
     parts = [
         f"{_short(expression) or 'not subscribed'} ({next(iter(clients))}"
         + (f" and {len(clients) - 1} more)" if len(clients) > 1 else ")")
-        for expression, clients in islice(said.items(), _MAX_SHOWN)
+        for expression, clients in islice(difference.items(), _MAX_SHOWN)
     ]
     return ", ".join(parts) + (f", and {more} others" if more > 0 else "")
 

@@ -63,7 +63,7 @@ class AddressServer:
             ConnectError: The first query failed. Further queries follow nevertheless.
         """
         self._rounds.start()
-        await self._ask()
+        await self._request_addresses()
 
     async def stop(self) -> None:
         """Stop the queries."""
@@ -72,13 +72,13 @@ class AddressServer:
 
     async def _round(self) -> None:
         try:
-            await self._ask()
+            await self._request_addresses()
         except ConnectError as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                log.warning("the name servers stay as they are: %s", error)
+                log.warning("name server addresses unchanged: %s", error)
 
-    async def _ask(self) -> None:
+    async def _request_addresses(self) -> None:
         addrs = await self._fetch()
         self._answered, self._problem = True, ""
         self._found(addrs)

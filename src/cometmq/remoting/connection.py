@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._write_paused:
             waiting = transport.get_write_buffer_size()
             if waiting > self._limits.write_evict:
-                log.warning("%s does not read its answers: %d bytes wait; cut", self.peer, waiting)
+                log.warning("%s does not read its responses: %d bytes pending; closed", self.peer, waiting)
                 self.abort()
             else:
                 self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
@@ -241,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def cut(self, why: str) -> None:
         """Abort and log the reason."""
-        log.warning("%s: %s; cut", self.peer, why)
+        log.warning("%s: %s; closed", self.peer, why)
         self._buf = None
         self._tail = b""
         self.abort()

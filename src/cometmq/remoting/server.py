@@ -69,15 +69,15 @@ class RemotingServer:
         """The open connections."""
         return self._table.connections
 
-    def divert(self, codes: Collection[int], handler: Handler) -> None:
+    def override_handlers(self, codes: Collection[int], handler: Handler) -> None:
         """Pass the requests with these codes to `handler` instead of their own handlers, without shortcuts.
 
         Without codes, each request goes to its own handler again. Other requests cost nothing more.
         """
-        diverted = dict.fromkeys(self._handlers.keys() & set(codes), handler)
-        self._dispatcher.handlers = self._handlers | diverted
+        overridden = dict.fromkeys(self._handlers.keys() & set(codes), handler)
+        self._dispatcher.handlers = self._handlers | overridden
         self._shortcuts.clear()
-        if not diverted:
+        if not overridden:
             self._shortcuts.update(self._all_shortcuts)
 
     async def start(self, host: str, port: int) -> int:

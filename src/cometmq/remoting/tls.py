@@ -91,7 +91,7 @@ class TlsFile:
             context.check_hostname = False  # certificates contain no hosts, routes no names
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
-            log.warning("servers are not verified: %s says so", self.path)
+            log.warning("servers are not verified, as set in %s", self.path)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.text("tls.client.certPath"):
@@ -154,7 +154,10 @@ class ServerTls:
     def start(self) -> None:
         """Start to check the files for changes."""
         self._looks = Periodic(
-            asyncio.get_running_loop(), FILE_CHECK_INTERVAL_S, self.look, name="check certificate files"
+            asyncio.get_running_loop(),
+            FILE_CHECK_INTERVAL_S,
+            self.check_files,
+            name="check certificate files",
         )
         self._looks.start()
 
@@ -162,7 +165,7 @@ class ServerTls:
         if self._looks is not None:
             await self._looks.stop()
 
-    async def look(self) -> None:
+    async def check_files(self) -> None:
         """Load new certificates, if any. Open connections keep theirs."""
         await asyncio.to_thread(self._reload)
 
@@ -176,7 +179,7 @@ class ServerTls:
             self._file, self._stamps = file, file.stamps()  # before reading: later changes are noticed
             self.context = file.server_context()
         except ConfigError as error:
-            log.error("TLS goes on with the certificates it has: %s", error)
+            log.error("TLS keeps its certificates: %s", error)
             return
         log.info("TLS: new certificates from %s", file.path)
 

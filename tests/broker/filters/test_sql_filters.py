@@ -10,7 +10,7 @@ from tests.store.kit import open_store, put_all
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.filters import sql_filters
-from cometmq.broker.filters.sql_filters import Look, NotCompiled, SqlFilters
+from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled, SqlFilters
 from cometmq.errors import CommandError, SqlError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.values import encode_properties
@@ -131,15 +131,15 @@ class TestLook:
 
     def test_records_are_tried_until_the_time_is_over(self, record):
         now = iter([0.0, 0.4, 0.8, 1.2])
-        look = Look(compile_sql("a = 5"), 1.0, lambda: next(now))
+        look = FilterScan(compile_sql("a = 5"), 1.0, lambda: next(now))
         assert [look(record) for _ in range(5)] == [True, True, True, None, None]
 
     def test_the_first_is_tried_however_little_time_there_is(self, record):
-        look = Look(compile_sql("a = 6"), 0.0)
+        look = FilterScan(compile_sql("a = 6"), 0.0)
         assert [look(record), look(record)] == [False, None]
 
     def test_a_damaged_record_passes_so_that_its_reader_sees_it(self, record):
-        assert Look(compile_sql("FALSE"), 1.0)(record[:40]) is True
+        assert FilterScan(compile_sql("FALSE"), 1.0)(record[:40]) is True
 
     @pytest.mark.parametrize("names", [1, 3, 4, 20])
     def test_any_number_of_properties_is_found(self, stored, names):
@@ -151,5 +151,5 @@ class TestLook:
             (f"{wanted} AND absent = 1", False),
             (f"{wanted} AND absent IS NULL", True),
         ):
-            look = Look(compile_sql(expression), 1.0)
+            look = FilterScan(compile_sql(expression), 1.0)
             assert [look(record), look(record)] == [passes, passes], expression

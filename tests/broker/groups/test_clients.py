@@ -93,7 +93,7 @@ class TestConsumerTable:
         assert caplog.messages == []
         for own in (1, 1, 0):
             table.note_retry_limit("G", "ch1", 3, own)
-        text = "group G: client c1 allows 3 retries of a message, and that counts, not the group's "
+        text = "group G: client c1 allows 3 retries of a message, which overrides the group's "
         assert caplog.messages == [f"{text}retryMaxTimes=1", f"{text}retryMaxTimes=0"]
 
     def test_what_the_log_has_no_room_for_is_said_at_a_later_message(self, caplog, monkeypatch):
@@ -108,7 +108,7 @@ class TestConsumerTable:
             assert bool(caplog.messages) == room[0]
             room[0] = True
         assert [line.rpartition(", ")[2] for line in caplog.messages] == [
-            "not the group's retryMaxTimes=1",
+            "which overrides the group's retryMaxTimes=1",
             "client ch1 allows 3: the one that fails decides",
         ]
 

@@ -111,14 +111,14 @@ def test_the_oldest_is_forgotten_where_too_many_were_said(said, monkeypatch):
     monkeypatch.setattr(disagreements, "MAX_KEPT", 2)
     table = disagreements.Disagreements()
     for other in ("x", "y", "z", "y", "x"):
-        table.look("G", group(c1="a", c2=other))
+        table.log_differences("G", group(c1="a", c2=other))
     assert [line[-6] for line in said()] == ["x", "y", "z", "x"]
 
 
 def test_a_flood_of_differences_does_not_fill_the_log(said):
     table = disagreements.Disagreements()
     for number in range(1_000):
-        table.look("G", group(c1="a", c2=f"t{number}"))
+        table.log_differences("G", group(c1="a", c2=f"t{number}"))
     assert 0 < len(said()) <= 100
 
 
@@ -127,19 +127,19 @@ def test_what_the_log_had_no_room_for_is_said_later_if_it_is_still_so(said, monk
     monkeypatch.setattr(LogBudget, "allows", lambda self: room[0])
     table = disagreements.Disagreements()
     differing = group(c1="a", c2="b")
-    table.look("G", differing)
-    table.look_again({"G": differing})
+    table.log_differences("G", differing)
+    table.log_pending({"G": differing})
     assert said() == []
     room[0] = True
-    table.look_again({})
+    table.log_pending({})
     assert said() == []
-    table.look_again({"G": differing})
+    table.log_pending({"G": differing})
     assert said() == []  # nobody was there when it was looked at, so it is forgotten
     room[0] = False
-    table.look("G", differing)
+    table.log_differences("G", differing)
     room[0] = True
     for _ in range(2):
-        table.look_again({"G": differing})
+        table.log_pending({"G": differing})
     assert len(said()) == 1
 
 
@@ -161,9 +161,9 @@ def test_one_round_looks_at_few_groups_and_few_are_kept(said, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(LogBudget, "allows", lambda self: False)
         for name, members in groups.items():
-            table.look(name, members)
+            table.log_differences(name, members)
     for seen in (2, 3, 3):
-        table.look_again(groups)
+        table.log_pending(groups)
         assert len(said()) == seen
 
 
@@ -172,7 +172,7 @@ def test_long_expressions_are_neither_kept_nor_logged_whole(said):
     tracemalloc.start()
     try:
         for number in range(10):
-            table.look("G", group(c1="a", c2=f"{number}" + "y" * 200_000))
+            table.log_differences("G", group(c1="a", c2=f"{number}" + "y" * 200_000))
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from cometmq.broker.pull.long_poll import DEADLINE_GRAIN_MS, MAX_HOLD_MS, HeldPull, LongPoll
+from cometmq.broker.pull.long_poll import DEADLINE_GRAIN_MS, MAX_HOLD_MS, LongPoll, ParkedPull
 
 T0 = 1_000_000
 QUEUE = ("Orders", 3)
 
 
-def held(owner: object = "c1", pull_from: int = 10, codes: frozenset[int] | None = None) -> HeldPull:
-    return HeldPull(owner, f"request of {owner}", pull_from, codes)
+def held(owner: object = "c1", pull_from: int = 10, codes: frozenset[int] | None = None) -> ParkedPull:
+    return ParkedPull(owner, f"request of {owner}", pull_from, codes)
 
 
-def parked(pull: HeldPull, hold_ms: int = 15_000) -> LongPoll:
+def parked(pull: ParkedPull, hold_ms: int = 15_000) -> LongPoll:
     table = LongPoll()
     table.park(*QUEUE, pull, T0, hold_ms)
     return table
@@ -182,7 +182,7 @@ def test_there_is_room_for_so_many_pulls_of_a_connection_and_on_a_queue(
         table.park("Orders", where, held(other, codes=filtered), T0, 15_000)
     for number in (1, 2):
         table.park("Orders", 5, held("c5", codes=frozenset({number})), T0, 15_000)
-    pull = HeldPull(owner, "request", 10, codes, weight=weight)
+    pull = ParkedPull(owner, "request", 10, codes, weight=weight)
     assert table.has_room("Orders", queue_id, pull, 4 if owner == "c1" else 9, 3) is room
 
 

@@ -41,21 +41,21 @@ def readers(groups, **settings):
 def test_a_group_whose_last_pull_was_far_behind_is_disabled(groups, pulls, settings, enabled):
     slow = readers(groups, **settings)
     for group, behind in pulls:
-        slow.note((group, "T", 0), behind)
+        slow.record_lag((group, "T", 0), behind)
     slow.check()
     assert groups.table["G"].consume_enable is enabled
 
 
 def test_groups_that_tools_read_with_are_left_alone(groups):
     slow = readers(groups)
-    slow.note(("TOOLS_CONSUMER", "T", 0), 5000)
+    slow.record_lag(("TOOLS_CONSUMER", "T", 0), 5000)
     slow.check()
     assert groups.table["TOOLS_CONSUMER"].consume_enable
 
 
 def test_a_group_that_pulls_no_more_is_forgotten_and_one_that_is_enabled_again_gets_a_new_chance(groups):
     slow = readers(groups)
-    slow.note(("G", "T", 0), 5000)
+    slow.record_lag(("G", "T", 0), 5000)
     slow.check()
     groups.table["G"].consume_enable = True
     slow.check()
@@ -65,8 +65,8 @@ def test_a_group_that_pulls_no_more_is_forgotten_and_one_that_is_enabled_again_g
 def test_no_more_readers_are_kept_than_there_is_room_for(groups, monkeypatch):
     monkeypatch.setattr(slow_readers, "MAX_SLOW_READERS", 1)
     slow = readers(groups)
-    slow.note(("first", "T", 0), 5000)
-    slow.note(("G", "T", 0), 5000)
+    slow.record_lag(("first", "T", 0), 5000)
+    slow.record_lag(("G", "T", 0), 5000)
     slow.check()
     assert groups.table["G"].consume_enable
 
@@ -80,7 +80,7 @@ async def test_its_pulls_are_refused_until_an_administrator_lets_it_go_on(starte
     cluster.broker.parts.slow_readers.check()
     refused(await peer.pull(group="Late", offset=1), 16, "subscription group no permission, Late")
     assert len(records(await peer.pull(group="Prompt"))) == 5
-    assert "group Late may not consume any more: it is" in caplog.text
+    assert "group Late disabled: it is" in caplog.text
     await cluster.restart()  # it is a setting of the group, and kept
     peer = cluster.peer()
     refused(await peer.pull(group="Late", offset=1), 16, "Late")

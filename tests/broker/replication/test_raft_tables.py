@@ -356,7 +356,7 @@ async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, m
 
     monkeypatch.setattr(RaftTables, "read", ask)
     await group.equal()
-    said = f"{lonely} takes no messages yet: 0 of 2 other members have answered"
+    said = f"{lonely} accepts no messages yet: 0 of 2 other members have answered"
     await group.hand_over(lonely, lambda: said in caplog.text)
     await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely), 20)
 

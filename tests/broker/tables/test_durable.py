@@ -76,7 +76,7 @@ class TestAnswers:
             await until(lambda: path.exists() and f'"{name}"' in path.read_text())
             assert fault.times == 0
         assert f"{file} not written, trying again" in caplog.text
-        assert f"{file} is written again" in caplog.text
+        assert f"{file} written again" in caplog.text
 
     async def test_deletions_are_answered_when_they_are_written(self, tmp_path, disk):
         async with running(tmp_path, disk) as (broker, peer):

@@ -182,7 +182,7 @@ class TestAfterAKill:
         monkeypatch.setattr("cometmq.broker.timers.schedule.delivered", broken)
         await fast.standalone.start()
         assert [m.body for m in await take(fast.peer(), "Orders", 1)] == [b"again"]
-        assert "may come again" in caplog.text
+        assert "may be repeated" in caplog.text
 
     async def test_what_passes_is_waited_for(self, fast, peer, monkeypatch):
         """Too many files are open, say: what was delivered is found out later, and nothing comes twice."""
@@ -493,5 +493,5 @@ async def test_what_went_with_its_segment_is_told_and_what_is_behind_it_comes(st
     await move_all(cluster.broker, peer)
     await peer.send(body=b"stays", properties={"DELAY": "1"})
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"stays"]
-    line = "delay level 1: 2 messages went with their segments before they came, from 0 on"
+    line = "delay level 1: 2 messages deleted with their segments before delivery, from 0 on"
     assert caplog.messages.count(line) == 1

@@ -97,7 +97,7 @@ class AclFiles:
             policy = self.load()
         except (ConfigError, OSError) as error:
             self._refused = stamps
-            log.error("access control goes on as before, its files cannot be used: %s", error)
+            log.error("access control keeps its last state, its files cannot be used: %s", error)
             return None
         self._refused = {}
         log.info("access control: %d accounts read from %d files", len(policy), len(self._read))
@@ -186,7 +186,9 @@ class AclFiles:
             data = file.read(MAX_FILE_BYTES + 1)
         if mode & READABLE_BY_OTHERS:
             log.warning(
-                "%s holds secrets and is not its owner's alone (mode %o): chmod 600", path, mode & 0o777
+                "%s contains secrets and other users can read it (mode %o): chmod 600",
+                path,
+                mode & 0o777,
             )
         return _Read(stamp, read_acl(path, data))
 

@@ -48,7 +48,7 @@ class Guard:
         self._accounts: dict[Connection, str | None] = {}
         """The account that signed the last heartbeat of each client connection."""
         loop = asyncio.get_running_loop()
-        self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.look, name="look at the files of accounts")
+        self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.reload, name="look at the files of accounts")
 
     def start(self) -> None:
         """Start to check the files for changes."""
@@ -57,7 +57,7 @@ class Guard:
     async def stop(self) -> None:
         await self._looks.stop()
 
-    async def look(self) -> None:
+    async def reload(self) -> None:
         """Load the files if they have changed."""
         async with self.lock:
             policy = await asyncio.to_thread(self.files.reload)

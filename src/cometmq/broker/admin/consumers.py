@@ -143,7 +143,7 @@ class ConsumerAdmin:
                 if answer.code == ResponseCode.SUCCESS and answer.body:
                     table[client.client_id] = ClientStatus.decode(answer.body).message_queue_table
             except CometError as error:
-                log.warning("client %s did not say how far it is: %s", client.client_id, error)
+                log.warning("client %s did not report its progress: %s", client.client_id, error)
         return frame.response(body=GetConsumerStatusBody(consumer_table=table).encode())
 
     async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:

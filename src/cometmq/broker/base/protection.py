@@ -27,12 +27,12 @@ WARNING_INTERVAL_S = 10.0  # the minimum interval between two log lines about re
 
 @dataclass(eq=False, kw_only=True)
 class Protection:
-    """Measures the load and refuses requests. `divert` sets the handler of codes (RemotingServer.divert)."""
+    """The measurement of the load, and the refusal of requests. override_handlers: RemotingServer's."""
 
     config: BrokerConfig
     store: MessageStore
     writer: Writer
-    divert: Callable[[Collection[int], Handler], None]
+    override_handlers: Callable[[Collection[int], Handler], None]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class Protection:
     def start(self) -> None:
         """Start to measure."""
         self._due = self._loop.time() + MEASURE_INTERVAL_S
-        self._timer = self._loop.call_at(self._due, self._look)
+        self._timer = self._loop.call_at(self._due, self._measure)
 
     def stop(self) -> None:
         """Stop to measure and refuse nothing more."""
@@ -61,7 +61,7 @@ class Protection:
         """Return the limits that are exceeded now, or "" if no request is refused."""
         return "; ".join(dict.fromkeys(str(each) for excess in self._exceeded.values() for each in excess))
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         late_ms = int((self._loop.time() - self._due) * 1000)
         flusher = self.store.flusher
         self.load = Load(
@@ -81,7 +81,7 @@ class Protection:
         before, self._exceeded = self._exceeded, found
         if before.keys() == found.keys():
             return
-        self.divert(found.keys(), self._answer)
+        self.override_handlers(found.keys(), self._answer)
         now = self._loop.time()
         if found and now - self._said_at >= WARNING_INTERVAL_S:
             self._said_at = now

@@ -128,7 +128,7 @@ class SqlFilters:
                 self._characters -= len(oldest) + _EXTRA_CHARACTERS
 
 
-class Look:
+class FilterScan:
     """The filter of one pull, with a time limit.
 
     After the time limit it returns None for records that it did not check. It always checks the first one.

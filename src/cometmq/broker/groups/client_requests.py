@@ -130,7 +130,7 @@ class ClientProcessor:
         # Pull consumers list what they are about to read, which differs between members.
         pushed = data.consume_type == "CONSUME_PASSIVELY"
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
-            self.disagreements.look(group, self.consumers.groups[group])
+            self.disagreements.log_differences(group, self.consumers.groups[group])
 
     def unregister_client(self, connection: Connection, frame: Frame) -> Frame:
         """Remove the client from the named groups."""
@@ -153,7 +153,7 @@ class ClientProcessor:
         It runs every 10 s and also logs what the log's rate limit had held back.
         """
         self.locks.expire(mono_ms(self.clock))
-        self.disagreements.look_again(self.consumers.groups)
+        self.disagreements.log_pending(self.consumers.groups)
         now_ms = awake_ms(self.clock)
         consumers, groups = self.consumers.expire(now_ms)
         producers, _ = self.producers.expire(now_ms)

@@ -287,7 +287,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         if own not in (limit, RETRY_MAX_TIMES, known.own_limit_told) and self._budget.allows():
             known.own_limit_told = own
             log.warning(
-                "group %s: client %s allows %d retries of a message, and that counts, not the group's "
+                "group %s: client %s allows %d retries of a message, which overrides the group's "
                 "retryMaxTimes=%d",
                 group, client.client_id, limit, own,
             )  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import islice
 
 from cometmq import logs
 from cometmq.broker.groups.clients import ConsumerGroup
-from cometmq.protocol.subscriptions import differences, setting_differences, told
+from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences
 from cometmq.remoting import LogBudget
 
 log = logs.logger(__name__)
@@ -29,7 +29,7 @@ class Disagreements:
     _owed: dict[str, None] = field(default_factory=dict)
     _budget: LogBudget = field(default_factory=LogBudget)
 
-    def look(self, group: str, members: ConsumerGroup) -> None:
+    def log_differences(self, group: str, members: ConsumerGroup) -> None:
         """Log differences between the members that were not logged before, after a member has changed."""
         found = {
             f"what they subscribe of topic {topic}, so messages can be missed": said
@@ -47,14 +47,14 @@ class Disagreements:
             self._said[key] = None
             if len(self._said) > MAX_KEPT:
                 del self._said[next(iter(self._said))]
-            log.warning("members of group %s differ in %s: %s", group, in_what, told(said))
+            log.warning("members of group %s differ in %s: %s", group, in_what, describe_differences(said))
 
-    def look_again(self, groups: Mapping[str, ConsumerGroup]) -> None:
+    def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
         """Log differences that the rate limit held back, if they still exist."""
         for group in list(islice(self._owed, MAX_REPEATED_CHECKS)):
             del self._owed[group]
             if group in groups:
-                self.look(group, groups[group])
+                self.log_differences(group, groups[group])
 
 
 def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:

@@ -50,11 +50,11 @@ class GroupNotices:
         if self._changed[group]:
             self._changed[group] = False
             self._loop.call_later(REST_S, self._next, group)
-            self._tell(group)
+            self._send_notice(group)
         else:
             del self._changed[group]
 
-    def _tell(self, group: str) -> None:
+    def _send_notice(self, group: str) -> None:
         settings = self.groups.table.get(group)
         if not self.config.notify_consumer_ids_changed_enable or (
             settings is not None and not settings.notify_consumer_ids_changed_enable

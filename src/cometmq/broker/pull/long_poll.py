@@ -34,7 +34,7 @@ K = TypeVar("K")
 
 
 @dataclass(slots=True, eq=False)
-class HeldPull:
+class ParkedPull:
     """One parked request. `request` is what the pull processor needs to run it again.
 
     `weight` is its share of the owner's limit.
@@ -58,7 +58,7 @@ class OnQueue:
     __slots__ = ("count", "filters")
 
     def __init__(self) -> None:
-        self.filters: dict[Codes, dict[HeldPull, None]] = {}
+        self.filters: dict[Codes, dict[ParkedPull, None]] = {}
         self.count = 0
 
 
@@ -68,7 +68,7 @@ class OfOwner:
     __slots__ = ("pulls", "weight")
 
     def __init__(self) -> None:
-        self.pulls: dict[HeldPull, None] = {}
+        self.pulls: dict[ParkedPull, None] = {}
         self.weight = 0
 
 
@@ -79,7 +79,7 @@ class LongPoll:
         # Other modules only read this: every queue with parked pulls, and those that are always watched.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
-        self._buckets: dict[int, dict[HeldPull, None]] = {}
+        self._buckets: dict[int, dict[ParkedPull, None]] = {}
         self._owners: dict[object, OfOwner] = {}
         self._count = 0
 
@@ -91,17 +91,17 @@ class LongPoll:
         self._watched.add((topic, queue_id))
         self.queues.setdefault((topic, queue_id), OnQueue())
 
-    def has_room(self, topic: str, queue_id: int, pull: HeldPull, most_of_owner: int, most_here: int) -> bool:
+    def has_room(self, topic: str, queue_id: int, pull: ParkedPull, max_of_owner: int, max_here: int) -> bool:
         """Return whether `pull` may be parked on a queue."""
         owner = self._owners.get(pull.owner)
-        if pull.weight + (0 if owner is None else owner.weight) > most_of_owner:
+        if pull.weight + (0 if owner is None else owner.weight) > max_of_owner:
             return False
         here = self.queues.get((topic, queue_id))
         if here is None:
-            return most_here > 0
-        return here.count < most_here and (len(here.filters) < MAX_FILTERS or pull.codes in here.filters)
+            return max_here > 0
+        return here.count < max_here and (len(here.filters) < MAX_FILTERS or pull.codes in here.filters)
 
-    def park(self, topic: str, queue_id: int, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
+    def park(self, topic: str, queue_id: int, pull: ParkedPull, now_ms: int, hold_ms: int) -> int:
         """Park `pull` for `hold_ms`. Return the time (ms) at which `expire` must run for it."""
         key = pull.key = (topic, queue_id)
         here = self.queues.get(key)
@@ -112,7 +112,7 @@ class LongPoll:
         add(here.filters, pull.codes, pull)
         return self.put_aside(pull, now_ms, hold_ms)
 
-    def put_aside(self, pull: HeldPull, now_ms: int, hold_ms: int) -> int:
+    def put_aside(self, pull: ParkedPull, now_ms: int, hold_ms: int) -> int:
         """Park `pull` so that only its deadline wakes it. Return the time (ms) at which `expire` must run."""
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
         pull.bucket = bucket
@@ -126,28 +126,28 @@ class LongPoll:
         self._count += 1
         return bucket * DEADLINE_GRAIN_MS
 
-    def arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int) -> list[HeldPull]:
+    def arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int) -> list[ParkedPull]:
         """Return the pulls that a readable message with this tag code wakes, removed from the tables."""
         here = self.queues.get((topic, queue_id))
         if here is None:
             return []
-        woken: list[HeldPull] = []
+        woken: list[ParkedPull] = []
         for codes, pulls in here.filters.items():
             if codes is not None and tags_code not in codes and not tag_matches(codes, tags_code):
                 continue
             woken += [pull for pull in pulls if next_offset > pull.pull_from]
         return self._unpark(woken)
 
-    def recheck(self, max_offset: Callable[[str, int], int]) -> list[HeldPull]:
+    def recheck(self, max_offset: Callable[[str, int], int]) -> list[ParkedPull]:
         """Return every pull whose queue has newer messages, whatever their tags, removed from the tables."""
-        woken: list[HeldPull] = []
+        woken: list[ParkedPull] = []
         for (topic, queue_id), here in self.queues.items():
             newest = max_offset(topic, queue_id)
             for pulls in here.filters.values():
                 woken += [pull for pull in pulls if newest > pull.pull_from]
         return self._unpark(woken)
 
-    def expire(self, now_ms: int) -> list[HeldPull]:
+    def expire(self, now_ms: int) -> list[ParkedPull]:
         """Return the pulls whose time is over, removed from the tables."""
         grain = now_ms // DEADLINE_GRAIN_MS
         over = [
@@ -167,16 +167,16 @@ class LongPoll:
         if known is not None:
             self._unpark(list(known.pulls))
 
-    def wake_topic(self, topic: str) -> list[HeldPull]:
+    def wake_topic(self, topic: str) -> list[ParkedPull]:
         """Return all pulls parked on a topic, for instance a deleted one, removed from the tables."""
         here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
         return self._unpark([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
-    def wake_all(self) -> list[HeldPull]:
+    def wake_all(self) -> list[ParkedPull]:
         """Return all parked pulls, removed from the tables: the broker stops."""
         return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
 
-    def _unpark(self, pulls: list[HeldPull]) -> list[HeldPull]:
+    def _unpark(self, pulls: list[ParkedPull]) -> list[ParkedPull]:
         """Remove these pulls from the tables."""
         for pull in pulls:
             self._count -= 1
@@ -194,7 +194,7 @@ class LongPoll:
         return pulls
 
 
-def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+def add(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
     """Add a pull under a key of one of the tables."""
     pulls = table.get(key)
     if pulls is None:
@@ -203,7 +203,7 @@ def add(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
         pulls[pull] = None
 
 
-def remove(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+def remove(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
     """Remove a pull from a table, and a key without pulls."""
     pulls = table[key]
     del pulls[pull]

@@ -6,7 +6,7 @@ arrive. A pull that waited is checked again before it is served, because topic, 
 changed. A parked pull is served once more when it is woken, and is then answered in any case. Its commit
 offset is stored once, on arrival.
 
-A pull with an SQL92 filter waits (`_looks`) and then checks the properties of each record, for at most
+A pull with an SQL92 filter waits (`_filter_scans`) and then checks the properties of each record, for at most
 FILTER_SCAN_S; its client pulls again for the rest. A bulk pull, which costs as much, waits there, too. So
 does a parked one that an arrival has woken; it is parked again if nothing matches up to the end of its queue.
 
@@ -31,10 +31,10 @@ from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import pull_reply
 from cometmq.broker.base.stats import Stats
-from cometmq.broker.filters.sql_filters import Look, NotCompiled
+from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
 from cometmq.broker.pull.checks import PullChecks, Wanted
-from cometmq.broker.pull.long_poll import RECHECK_MS, HeldPull, LongPoll
+from cometmq.broker.pull.long_poll import RECHECK_MS, LongPoll, ParkedPull
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
@@ -125,12 +125,12 @@ class PullProcessor:
         self._given = 0  # bytes of messages sent so far
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of held pulls")
+        self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of parked pulls")
         self._beside_tasks: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
             self.serve_late, lambda: self.store.log.end, self._loop.time
         )
-        self._looks: Backlog[PullRequest] = Backlog(
+        self._filter_scans: Backlog[PullRequest] = Backlog(
             self.serve_late,
             lambda: self.store.log.end,
             self._loop.time,
@@ -163,16 +163,16 @@ class PullProcessor:
             self.tables.offsets.commit(*request.reader, header.commit_offset)
         backlog = self._backlog
         if (backlog.readers and request.reader in backlog.readers and backlog.wait(request)) or (
-            (header.bulk or isinstance(request.wanted, SqlFilter)) and self._looks_later(request)
+            (header.bulk or isinstance(request.wanted, SqlFilter)) and self._waits_for_scan(request)
         ):
             self.tick.schedule()
         else:
             self._serve(request)
 
-    def _looks_later(self, request: PullRequest) -> bool:
+    def _waits_for_scan(self, request: PullRequest) -> bool:
         """Return whether a bulk pull, or one with an SQL92 filter, must wait for a scan."""
         _, topic, queue_id = request.reader
-        return request.offset < self.store.max_offset(topic, queue_id) and self._looks.wait(request)
+        return request.offset < self.store.max_offset(topic, queue_id) and self._filter_scans.wait(request)
 
     async def _compile_first(self, request: PullRequest, missing: NotCompiled) -> None:
         """Compile the filter of a new pull, and continue with the pull."""
@@ -189,16 +189,16 @@ class PullProcessor:
 
     def _read(self, request: PullRequest, reads: Reads = CACHED) -> Got:
         header, codes = request.header, request.wanted
-        look: Look | None = None
+        scan: FilterScan | None = None
         if isinstance(codes, SqlFilter):
-            look, codes = Look(codes, FILTER_SCAN_S), None
+            scan, codes = FilterScan(codes, FILTER_SCAN_S), None
         return self.store.get_messages(
             header.topic,
             header.queue_id,
             request.offset,
             header.max_msg_nums,
             filter=codes,
-            record_filter=look,
+            record_filter=scan,
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
             bulk=bool(header.bulk),
             reads=reads,
@@ -264,7 +264,7 @@ class PullProcessor:
         if got.behind < NEAR and self._backlog.readers:
             self._backlog.readers.discard(request.reader)
         if self.config.disable_consume_if_consumer_read_slowly:
-            self.slow_readers.note(request.reader, got.behind)
+            self.slow_readers.record_lag(request.reader, got.behind)
         status, header = got.status, request.header
         stats = self.stats
         stats.get += 1
@@ -359,16 +359,16 @@ class PullProcessor:
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
         # The pull itself checks whether a message matches an SQL92 filter, when it is its turn.
         codes = None if isinstance(request.wanted, SqlFilter) else request.wanted
-        held = HeldPull(connection, request, request.offset, codes, weight=weight)
+        parked = ParkedPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
-        if self.long_poll.has_room(topic, queue_id, held, *limits):
-            at_ms = self.long_poll.park(topic, queue_id, held, now_ms, hold_ms)
+        if self.long_poll.has_room(topic, queue_id, parked, *limits):
+            at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
             request.until_ms = 0  # the pull is answered then
             connection.hold()  # a connection with too many of these is not read until some are answered
             at_ms = self.long_poll.put_aside(
-                held, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
+                parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
         self._arm(at_ms, now_ms)
 
@@ -411,10 +411,10 @@ class PullProcessor:
         while self._ready:
             self.serve_late(self._ready.popleft())
         self._backlog.serve_all()
-        self._looks.serve_all()
+        self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._looks.serve_all()  # pulls whose filter was compiled meanwhile
+        self._filter_scans.serve_all()  # pulls whose filter was compiled meanwhile
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pulls that wait for messages which became readable."""
@@ -432,7 +432,7 @@ class PullProcessor:
         """Answer the pulls parked on a deleted topic."""
         self.wake(self.long_poll.wake_topic(topic))
 
-    def wake(self, pulls: Sequence[HeldPull]) -> None:
+    def wake(self, pulls: Sequence[ParkedPull]) -> None:
         """Serve these pulls in this tick and the next ones."""
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
@@ -446,17 +446,17 @@ class PullProcessor:
             if self._given >= most:
                 break
             request = ready.popleft()
-            if not (isinstance(request.wanted, SqlFilter) and self._looks_later(request)):
+            if not (isinstance(request.wanted, SqlFilter) and self._waits_for_scan(request)):
                 self.serve_late(request)
         if ready:
             # The running tick cannot schedule itself: request the next one from the loop.
             self._loop.call_soon(self.tick.schedule)
-        if (len(self._backlog) or len(self._looks)) and not self._backlog_due:
+        if (len(self._backlog) or len(self._filter_scans)) and not self._backlog_due:
             self._backlog_due = True
             self._loop.call_soon(self._serve_backlog)
 
     def _serve_backlog(self) -> None:
         self._backlog_due = False
         more = self._backlog.serve_some()
-        if self._looks.serve_some() or more:
+        if self._filter_scans.serve_some() or more:
             self.tick.schedule()

@@ -24,7 +24,7 @@ class SlowReaders:
     groups: SubscriptionGroups
     _behind: dict[Reader, int] = field(default_factory=dict)
 
-    def note(self, reader: Reader, behind: int) -> None:
+    def record_lag(self, reader: Reader, behind: int) -> None:
         """Record that a pull returned messages which lie this many bytes before the end of the log."""
         if behind <= self.config.consumer_fallbehind_threshold:
             self._behind.pop(reader, None)
@@ -43,7 +43,7 @@ class SlowReaders:
             most = self.config.consumer_fallbehind_threshold
             if size > most and not is_system_group(group) and self.groups.disable_consume(group):
                 log.warning(
-                    "group %s may not consume any more: it is %d bytes behind in %s/%d, and "
-                    "consumerFallbehindThreshold is %d. consumeEnable of its settings lets it go on",
+                    "group %s disabled: it is %d bytes behind in %s/%d, and "
+                    "consumerFallbehindThreshold is %d. consumeEnable enables it again",
                     group, size, topic, queue_id, most,
                 )  # fmt: skip

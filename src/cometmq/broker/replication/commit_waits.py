@@ -57,7 +57,7 @@ class CommitWaits:
     def give_up(self, why: str) -> None:
         """End all waits with a failure."""
         if self._waits:
-            log.warning("%d ticks of sends are not known to be committed: %s", len(self._waits), why)
+            log.warning("commit of %d ticks of sends unknown: %s", len(self._waits), why)
         while self._waits:
             self._waits.popleft().waiter(SYSTEM_ERROR)
         if self._timer is not None:

@@ -171,7 +171,7 @@ class HaClient:
                 self.closed(self._link, str(commit.error))
         for effect in self.core.turn(self._clock.monotonic(), replica.end, replica.safe):
             self._do(effect)
-        self._say()
+        self._log_state()
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Report):
@@ -184,7 +184,7 @@ class HaClient:
         else:
             self._drop()
 
-    def _say(self) -> None:
+    def _log_state(self) -> None:
         """Log each change of the state in one line."""
         core = self.core
         said = core.problem or core.phase.value
@@ -236,7 +236,7 @@ class HaClient:
 
     async def _find_divergence(self, addr: str) -> str:
         own = await self._tail()
-        return "" if own is None else find_divergence(own, await self._ask(addr, own.position))
+        return "" if own is None else find_divergence(own, await self._request_log(addr, own.position))
 
     async def _tail(self) -> Tail | None:
         store = self._store
@@ -248,7 +248,7 @@ class HaClient:
             record = await store.off_loop.ask(partial(store.lookups.record_at, position))
         return Tail(store.replica.end, position, record)
 
-    async def _ask(self, addr: str, position: int) -> MasterLog:
+    async def _request_log(self, addr: str, position: int) -> MasterLog:
         answer = await self._remoting.call(addr, Frame.request(RequestCode.GET_BROKER_RUNTIME_INFO))
         table = KVTable.decode(success(answer).body).table
         record = None

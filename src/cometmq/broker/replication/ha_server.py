@@ -202,7 +202,7 @@ class HaServer:
         """Remove a closed connection."""
         self.core.closed(link.number)
         if self.links.pop(link.number, None) is not None:
-            log.info("slave %s is gone", link.peer)
+            log.info("slave %s disconnected", link.peer)
 
     # -- writes that wait
 

@@ -283,7 +283,7 @@ class MetadataSync:
         for topic in [topic for topic, end in due.items() if self._goes_on(topic, end)]:
             if self._refuted.get(topic) != due[topic]:
                 self._refuted[topic] = due[topic]
-                text = "topic %s is said to be deleted up to %d, but goes on behind that: its queues stay"
+                text = "topic %s reported as deleted up to %d, but has later messages: its queues are kept"
                 log.warning(text, topic, due[topic])
             del due[topic]
         there = due.keys() & store.queues.topics()

@@ -78,7 +78,7 @@ class RaftReplication:
         self.sync = GroupSync(store, tables, client, SYNC_S)
         self._tables = RaftTables(self, tables, client, self.sync)
         tables.replicas = self._tables
-        self.sync.copied = self._settle
+        self.sync.copied = self._resume_voting
         tables.versions.term, tables.versions.counts = 0, False
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
@@ -164,7 +164,7 @@ class RaftReplication:
             known = member.peers.learned.get(member.node.leader)
             self.sync.follow("" if known is None else known.broker_addr)
 
-    async def _settle(self) -> None:
+    async def _resume_voting(self) -> None:
         """Allow a member that has lost its disk to vote again once its tables are complete, too."""
         member = self._member
         if member is not None and member.suspect:

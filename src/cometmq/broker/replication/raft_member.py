@@ -189,7 +189,7 @@ class RaftMember:
             try:
                 await asyncio.wait_for(self._led.wait(), HANDOFF_TIMEOUT_S)
             except TimeoutError:
-                log.warning("raft: %s stops, and nobody has taken over from it in time", self.me)
+                log.warning("raft: %s stops, and no member has taken over in time", self.me)
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -323,7 +323,7 @@ class RaftMember:
         disk, directory = self._store.disk, self._ledger.directory
         await asyncio.to_thread(raft_state.save, disk, directory, state, self._state)
         if self._state.suspect and not state.suspect:
-            log.warning("raft: the log of %s is whole, and has a vote", self.me)
+            log.warning("raft: the log of %s is complete: it votes again", self.me)
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
@@ -390,7 +390,7 @@ class RaftMember:
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
                 self._leader_role.lead()
         except RaftRefused as refusal:
-            log.error("raft: %s takes no messages yet: %s", self.me, refusal)
+            log.error("raft: %s accepts no messages yet: %s", self.me, refusal)
             self._begin_handoff()
         except (CometError, OSError) as error:
             self._failure = error
@@ -422,7 +422,7 @@ class RaftMember:
             self._led.set()
             self._ledger.follow()
             self.waits.give_up(reason)
-            log.warning("raft: %s leads no more: %s", self.me, reason)
+            log.warning("raft: %s no longer leads: %s", self.me, reason)
 
     # -- the disk
 
@@ -486,7 +486,7 @@ class RaftMember:
             return
         to = max(wanted or able, key=lambda member: peers[member].match)
         why = "its disk is full" if full else f"{to} is preferred"
-        log.warning("raft: %s hands over to %s: %s", self.me, to, why)
+        log.warning("raft: %s transfers the leadership to %s: %s", self.me, to, why)
         # Another transfer that an operator has started, or a change of members, may be under way.
         with contextlib.suppress(RaftRefused):
             self.transfer(to)

@@ -128,16 +128,14 @@ class _Link(asyncio.Protocol):
                     await dial(lambda: self, *address)
             except OSError as error:  # includes TimeoutError
                 if self._may_say():
-                    log.warning("raft member %s cannot be reached: %s", self.addr, error or "no answer")
+                    log.warning("raft member %s unreachable: %s", self.addr, error or "no answer")
             else:
                 begun = loop.time()
                 await self._broken.wait()
                 if loop.time() - begun >= UNREACHABLE_WARNING_INTERVAL_S:
                     self._warned_at = None
                 elif loop.time() - begun < RETRY_S and self._may_say():
-                    log.warning(
-                        "raft member %s has ended the connection at once: its log says why", self.addr
-                    )
+                    log.warning("raft member %s closed the connection immediately: see its log", self.addr)
             await asyncio.sleep(RETRY_S)
 
     def _may_say(self) -> bool:

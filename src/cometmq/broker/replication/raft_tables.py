@@ -282,7 +282,7 @@ class RaftTables:
                 return await asyncio.to_thread(kind.decode, await self._call(addr, code))
             except BrokerError as error:
                 # An offset table may be too long for a response; messages are more important.
-                log.error("a table of %s is not known to the new leader: %s", addr, error)
+                log.error("the new leader cannot read a table of %s: %s", addr, error)
                 return None
 
         return Copies(

@@ -25,7 +25,7 @@ class WarningLimiter:
         now = time.monotonic()
         if now - self._begun >= PERIOD_S:
             if self._lines > MAX_LINES_PER_PERIOD:
-                self._log.warning("and %d more of the like", self._lines - MAX_LINES_PER_PERIOD)
+                self._log.warning("%d similar warnings omitted", self._lines - MAX_LINES_PER_PERIOD)
             self._begun, self._lines = now, 0
         self._lines += 1
         if self._lines <= MAX_LINES_PER_PERIOD:

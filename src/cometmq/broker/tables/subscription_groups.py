@@ -58,7 +58,7 @@ class SubscriptionGroups:
             log.info("subscription group %s created", group)
             self.put(known)
             if len(self.table) == MAX_AUTO_CREATED_GROUPS:
-                log.warning("there are %d groups: only administrators make more", MAX_AUTO_CREATED_GROUPS)
+                log.warning("%d groups exist: only administrators can create more", MAX_AUTO_CREATED_GROUPS)
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
@@ -104,7 +104,7 @@ class SubscriptionGroups:
         for name, config in legal.items():
             if config.retry_queue_nums > most:
                 log.warning(
-                    "group %s had %d retry queues, more than maxTopicQueueNums=%d: it gets so many",
+                    "group %s had %d retry queues, more than maxTopicQueueNums=%d: reduced to this maximum",
                     name, config.retry_queue_nums, most,
                 )  # fmt: skip
                 config.retry_queue_nums = most

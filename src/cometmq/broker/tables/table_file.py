@@ -95,18 +95,18 @@ class TableFile:
             asked = self._asked
             self._changed.clear()
             error = await self._write()
-            self._tell(asked, error)
+            self._end_waits(asked, error)
             if error is None:
                 self._saved = asked
                 wait_s = RETRY_S
                 if failing:
-                    log.warning("%s is written again", self._file.path)
+                    log.warning("%s written again", self._file.path)
                 failing = False
                 continue
             failing = True
             if self._ending:
                 log.error("%s not written: %s", self._file.path, error)
-                self._tell(self._asked, error)
+                self._end_waits(self._asked, error)
                 return
             log.error("%s not written, trying again: %s", self._file.path, error)
             try:
@@ -127,7 +127,7 @@ class TableFile:
             return OSError(errno.EIO, repr(error))
         return None
 
-    def _tell(self, asked: int, error: OSError | None) -> None:
+    def _end_waits(self, asked: int, error: OSError | None) -> None:
         """Complete the waiters whose change was part of this write."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:

@@ -101,9 +101,9 @@ class TopicTable:
         if self.registered_bytes + more > most:
             raise CommandError(
                 code,
-                f"topic[{topic}] not exist, and is not created: name servers are told "
-                f"{self.registered_bytes} bytes of {len(self.table)} topics; from {most} on only "
-                f"administrators make more, up to {MAX_REGISTRATION_BYTES}",
+                f"topic[{topic}] not exist, and is not created: registrations have "
+                f"{self.registered_bytes} bytes for {len(self.table)} topics; from {most} on only "
+                f"administrators can create more, up to {MAX_REGISTRATION_BYTES}",
             )
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -269,10 +269,10 @@ class TopicTable:
         for topic, count in counts.items():
             known = self.table.get(topic)
             if known is None:
-                log.warning("topic %s has messages and no settings: it gets %d queues", topic, count)
+                log.warning("topic %s has messages and no settings: created with %d queues", topic, count)
                 config = topic_of(topic, count, READ_WRITE)
             else:
-                log.warning("topic %s has messages in more queues than it should: it gets %d", topic, count)
+                log.warning("topic %s has messages in more queues than configured: set to %d", topic, count)
                 config = msgspec.structs.replace(
                     known,
                     read_queue_nums=max(count, known.read_queue_nums),

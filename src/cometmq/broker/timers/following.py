@@ -296,9 +296,7 @@ class Follower:
         except OSError as error:
             _raise_unless_unreadable(error)
             if self._budget.allows():
-                log.error(
-                    "the timer message at log position %d is unreadable, stepped over: %s", position, error
-                )
+                log.error("the timer message at log position %d is unreadable, skipped: %s", position, error)
             return None
 
 
@@ -347,7 +345,8 @@ def _check_point(store: MessageStore) -> tuple[int, int]:
     except OSError as failure:
         _raise_unless_unreadable(failure)
         log.error(
-            "%s is unreadable: what Apache's broker has delivered may come again", check_point_path(store)
+            "%s is unreadable: deliveries of Apache's broker may be repeated",
+            check_point_path(store),
         )
         return 0, 0
     if len(data) < _CHECK_POINT.size:

@@ -168,9 +168,9 @@ class ScheduleService:
                 break
             except Exception as error:
                 if not isinstance(error, OSError) or error.errno == errno.EIO:  # which may be permanent
-                    log.exception("what the delay levels delivered last may come again: %s", error)
+                    log.exception("last deliveries of the delay levels may be repeated: %s", error)
                     break
-                log.error("what the delay levels delivered last is not known, looking again: %s", error)
+                log.error("last deliveries of the delay levels unknown, trying again: %s", error)
                 await asyncio.sleep(ERROR_S)
         self.offsets.reached = self._reached
         for level, cursor in self.cursors.items():
@@ -301,7 +301,7 @@ class ScheduleService:
                 # Records have been deleted, or the queue begins after the cursor.
                 if got.next_begin_offset > cursor.offset and self._budget.allows():
                     log.error(
-                        "delay level %d: %d messages went with their segments before they came, from %d on",
+                        "delay level %d: %d messages deleted with their segments before delivery, from %d on",
                         cursor.level, got.next_begin_offset - cursor.offset, cursor.offset,
                     )  # fmt: skip
                 self._move(cursor, got.next_begin_offset)

@@ -147,7 +147,7 @@ class TransactionChecks:
             try:
                 found.append(half_of(data, start))
             except RecordError as error:
-                log.error("a half message behind offset %d cannot be read: %s", offset, error)
+                log.error("a half message after offset %d cannot be read: %s", offset, error)
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
@@ -265,16 +265,16 @@ class TransactionChecks:
         except Damaged as damage:
             why = damage.remark
             self.records.op(half.offset)
-        self._say(half, why)
+        self._log_given_up(half, why)
         return partial(self.ledger.ended, half.first, half.offset)
 
     def _say_unread(self, offset: int, error: OSError) -> None:
         if self._budget.allows():
-            log.error("half message %d cannot be looked at, it stays for the next round: %s", offset, error)
+            log.error("half message %d cannot be checked, trying again in the next cycle: %s", offset, error)
 
-    def _say(self, half: Half, why: str) -> None:
+    def _log_given_up(self, half: Half, why: str) -> None:
         if self._budget.allows():
-            log.error("transaction %s of group %s is given up: %s", half.key, half.group, why)
+            log.error("transaction %s of group %s is not checked any more: %s", half.key, half.group, why)
 
     def _copy(self, half: Half, *, checked: bool) -> Callable[[], None]:
         properties = copy_properties(half, checked=checked)
@@ -283,13 +283,13 @@ class TransactionChecks:
         def stored() -> None:
             self.ledger.copied(half.first, copy.queue_offset)
             if checked:
-                self._ask(half, properties, copy.physical_offset, copy.queue_offset)
+                self._send_check(half, properties, copy.physical_offset, copy.queue_offset)
 
         return stored
 
     # -- asking
 
-    def _ask(self, half: Half, properties: bytes, position: int, offset: int) -> None:
+    def _send_check(self, half: Half, properties: bytes, position: int, offset: int) -> None:
         """Send a check to one of the group's producers, in turn.
 
         Clients that may not send to the topic are skipped: any client can claim to be in the group, and the
@@ -306,7 +306,7 @@ class TransactionChecks:
         )
         if client is None:
             if self._budget.allows():
-                log.warning("nobody of group %s is here to be asked about %s", half.group, half.key)
+                log.warning("no producer of group %s connected to check transaction %s", half.group, half.key)
             return
         header = CheckTransactionStateRequestHeader(
             tran_state_table_offset=offset,

@@ -86,7 +86,7 @@ class TransactionEnds:
         except NotInMemory:
             pass
         except CommandError as error:
-            raise self._told(error, header) from None
+            raise self._log_refusal(error, header) from None
         return self._end_later(connection, frame, header)
 
     async def _end_later(
@@ -97,10 +97,10 @@ class TransactionEnds:
         try:
             half = self._named(await self.store.off_loop.ask(question), header, connection, frame)
             if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
-                self._settle(half)
+                self._write_missing_op(half)
             self._end(connection, frame, header, half)
         except CommandError as error:
-            raise self._told(error, header) from None
+            raise self._log_refusal(error, header) from None
 
     def _half_at(self, position: int, reads: Reads) -> Half | None:
         """Return the half message at a log position, or None.
@@ -146,7 +146,7 @@ class TransactionEnds:
             raise refused("The message id wrong")
         return half
 
-    def _told(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
+    def _log_refusal(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
         """Log a refused end, and return its error. Most producers ignore the response."""
         if self._budget.allows():
             log.warning(
@@ -155,7 +155,7 @@ class TransactionEnds:
             )  # fmt: skip
         return error
 
-    def _settle(self, half: Half) -> None:
+    def _write_missing_op(self, half: Half) -> None:
         """Write the op of a half message that has ended without one."""
         self._write(half.offset, half.first, partial(self.records.op, half.offset))
 

@@ -79,7 +79,7 @@ class Inherited:
             return []
         twin, store = op.prepared_transaction_offset, self._store
         if twin and twin >= store.log.min_position and store.lookups.record_at(twin) is None:
-            log.warning("the op at log position %d has lost its twin at %d", op.physical_offset, twin)
+            log.warning("the op at log position %d has no twin at %d", op.physical_offset, twin)
             return []
         return closed_by(op.body)
 

@@ -12,7 +12,7 @@ from cometmq import logs
 from cometmq.client.group.group import Group
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import ConsumerConnection
-from cometmq.protocol.subscriptions import Wants, differences, told, wants_of
+from cometmq.protocol.subscriptions import Wants, describe_differences, differences, wants_of
 
 __all__ = ["Agreement", "disagreements"]
 
@@ -82,6 +82,6 @@ def disagreements(client_id: str, own: Wants, found: ConsumerConnection) -> list
         members[_ANOTHER] = wants_of(found.subscription_table.values())
     members[client_id] = own
     return [
-        f"members subscribe {topic} differently, and messages may be lost: {told(said)}"
+        f"members subscribe {topic} differently, and messages may be lost: {describe_differences(said)}"
         for topic, said in differences(members).items()
     ]
