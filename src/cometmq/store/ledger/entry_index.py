@@ -1,8 +1,7 @@
-"""Where each entry of a raft log lies: units of 32 bytes in equal files, as DLedger 0.3.1 keeps them
-(docs/reference/storage.md, DLedger files).
+"""The location of each entry of a raft log: units of 32 bytes in equal files, as in DLedger 0.3.1.
 
-The unit of index i is at byte 32 i; files are named by the position of their first byte. Ours holds a unit
-only of entries that have been on the device.
+The unit of index i is at byte 32 i; files are named by the position of their first byte. CometMQ writes the
+unit of an entry only after the entry has been synced (docs/reference/storage.md, DLedger files).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 
 FILE_SIZE = 32 * 5 * 1024 * 1024
-"""Bytes of a file; most of it is never written."""
+"""The length of a file in bytes. Most of it is never written."""
 _KIND = np.dtype([("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")])
 UNIT = _KIND.itemsize
 
 
 class EntryPlace(NamedTuple):
-    """Log position, size in bytes and term of an entry."""
+    """The log position, size in bytes and term of an entry."""
 
     position: int
     size: int
@@ -38,10 +37,10 @@ class EntryPlace(NamedTuple):
 
 
 class EntryIndex:
-    """The files of one member's index. Loop thread only."""
+    """The index files of one member. Loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
-        """Raises StoreError for files of another length, OSError."""
+        """Open the index. Raises StoreError for files of another length, OSError."""
         self._files = files
         self._disk = files.disk
         self._directory = directory
@@ -63,17 +62,17 @@ class EntryIndex:
         return os.path.join(self._directory, f"{base:020d}")
 
     def has_files(self, first: int, last: int) -> bool:
-        """Whether all files are there that units of the entries `first` to `last` are in."""
+        """Return whether all files exist that hold the units of the entries `first` to `last`."""
         begin, end = first * UNIT // FILE_SIZE, last * UNIT // FILE_SIZE
         return first <= last and all(number * FILE_SIZE in self._bases for number in range(begin, end + 1))
 
     def place(self, index: int, reads: Reads = WAITING) -> EntryPlace | None:
-        """Where an entry lies; None without a unit of it. Raises NotInMemory, OSError."""
+        """Return the location of an entry; None if it has no unit. Raises NotInMemory, OSError."""
         found = self.places(index, 1, reads)
         return found[0] if found else None
 
     def places(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryPlace]:
-        """Where up to `count` entries from `index` on lie, as far as one file has units of them."""
+        """Return the locations of up to `count` entries from `index` on, as far as one file has units."""
         at = index * UNIT
         base = at - at % FILE_SIZE
         if index < 0 or base not in self._bases:
@@ -85,7 +84,7 @@ class EntryIndex:
         return _places_of(data, index)
 
     def write(self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]) -> None:
-        """Write the units of entries from index `first` on. Raises OSError."""
+        """Write the units of the entries from index `first` on. Raises OSError."""
         units = np.empty(len(positions), _KIND)
         units["magic"], units["index"] = ENTRY_MAGIC, first + np.arange(len(positions))
         units["position"], units["size"], units["term"] = positions, sizes, terms
@@ -110,7 +109,7 @@ class EntryIndex:
         return path
 
     def cut(self, index: int) -> None:
-        """Forget entries from `index` on, on the device when this returns. Raises OSError."""
+        """Forget the entries from `index` on, and sync that. Raises OSError."""
         at = index * UNIT
         for base in sorted(self._bases, reverse=True):
             path = self._path(base)
@@ -126,28 +125,28 @@ class EntryIndex:
         self.sync()
 
     def forget_before(self, index: int) -> None:
-        """Files of expired entries only, those in front of `index`, go."""
+        """Delete the files that hold only entries before `index`."""
         for base in [base for base in self._bases if base + FILE_SIZE <= index * UNIT]:
             self._files.delete(self._path(base))
             self._bases.remove(base)
             self._unsynced.discard(self._path(base))
 
     def sync(self) -> None:
-        """Bring what was written onto the device. Raises OSError."""
+        """Sync what was written. Raises OSError."""
         sync_all(self._disk, self.take_unsynced())
 
     def take_unsynced(self) -> list[str]:
-        """What the caller must `sync_all`, and give back if that fails."""
+        """Return the paths that the caller must pass to `sync_all`, and to `give_back` if that fails."""
         paths, self._unsynced = sorted(self._unsynced, reverse=True), set()
         return paths
 
     def give_back(self, paths: Iterable[str]) -> None:
-        """They are not synced."""
+        """Register paths again whose sync failed."""
         self._unsynced.update(paths)
 
 
 def place_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryPlace | None:
-    """What the index in a directory says of an entry, without a change of its files. Raises OSError."""
+    """Return an entry's location from an index directory, without changing its files. Raises OSError."""
     at = index * UNIT
     if at < 0:
         return None
@@ -157,7 +156,7 @@ def place_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryPlac
 
 
 def _places_of(data: Buffer, index: int) -> list[EntryPlace]:
-    """The places in units, the first of which is of this index; up to the first that is none."""
+    """Return the locations in units, the first of which has this index, up to the first invalid one."""
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)
@@ -172,5 +171,5 @@ def sync_all(disk: Disk, paths: Iterable[str]) -> None:
         if disk.is_dir(path):
             disk.fsync_dir(path)
         else:
-            with suppress(FileNotFoundError), opened(disk, path) as fd:  # retention was faster
+            with suppress(FileNotFoundError), opened(disk, path) as fd:  # retention has deleted the file
                 disk.fdatasync(fd)
